@@ -1,0 +1,1 @@
+"""asyncrl: an actor runtime for asynchronous reinforcement-learning post-training of language models."""

@@ -1,0 +1,5 @@
+"""``python -m asyncrl``."""
+
+from asyncrl.cli.main import main
+
+main()

@@ -1,0 +1,56 @@
+"""Received messages waiting for their actor, bounded in bytes: the owner of the socket pauses it while full."""
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from asyncrl.errors import LinkError
+
+T = TypeVar("T")
+
+
+class Inbox(Generic[T]):
+    """A queue with one consumer. After `fail`, what is queued is handed out first, then the error."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._items: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._error: LinkError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Should the socket be paused?"""
+        return self._bytes >= self._max_bytes
+
+    def put(self, item: T, num_bytes: int) -> None:
+        """Queue one item of ``num_bytes``."""
+        self._items.append((item, num_bytes))
+        self._bytes += num_bytes
+        self._wake()
+
+    def fail(self, error: LinkError) -> None:
+        """Nothing more will come, because of ``error``. The first one stays."""
+        self._error = self._error or error
+        self._wake()
+
+    async def get(self) -> T:
+        """
+        The next item.
+
+        Raises:
+            LinkError: What `fail` was given, once the queue is empty.
+        """
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        item, num_bytes = self._items.popleft()
+        self._bytes -= num_bytes
+        return item
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,385 @@
+"""
+The shell around the rules: sockets, the clock, the ledger and the run directory.
+
+    hub ─▶ Scheduler.handle ─▶ messages ─▶ hub            at once
+                            └▶ records ─▶ ledger ─▶ `Settled`, `Batch` ─▶ hub       in groups, as fast as the disk syncs
+
+Safe to run inside a process that does other things: it installs no signal handler, touches no logging configuration,
+and stops when its task is cancelled.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import structlog
+
+from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.broker import step_report
+from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.nodes import Node
+from asyncrl.broker.records import AnyRecord, NodeEvent
+from asyncrl.broker.rendezvous import Rendezvous
+from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
+from asyncrl.config import Config, to_json
+from asyncrl.errors import AsyncrlError, DecodeError, RunFailed
+from asyncrl.messages import (
+    PROTOCOL,
+    Bye,
+    Exited,
+    Finished,
+    Hello,
+    Message,
+    Progress,
+    Ready,
+    Reject,
+    Stepped,
+    Stop,
+    StoreGet,
+    StoreSet,
+    StoreValue,
+    ToBroker,
+    Trajectory,
+    Welcome,
+)
+from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.samples import SampleRow, SamplesWriter
+
+log = structlog.get_logger()
+
+TICK_S = 0.25
+GOODBYE_S = 10.0
+"""After the end: how long nodes have to say Bye before the broker leaves without them."""
+FETCH_S = 30.0
+
+
+class BrokerActor:
+    """
+    One run's broker.
+
+    Args:
+        hub: Control socket. Borrowed.
+        ledger: Where records become durable. Borrowed.
+        spool: Link to the spool, for the samples files.
+        spool_address: What nodes are told in their welcome.
+        broker_epoch: As the scheduler's.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        scheduler: Scheduler,
+        hub: Hub,
+        ledger: Ledger,
+        directory: RunDirectory,
+        *,
+        spool: Link,
+        spool_address: str,
+        broker_epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._hub = hub
+        self._ledger = ledger
+        self._directory = directory
+        self._payloads = PayloadClient(spool)
+        self._samples = SamplesWriter(directory.samples)
+        self._spool_address = spool_address
+        self._broker_epoch = broker_epoch
+        self._clock = clock
+        self._started_s = clock()
+        self._rendezvous = Rendezvous()
+        self._plan: tuple[str, str] | None = None
+        self._waits = step_report.WaitShares()
+        self._totals = step_report.Totals()
+        self._dirty = asyncio.Event()
+        self._unsent: list[Outgoing] = []
+        self._unwritten: list[AnyRecord] = []
+        self._background: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ended = asyncio.Event()
+        self._cause = ""
+
+    async def run(self) -> None:
+        """
+        Serve until the run is over.
+
+        Raises:
+            RunFailed: It ended early; the message is the cause.
+        """
+        self._event("run.started", name=self._directory.path.name, window=self._scheduler.window.size)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                serving = [tasks.create_task(job()) for job in (self._serve, self._tick, self._write, self._fetched)]
+                await self._ended.wait()
+                await self._say_goodbye()
+                for task in serving:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            cause = group.exceptions[0]
+            self._cause = self._cause or str(cause)
+            self._conclude()
+            if isinstance(cause, AsyncrlError):
+                raise RunFailed(self._cause) from cause
+            raise
+        self._conclude()
+        if self._cause:
+            raise RunFailed(self._cause)
+
+    def stop(self, cause: str = "") -> None:
+        """End the run; with a cause it has failed."""
+        if not self._ended.is_set():
+            self._cause = cause
+            self._ended.set()
+
+    # ── loops ───────────────────────────────────────────────────────────────────────────────
+
+    async def _serve(self) -> None:
+        while True:
+            peer, message = await self._hub.receive()
+            self._take(peer, cast("ToBroker", message))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for node in self._scheduler.tick(self._clock()):
+                self._hub.forget(node.peer)
+            self._flush()
+
+    async def _write(self) -> None:
+        """Group commit: everything that came while the last transaction ran goes into the next one."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            unwritten, self._unwritten = self._unwritten, []
+            unsent, self._unsent = self._unsent, []
+            if unwritten:
+                await self._ledger.commit(unwritten)
+            for outgoing in unsent:
+                self._hub.send(outgoing.peer, outgoing.message)
+            if self._scheduler.is_finished and not self._unwritten:
+                self.stop()
+
+    async def _fetched(self) -> None:
+        await self._payloads.run()
+
+    # ── one message ─────────────────────────────────────────────────────────────────────────
+
+    def _take(self, peer: str, message: ToBroker) -> None:
+        match message:
+            case Hello():
+                self._greet(peer, message)
+            case Ready():
+                self._ready(peer, message)
+            case Bye(reason=reason):
+                self._scheduler.left(peer, f"left: {reason}", self._clock())
+                self._hub.forget(peer)
+            case StoreSet(group=group, key=key, value=value):
+                for waiting in self._rendezvous.set(group, key, value):
+                    self._hub.send(waiting, StoreValue(group, key, value))
+            case StoreGet(group=group, key=key):
+                if (found := self._rendezvous.get(group, key, peer)) is not None:
+                    self._hub.send(peer, StoreValue(group, key, found))
+            case Stepped():
+                self._stepped(message)
+            case Exited():
+                self._exited(message)
+            case _:
+                self._scheduler.handle(peer, message, self._clock())
+        self._flush()
+
+    def _greet(self, peer: str, hello: Hello) -> None:
+        if reason := self._objection(hello):
+            self._reject(peer, hello.node, reason)
+            return
+        self._hub.send(
+            peer,
+            Welcome(
+                broker_epoch=self._broker_epoch,
+                run_dir=str(self._directory.path.resolve()),
+                config=to_json(self._config),
+                spool=self._spool_address,
+                beat_s=self._config.broker.beat_s,
+            ),
+        )
+        self._scheduler.joined(peer, hello, self._clock())
+
+    def _objection(self, hello: Hello) -> str:
+        if hello.protocol != PROTOCOL:
+            return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
+        trainer = self._scheduler.nodes.trainer()
+        if hello.role == "trainer" and trainer and trainer.name != hello.node:
+            return f"this run has a trainer already: {trainer.name}"
+        return ""
+
+    def _ready(self, peer: str, message: Ready) -> None:
+        """A node whose model differs from the first one's could only receive garbage."""
+        if (node := self._scheduler.nodes.get(peer)) is None:
+            return
+        if message.plan_hash:
+            self._plan = self._plan or (node.name, message.plan_hash)
+            if message.plan_hash != self._plan[1]:
+                self._reject(
+                    peer,
+                    node.name,
+                    f"{node.name} has another model than {self._plan[0]}: weight plans {message.plan_hash[:12]} and "
+                    f"{self._plan[1][:12]} differ; give both the same model.path",
+                )
+                self._scheduler.left(peer, "another model", self._clock())
+                return
+        self._scheduler.handle(peer, message, self._clock())
+
+    def _reject(self, peer: str, name: str, reason: str) -> None:
+        self._event("node.rejected", node=name, cause=reason)
+        self._hub.send(peer, Reject(reason))
+
+    def _stepped(self, stepped: Stepped) -> None:
+        groups = self._scheduler.batches.taken(stepped.step) or []
+        wait = self._waits.share(self._scheduler.nodes.of("rollout"))
+        line = step_report.line(stepped, groups, wait, self._clock() - self._started_s)
+        self._totals.add(line)
+        self._directory.append_metrics(line)
+        for supervisor in self._scheduler.nodes.of("supervisor"):
+            self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
+        if self._config.broker.samples and self._tasks:
+            self._in_background(self._write_samples(stepped))
+
+    def _exited(self, message: Exited) -> None:
+        self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
+        for node in [n for n in self._all_nodes() if n.name == message.node]:
+            self._scheduler.left(node.peer, message.cause, self._clock())
+            self._hub.forget(node.peer)
+        if not message.restarting and not self._ended.is_set():
+            self.stop(f"{message.node} {message.cause}")
+
+    # ── files ───────────────────────────────────────────────────────────────────────────────
+
+    async def _write_samples(self, stepped: Stepped) -> None:
+        groups = self._scheduler.batches.taken(stepped.step) or []
+        slots = [slot for group in groups for slot in group.slots if slot.ref]
+        prompts = [group.prompt for group in groups for slot in group.slots if slot.ref]
+        refs = [slot.ref for slot in slots if slot.ref]
+        rewards = [(slot.reward, slot.metrics) for slot in slots]
+        try:
+            payloads = await self._payloads.fetch(refs, FETCH_S)
+            trajectories = [read_trajectory(ref, payload) for ref, payload in zip(refs, payloads, strict=True)]
+        except (DecodeError, TimeoutError) as error:
+            log.warning("samples.skipped", step=stepped.step, reason=str(error))
+            return
+        rows = [
+            _sample_row(stepped, trajectory, prompt.text or _chat_text(prompt.chat), prompt.answer, reward, metrics)
+            for trajectory, prompt, (reward, metrics) in zip(trajectories, prompts, rewards, strict=True)
+        ]
+        await asyncio.to_thread(self._samples.write, stepped.step, rows)
+
+    def _in_background(self, coroutine: Any) -> None:
+        if self._tasks is None:
+            raise RuntimeError("the broker is not running")
+        task = self._tasks.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        log.info(kind, **fields)
+        self._directory.append_event(kind, **fields, time_s=round(self._clock() - self._started_s, 3))
+
+    # ── out ─────────────────────────────────────────────────────────────────────────────────
+
+    def _flush(self) -> None:
+        outbox, records, events = self._scheduler.drain()
+        for event in events:
+            self._event(event.kind, **event.fields)
+            self._unwritten.extend(_node_record(event))
+        self._unwritten.extend(records)
+        for outgoing in outbox:
+            if outgoing.after_commit:
+                self._unsent.append(outgoing)
+            else:
+                self._hub.send(outgoing.peer, outgoing.message)
+        if self._unwritten or self._unsent or self._scheduler.is_finished:
+            self._dirty.set()
+
+    async def _say_goodbye(self) -> None:
+        """Tell everybody, and give them time to leave."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=GOODBYE_S)
+        status = "failed" if self._cause else "finished"
+        self._conclude()
+        for node in self._all_nodes():
+            message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
+            if node.role == "supervisor":
+                message = Finished("failed" if status == "failed" else "finished", self._cause)
+            self._hub.send(node.peer, message)
+        deadline = self._clock() + GOODBYE_S
+        while any(n.role != "spool" for n in self._all_nodes()) and self._clock() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _conclude(self) -> None:
+        """Write the summary, once."""
+        if self._directory.read_summary() is not None:
+            return
+        results = self._scheduler.evaluation.results
+        self._event("run.finished", status="failed" if self._cause else "finished", cause=self._cause)
+        self._directory.write_summary(
+            Summary(
+                name=self._directory.path.name,
+                status="failed" if self._cause else "finished",
+                cause=self._cause,
+                seed=self._config.run.seed,
+                steps=self._totals.steps,
+                steps_planned=self._config.run.steps,
+                versions=max(self._scheduler.publishing.live_version, 0),
+                wall_s=round(self._clock() - self._started_s, 3),
+                base_accuracy=next((r.accuracy for r in results if r.policy_version == 0), None),
+                held_out_accuracy=results[-1].accuracy if results else None,
+                trained_tokens=self._totals.tokens,
+                staleness_mean=self._totals.staleness_mean,
+                staleness_max=self._totals.staleness_max,
+            )
+        )
+
+    def _all_nodes(self) -> list[Node]:
+        nodes = self._scheduler.nodes
+        return [n for role in ("rollout", "reward", "trainer", "supervisor", "spool") for n in nodes.of(role)]
+
+
+def _node_record(event: Event) -> list[AnyRecord]:
+    """Who came and went belongs in the ledger too, with the time on the wall."""
+    kinds: dict[str, Literal["joined", "lost"]] = {"node.joined": "joined", "node.lost": "lost"}
+    if (kind := kinds.get(event.kind)) is None:
+        return []
+    fields = event.fields
+    cause = str(fields.get("cause", ""))
+    return [NodeEvent(fields["node"], fields["incarnation"], fields["role"], kind, cause, time.time())]
+
+
+def _sample_row(  # noqa: PLR0917  made in one place
+    stepped: Stepped, trajectory: Trajectory, prompt: str, answer: str, reward: float, metrics: dict[str, float]
+) -> SampleRow:
+    oldest = min((span.policy_version for span in trajectory.spans), default=stepped.policy_version)
+    return SampleRow(
+        step=stepped.step,
+        group_id=trajectory.unit.group_id,
+        index=trajectory.unit.index,
+        prompt=prompt,
+        completion=trajectory.text,
+        answer=answer,
+        reward=reward,
+        metrics=metrics,
+        finish_reason=trajectory.finish_reason,
+        spans=trajectory.spans,
+        oldest_version=oldest,
+        staleness=stepped.policy_version - oldest,
+        node=trajectory.node,
+        completion_ids=trajectory.completion_ids,
+        behavior_logprobs=trajectory.behavior_logprobs,
+    )
+
+
+def _chat_text(chat: list[dict[str, str]]) -> str:
+    return "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in chat)

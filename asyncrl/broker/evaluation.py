@@ -1,0 +1,114 @@
+"""
+Held-out prompts, answered by one rollout held at one version while the others go on.
+
+    version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt ─▶ graded ─▶ Evaluated, Release
+
+A lost node ends an evaluation without a result; it starts anew on another node, at the version that one has.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from asyncrl.broker.groups import Group, Slot
+from asyncrl.config import Evaluation
+from asyncrl.messages import Evaluated, Prompt
+
+
+class Ongoing:
+    """One evaluation under way."""
+
+    def __init__(self, peer: str, policy_version: int, groups: list[Group]) -> None:
+        self.peer = peer
+        self.policy_version = policy_version
+        self.waiting = deque(groups)
+        """Not leased yet."""
+        self.open = {group.group_id: group for group in groups}
+        """Without a verdict."""
+        self.done: list[Slot] = []
+        self.num_failed = 0
+
+    def result(self) -> Evaluated:
+        """What came out."""
+        correct = [slot.metrics.get("correct", slot.reward) for slot in self.done]
+        tokens = [slot.summary.num_tokens for slot in self.done if slot.summary]
+        cut = [slot.summary.finish_reason == "length" for slot in self.done if slot.summary]
+        total = max(len(self.done), 1)
+        return Evaluated(
+            policy_version=self.policy_version,
+            accuracy=sum(correct) / total,
+            num_prompts=len(self.done),
+            metrics={
+                "reward": sum(slot.reward for slot in self.done) / total,
+                "length_mean": sum(tokens) / total,
+                "truncated": sum(cut) / total,
+                "failed": float(self.num_failed),
+            },
+        )
+
+
+class EvaluationBook:
+    """When to evaluate, and the one that is under way. Ids of held-out groups never repeat within a run."""
+
+    def __init__(self, config: Evaluation, prompts: Sequence[Prompt], final_version: int) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._final_version = final_version
+        self._next_group_id = 0
+        self._is_due = False
+        self.ongoing: Ongoing | None = None
+        self.results: list[Evaluated] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing under way and nothing owed: the run may end."""
+        return self.ongoing is None and not self._is_due
+
+    def version_live(self, policy_version: int) -> None:
+        """A version went live: is it one to evaluate?"""
+        every = self._config.every_versions
+        wanted = (
+            (policy_version == 0 and self._config.at_start)
+            or (policy_version == self._final_version and self._config.at_end)
+            or (every and 0 < policy_version < self._final_version and policy_version % every == 0)
+        )
+        self._is_due = self._is_due or bool(wanted and self._prompts)
+
+    def start(self, peer: str, policy_version: int) -> Ongoing | None:
+        """Begin on this node if an evaluation is due and none is under way."""
+        if not self._is_due or self.ongoing:
+            return None
+        groups = [
+            Group(self._next_group_id + i, prompt, 1, min_version=policy_version, split="held_out")
+            for i, prompt in enumerate(self._prompts)
+        ]
+        self._next_group_id += len(groups)
+        self._is_due = False
+        self.ongoing = Ongoing(peer, policy_version, groups)
+        return self.ongoing
+
+    def group(self, group_id: int) -> Group | None:
+        """An open group of the evaluation under way."""
+        return self.ongoing.open.get(group_id) if self.ongoing else None
+
+    def settle(self, group_id: int, *, failed: bool) -> Evaluated | None:
+        """One prompt has its verdict, or never will; the result, if it was the last."""
+        if self.ongoing is None or (group := self.ongoing.open.pop(group_id, None)) is None:
+            return None
+        if failed:
+            self.ongoing.num_failed += 1
+        else:
+            self.ongoing.done.extend(group.slots)
+        if self.ongoing.open:
+            return None
+        result = self.ongoing.result()
+        self.results.append(result)
+        self.ongoing = None
+        return result
+
+    def left(self, peer: str) -> Ongoing | None:
+        """A node is gone; the evaluation it had in hand is owed again."""
+        lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
+        if lost:
+            self.ongoing = None
+            self._is_due = True
+        return lost

@@ -1,0 +1,109 @@
+"""
+What a ledger is on disk: a SQLite database with the records of one run, in the order they were made.
+
+    records   seq │ kind │ key (unique, or NULL) │ body (msgpack) │ crc32 of body
+    retired   group_id (unique) │ how ("taken/17" or "dropped")
+    meta      run_id │ broker_epoch │ schema_version
+
+The unique columns are the second line of defence: the broker's rules never count anything twice, and if they did,
+the database would refuse.
+"""
+
+import sqlite3
+import uuid
+from pathlib import Path
+
+from asyncrl.errors import LedgerError
+
+APPLICATION_ID = 0x61726C31
+"""``arl1``, in the place SQLite reserves for saying whose file it is."""
+SCHEMA_VERSION = 1
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (
+    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT UNIQUE, body BLOB NOT NULL, crc32 INTEGER NOT NULL
+);
+CREATE TABLE retired (group_id INTEGER PRIMARY KEY, how TEXT NOT NULL);
+"""
+
+
+def open_writable(path: Path) -> sqlite3.Connection:
+    """
+    The ledger at ``path``, made if there is none. Commits are on disk when they return.
+
+    Raises:
+        LedgerError: It cannot be opened, is not a ledger, or is one of another schema version.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+    try:
+        if _is_blank(connection):
+            _create(connection)
+        verify(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        connection.close()
+        raise LedgerError(f"{path} cannot be used as a ledger: {error}") from error
+    except LedgerError:
+        connection.close()
+        raise
+    return connection
+
+
+def open_readable(path: Path) -> sqlite3.Connection:
+    """
+    The ledger at ``path``, to look at, also while a broker writes it.
+
+    Raises:
+        LedgerError: As `open_writable`, and if there is none.
+    """
+    if not path.is_file():
+        raise LedgerError(f"there is no ledger at {path}")
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        verify(connection, path)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
+    return connection
+
+
+def verify(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises LedgerError if this is not a ledger that this asyncrl can use."""
+    if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+        raise LedgerError(f"{path} is a database, but not an asyncrl ledger; choose another run directory")
+    version = read_meta(connection, "schema_version")
+    if version != SCHEMA_VERSION:
+        raise LedgerError(f"{path} has ledger schema {version}, this asyncrl uses {SCHEMA_VERSION}; start a new run")
+
+
+def read_meta(connection: sqlite3.Connection, key: str) -> int | str | None:
+    """A value of ``meta``."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else None
+
+
+def write_meta(connection: sqlite3.Connection, key: str, value: int | str) -> None:
+    """Set a value of ``meta``."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _is_blank(connection: sqlite3.Connection) -> bool:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return int(tables) == 0
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    """All tables or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in filter(str.strip, TABLES.split(";")):
+        connection.execute(statement)
+    write_meta(connection, "schema_version", SCHEMA_VERSION)
+    write_meta(connection, "run_id", uuid.uuid4().hex)
+    write_meta(connection, "broker_epoch", 0)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("COMMIT")

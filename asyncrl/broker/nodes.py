@@ -1,0 +1,90 @@
+"""Who is connected: roles, credits, versions, and when they were last heard."""
+
+from asyncrl.messages import Beat, Hello, Member, Role
+
+
+class Node:
+    """One incarnation of one node."""
+
+    def __init__(self, peer: str, hello: Hello, now_s: float) -> None:
+        self.peer = peer
+        """What the hub calls it."""
+        self.name = hello.node
+        self.incarnation = hello.incarnation
+        self.role: Role = hello.role
+        self.heard_s = now_s
+        self.beat = Beat()
+        """The latest."""
+        self.credit_limit = 0
+        """Running total of what it will take, as it said last."""
+        self.granted = 0
+        """Running total of what it was given."""
+        self.policy_version = -1
+        """What its engine decodes with; -1 before its first weights."""
+        self.is_ready = False
+        """Its model is loaded."""
+        self.is_draining = False
+        """It wants no more leases."""
+        self.is_held = False
+        """Told to stay at its version for an evaluation."""
+
+    @property
+    def credits(self) -> int:
+        """How many more trajectories it will take now."""
+        return 0 if self.is_draining else self.credit_limit - self.granted
+
+    @property
+    def member(self) -> Member:
+        """As a transfer names it."""
+        return Member(self.name, self.incarnation)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} v{self.policy_version} credits={self.credits}>"
+
+
+class NodeBook:
+    """All nodes now connected, by peer."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._nodes: dict[str, Node] = {}
+
+    def join(self, peer: str, hello: Hello, now_s: float) -> Node:
+        """A node said Hello."""
+        node = self._nodes[peer] = Node(peer, hello, now_s)
+        return node
+
+    def leave(self, peer: str) -> Node | None:
+        """A node is gone."""
+        return self._nodes.pop(peer, None)
+
+    def get(self, peer: str) -> Node | None:
+        """The node behind a peer, if it said Hello."""
+        return self._nodes.get(peer)
+
+    def heard(self, peer: str, now_s: float) -> Node | None:
+        """Any message is a sign of life."""
+        if node := self._nodes.get(peer):
+            node.heard_s = now_s
+        return node
+
+    def silent(self, now_s: float) -> list[Node]:
+        """Nodes not heard for too long."""
+        return [node for node in self._nodes.values() if now_s - node.heard_s > self._ttl_s]
+
+    def earlier(self, hello: Hello) -> list[Node]:
+        """Other incarnations of the node that says Hello: they are dead, or about to be told."""
+        return [n for n in self._nodes.values() if n.name == hello.node and n.incarnation != hello.incarnation]
+
+    def of(self, role: Role) -> list[Node]:
+        """All nodes of one role, in the order they joined."""
+        return [node for node in self._nodes.values() if node.role == role]
+
+    def rollouts(self) -> list[Node]:
+        """Those that can take part in transfers."""
+        return [node for node in self.of("rollout") if node.is_ready]
+
+    def trainer(self) -> Node | None:
+        """The one trainer."""
+        trainers = self.of("trainer")
+        return trainers[0] if trainers else None

@@ -1,0 +1,81 @@
+"""One line a step: the trainer's numbers, what its batch was made of, and who waited meanwhile. Pure arithmetic."""
+
+from collections.abc import Iterable, Sequence
+
+from asyncrl.broker.groups import Group
+from asyncrl.broker.nodes import Node
+from asyncrl.messages import Stepped
+
+
+def batch_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
+    """What a batch was made of. ``policy_version`` is the trainer's when it consumed it."""
+    slots = [slot for group in groups for slot in group.slots]
+    summaries = [slot.summary for slot in slots if slot.summary]
+    lengths = [summary.num_tokens for summary in summaries]
+    staleness = [policy_version - summary.oldest_version for summary in summaries]
+    count = max(len(slots), 1)
+    return {
+        "reward": sum(slot.reward for slot in slots) / count,
+        "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
+        "length_mean": sum(lengths) / count,
+        "length_max": float(max(lengths, default=0)),
+        "truncated": sum(summary.finish_reason == "length" for summary in summaries) / count,
+        "staleness_mean": sum(staleness) / count,
+        "staleness_max": float(max(staleness, default=0)),
+        "spans_mean": sum(summary.num_spans for summary in summaries) / count,
+        "tokens": float(sum(lengths)),
+    }
+
+
+class WaitShares:
+    """Share of time rollouts had nothing to do, between two steps, from the running totals in their beats."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, float]] = {}
+        self._last = 0.0
+
+    def share(self, nodes: Iterable[Node]) -> float:
+        """Since the last call; the last answer again if no beat came meanwhile."""
+        busy_s = wait_s = 0.0
+        for node in nodes:
+            was_busy_s, was_waiting_s = self._before.get(node.peer, (0.0, 0.0))
+            busy_s += node.beat.busy_s - was_busy_s
+            wait_s += node.beat.wait_s - was_waiting_s
+            self._before[node.peer] = (node.beat.busy_s, node.beat.wait_s)
+        if busy_s + wait_s > 0:
+            self._last = wait_s / (busy_s + wait_s)
+        return self._last
+
+
+class Totals:
+    """Sums over a run, for its summary."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self.staleness_max = 0
+        self._staleness_sum = 0.0
+
+    def add(self, line: dict[str, float]) -> None:
+        """One step more."""
+        self.steps += 1
+        self.tokens += int(line["tokens"])
+        self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
+        self._staleness_sum += line["staleness_mean"]
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean over steps of each step's mean over trajectories."""
+        return self._staleness_sum / max(self.steps, 1)
+
+
+def line(stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float) -> dict[str, float]:
+    """A line of metrics.jsonl."""
+    return {
+        "step": stepped.step,
+        "version": stepped.policy_version,
+        "time_s": time_s,
+        **batch_metrics(groups, stepped.policy_version),
+        **stepped.metrics,
+        "wait_rollout": wait_rollout,
+    }

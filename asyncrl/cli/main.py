@@ -1,0 +1,132 @@
+"""`asyncrl`: run, look, prepare. Parses and hands over; every message is one sentence, and the exit code tells."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+
+from asyncrl.config import explain, load
+from asyncrl.errors import AsyncrlError
+
+P = ParamSpec("P")
+PATH = click.Path(path_type=Path)
+set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value.")
+
+
+def one_sentence(command: Callable[P, None]) -> Callable[P, None]:
+    """Errors of ours are said in one line, with their exit code; anything else is a bug and shows its traceback."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except AsyncrlError as error:
+            click.echo(f"asyncrl: {error}", err=True)
+            sys.exit(error.exit_code)
+
+    return wrapped
+
+
+@click.group(context_settings={"show_default": True})
+@click.version_option(package_name="asyncrl")
+def main() -> None:
+    """Asynchronous reinforcement-learning post-training of language models."""
+
+
+@main.command()
+@click.argument("config_path", metavar="CONFIG", type=PATH)
+@set_option
+@click.option("--dry-run", is_flag=True, help="Check everything, print what would run, start nothing.")
+@one_sentence
+def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
+    """Run every role on this machine, as child processes."""
+    from asyncrl.cli.run import run as run_all
+
+    run_all(load(config_path, overrides), config_path, overrides, dry_run=dry_run)
+
+
+@main.command("make-model")
+@click.argument("config_path", metavar="CONFIG", type=PATH)
+@set_option
+@one_sentence
+def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
+    """Make the model of [model.scratch], with its data; `asyncrl run` does so if it is missing."""
+    from asyncrl.trainer.scratch import make
+
+    config = load(config_path, overrides)
+    make(
+        config.model.scratch,
+        Path(config.model.path),
+        train_path=Path(config.data.train),
+        held_out_path=Path(config.data.held_out),
+        threads=config.trainer.threads,
+        report=click.echo,
+    )
+
+
+@main.command()
+@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.option("-o", "--out", type=PATH, help="Where to write it. [default: report.html of the first run]")
+@one_sentence
+def report(runs: tuple[Path, ...], out: Path | None) -> None:
+    """One self-contained HTML page of curves; several runs side by side."""
+    from asyncrl.observe.report import write_report
+    from asyncrl.observe.run_directory import RunDirectory
+
+    out = out or RunDirectory(runs[0]).report
+    write_report(runs, out)
+    click.echo(out)
+
+
+@main.group()
+def config() -> None:
+    """Look at configurations."""
+
+
+@config.command()
+@click.argument("config_path", metavar="CONFIG", type=PATH)
+@set_option
+@one_sentence
+def show(config_path: Path, overrides: tuple[str, ...]) -> None:
+    """Every value of a run file, and where it comes from."""
+    origins = explain(config_path, overrides)
+    width = max(len(origin.key) for origin in origins)
+    for origin in origins:
+        click.echo(f"{origin.key:<{width}}  {origin.value!r:<24} {origin.source}")
+
+
+@main.group()
+def data() -> None:
+    """Make and check datasets."""
+
+
+@data.command()
+@click.argument("kind", type=click.Choice(["gsm8k"]))
+@click.argument("source", metavar="FILE", type=PATH)
+@click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write.")
+@one_sentence
+def prepare(kind: str, source: Path, out: Path) -> None:
+    """Turn a published dataset into parquet with prompt, answer and data_source."""
+    from asyncrl.data.gsm8k import prepare as prepare_gsm8k
+
+    count = prepare_gsm8k(source, out)
+    click.echo(f"{out}: {count} rows of {kind}")
+
+
+@data.command()
+@click.argument("path", metavar="FILE", type=PATH)
+@one_sentence
+def check(path: Path) -> None:
+    """Say what a dataset holds, and what is wrong with it."""
+    from asyncrl.data.check import inspect
+
+    inspection = inspect(path)
+    click.echo(inspection.text())
+    inspection.require_usable()
+
+
+if __name__ == "__main__":
+    main()

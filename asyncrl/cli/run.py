@@ -1,0 +1,146 @@
+"""`asyncrl run`: check everything, make what must be made, then run every role as a child process."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from asyncrl.cli.screen import Screen
+from asyncrl.cli.supervisor import Supervisor
+from asyncrl.config import Config, to_toml
+from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.observe.report import write_report
+from asyncrl.observe.run_directory import RunDirectory, Summary
+
+FIRST_PROCESSES = 5
+"""Broker, trainer, reward, and at least this process and one rollout."""
+
+
+def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_run: bool) -> None:
+    """
+    Run to the end, then write the report and say where everything is.
+
+    Raises:
+        ConfigError: Nothing was started.
+        RunFailed: The run ended early; the message is the cause.
+    """
+    console = Console()
+    prepare_model(config, config_path, overrides, console, dry_run=dry_run)
+    if not dry_run or Path(config.data.train).exists():
+        train_stream(config.data, config.run.seed)
+        if config.data.held_out:
+            held_out_stream(config.data, config.evaluation.max_prompts)
+    if dry_run:
+        console.print(to_toml(config), highlight=False, markup=False)
+        console.print(_plan(config), highlight=False, markup=False)
+        return
+    directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
+    directory.config.write_text(to_toml(config))
+    console.print(f"run {directory.path}  (logs in {directory.logs})", highlight=False, markup=False)
+    cause = ""
+    with Screen(console, config.run.steps) as screen:
+        try:
+            uvloop.run(_supervise(Supervisor(config, directory, screen)))
+        except RunFailed as error:
+            cause = str(error)
+        except BaseExceptionGroup as group:
+            cause = str(group.exceptions[0])
+    summary = _ensure_summary(config, directory, cause)
+    write_report([directory.path], directory.report)
+    _say_where(console, directory, summary)
+    if cause or summary.status == "failed":
+        raise RunFailed(cause or summary.cause)
+
+
+async def _supervise(supervisor: Supervisor) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await supervisor.run(stopping)
+
+
+def prepare_model(
+    config: Config, config_path: Path, overrides: tuple[str, ...], console: Console, *, dry_run: bool
+) -> None:
+    """
+    Make the model from scratch if the config says how and it is not there yet.
+
+    In a process of its own: this one never loads torch.
+
+    Raises:
+        ConfigError: There is no model and no recipe.
+        RunFailed: Making it failed.
+    """
+    path = Path(config.model.path)
+    if (path / "config.json").exists():
+        return
+    if not config.model.scratch.recipe:
+        raise ConfigError(
+            f"model.path {config.model.path!r} is not a model directory (no config.json in it); "
+            f"give one, or a [model.scratch] recipe"
+        )
+    if dry_run:
+        console.print(f"would make {path} by the recipe {config.model.scratch.recipe!r}", highlight=False)
+        return
+    console.print(
+        f"making the model {path} by the recipe {config.model.scratch.recipe!r}; done once, then kept",
+        highlight=False,
+        markup=False,
+    )
+    command = [sys.executable, "-m", "asyncrl", "make-model", str(config_path)]
+    for override in overrides:
+        command += ["--set", override]
+    if code := subprocess.run(command, check=False).returncode:
+        raise RunFailed(f"making the model {path} failed: exit code {code}")
+
+
+def _ensure_summary(config: Config, directory: RunDirectory, cause: str) -> Summary:
+    """The broker writes it; if it could not, this says at least why."""
+    if (summary := directory.read_summary()) is not None:
+        return summary
+    lines = directory.read_metrics()
+    summary = Summary(
+        name=directory.path.name,
+        status="failed",
+        cause=cause or "the broker left without a summary",
+        seed=config.run.seed,
+        steps=len(lines),
+        steps_planned=config.run.steps,
+        versions=max((int(line["version"]) for line in lines), default=0),
+        wall_s=max((line["time_s"] for line in lines), default=0.0),
+        trained_tokens=int(sum(line["tokens"] for line in lines)),
+        staleness_mean=sum(line["staleness_mean"] for line in lines) / max(len(lines), 1),
+        staleness_max=int(max((line["staleness_max"] for line in lines), default=0)),
+    )
+    directory.write_summary(summary)
+    return summary
+
+
+def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> None:
+    checkpoints = sorted(directory.checkpoints.glob("step_*"))
+    accuracy = ""
+    if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
+        accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
+    lines = [
+        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{accuracy}, "
+        f"staleness {summary.staleness_mean:.2f} (at most {summary.staleness_max})",
+        f"report      {directory.report}",
+        f"samples     {directory.samples}",
+        f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _plan(config: Config) -> str:
+    schedule = config.schedule
+    return (
+        f"would start: 1 broker (with spool), {config.rollout.replicas} rollouts, 1 reward, 1 trainer\n"
+        f"{config.run.steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most "
+        f"{schedule.window} groups open; {config.run.steps * schedule.groups_per_step * schedule.group_size} trajectories"
+    )

@@ -1,0 +1,177 @@
+"""
+`asyncrl run`: every role as a child process of this one, and one link to the broker to see how it goes.
+
+    broker ─ address ─▶ rollouts, reward, trainer ─▶ ... ─▶ Finished ─▶ everybody leaves ─▶ summary
+
+A rollout or reward process that dies is started again; the broker is told why, so that the event log names the cause.
+A broker or trainer that dies ends the run with its last words.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from asyncrl.actor.greeting import beat, identity, join, leave
+from asyncrl.actor.link import Link
+from asyncrl.actor.supervise import Child, RestartBudget, describe_exit
+from asyncrl.cli.screen import Screen
+from asyncrl.config import Config
+from asyncrl.errors import LinkError, RunFailed
+from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress
+from asyncrl.observe.run_directory import RunDirectory
+
+START_S = 60.0
+"""For the broker to open its files and say where it listens."""
+LEAVE_S = 15.0
+"""For children to leave once the run is over."""
+NODE = "supervisor-0"
+RESTARTABLE = ("rollout", "reward")
+
+
+class Supervisor:
+    """One run on one machine."""
+
+    def __init__(self, config: Config, directory: RunDirectory, screen: Screen) -> None:
+        self._config = config
+        self._directory = directory
+        self._screen = screen
+        self._address_file = directory.path / "broker.address"
+        self._children: list[Child] = []
+        self._link: Link | None = None
+        self._ended: asyncio.Future[str]
+        """The cause; empty if the run is complete."""
+        self._leaving = False
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """
+        Run to the end.
+
+        Raises:
+            RunFailed: It ended early; the message is the cause.
+        """
+        self._ended = asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                address = await self._start_broker(tasks)
+                await self._start_nodes(tasks, address)
+                tasks.create_task(self._interrupt(stopping))
+                cause = await self._ended
+            finally:
+                await self._end_children()
+                for task in tuple(tasks._tasks):
+                    task.cancel()
+        if cause:
+            raise RunFailed(cause)
+
+    # ── start ───────────────────────────────────────────────────────────────────────────────
+
+    async def _start_broker(self, tasks: asyncio.TaskGroup) -> str:
+        broker = self._child(
+            "broker", "broker-0", "--config", str(self._directory.config), "--run-dir", str(self._directory.path)
+        )
+        await broker.start()
+        tasks.create_task(self._watch(broker, None))
+        deadline = time.monotonic() + START_S
+        while not self._address_file.exists():
+            if self._ended.done():
+                raise RunFailed(self._ended.result())
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the broker did not start within {START_S:g} s; see {broker.log}")
+            await asyncio.sleep(0.02)
+        return self._address_file.read_text().strip()
+
+    async def _start_nodes(self, tasks: asyncio.TaskGroup, address: str) -> None:
+        who = identity("supervisor", NODE)
+        link, welcome = await join(address, who, START_S)
+        self._link = link
+        tasks.create_task(self._listen(link))
+        tasks.create_task(self._beats(link, welcome.beat_s))
+        names = [("trainer", "trainer-0"), ("reward", "reward-0")]
+        names += [("rollout", f"rollout-{i}") for i in range(self._config.rollout.replicas)]
+        supervisor = self._config.supervisor
+        for role, name in names:
+            child = self._child(role, name, "--broker", address)
+            budget = RestartBudget(supervisor.max_restarts, supervisor.window_s) if role in RESTARTABLE else None
+            await child.start()
+            tasks.create_task(self._watch(child, budget))
+
+    def _child(self, role: str, name: str, *options: str) -> Child:
+        command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
+        threads = {"rollout": self._config.rollout.threads, "trainer": self._config.trainer.threads}.get(role, 1)
+        # Read by OpenMP when it starts, before any of our code could set the number.
+        environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        child = Child(name, command, self._directory.logs / f"{name}.log", environment)
+        self._children.append(child)
+        return child
+
+    # ── watch ───────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self, child: Child, budget: RestartBudget | None) -> None:
+        while True:
+            code = await child.wait()
+            if self._leaving or self._ended.done():
+                return
+            cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
+            # 78 is a mistake in the configuration: it would only be made again.
+            pause_s = budget.spend(time.monotonic()) if budget and code != 78 else None
+            await self._tell(Exited(child.name, cause, restarting=pause_s is not None))
+            self._screen.exited(child.name, cause, restarting=pause_s is not None)
+            if pause_s is None:
+                # The broker says goodbye to the others and writes the summary, unless it is the one that died.
+                await asyncio.sleep(0 if child.name.startswith("broker") else 2.0)
+                self._end(f"{child.name} {cause}")
+                return
+            await asyncio.sleep(pause_s)
+            await child.start()
+
+    async def _listen(self, link: Link) -> None:
+        with contextlib.suppress(LinkError):
+            async for message in link:
+                match message:
+                    case Progress():
+                        self._screen.step(message)
+                    case Evaluated():
+                        self._screen.evaluated(message)
+                    case Finished(cause=cause):
+                        self._end(cause)
+                        return
+
+    async def _beats(self, link: Link, beat_s: float) -> None:
+        with contextlib.suppress(LinkError):
+            await beat(link, beat_s, lambda lag_s: Beat(lag_s))
+
+    async def _interrupt(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        await self._tell(Exited(NODE, "was interrupted", restarting=False))
+        await asyncio.sleep(2.0)
+        self._end("interrupted")
+
+    async def _tell(self, message: Exited) -> None:
+        if self._link is not None:
+            with contextlib.suppress(LinkError):
+                await self._link.send(message)
+
+    def _end(self, cause: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(cause)
+
+    # ── end ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _end_children(self) -> None:
+        """They have been told to stop; whoever has not left in time is made to."""
+        self._leaving = True
+        if self._link is not None:
+            await leave(self._link, "done")
+        running = [asyncio.create_task(child.wait()) for child in self._children if child.pid]
+        if running and not self._ended.done():
+            running.clear()  # Something broke in here: nobody told the children anything.
+        if running:
+            await asyncio.wait(running, timeout=LEAVE_S)
+        await asyncio.gather(*(child.end(drain_s=2.0) for child in self._children))
+
+
+def log_files(directory: RunDirectory) -> list[Path]:
+    """Where the children's output went."""
+    return sorted(directory.logs.glob("*.log"))

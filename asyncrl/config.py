@@ -1,0 +1,521 @@
+"""
+Every knob, once.
+
+A run is one TOML file. Defaults < file < ``--set a.b=value``. An unknown key is an error with a suggestion, and what
+fields cannot say alone (`check`) is said before anything starts. `explain` tells where each value came from.
+
+Where verl has a well-known name for a knob, the docstring gives it in brackets.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncrl.errors import ConfigError
+from asyncrl.messages import Sampling
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of config: immutable, keyword-only, and a misspelt key is an error."""
+
+
+class Run(Section, frozen=True, kw_only=True):
+    """What the run is called, and how long it is."""
+
+    name: str = ""
+    """Folder below ``dir``; empty takes the config file's name, with a number behind it if that is taken."""
+    dir: str = "runs"
+    steps: Count = 60
+    """Optimizer steps."""
+    seed: Natural = 0
+    """Feeds the data order, the sampling seeds and the trainer's random state."""
+
+
+class Scratch(Section, frozen=True, kw_only=True):
+    """A model made on the spot when ``model.path`` does not exist yet, and kept there."""
+
+    recipe: Literal["", "step_sums", "random"] = ""
+    """
+    ``step_sums``: a small Qwen3 taught arithmetic chains by a short supervised warm-up, with its data.
+    ``random``: random weights, and a byte-level BPE trained on ``data.train``. Empty: ``model.path`` must exist.
+    """
+    seed: Natural = 0
+    layers: Count = 3
+    hidden_size: Count = 64
+    intermediate_size: Count = 192
+    heads: Count = 4
+    kv_heads: Count = 2
+    head_dim: Count = 16
+    vocab_size: Count = 2048
+    """Of the byte-level BPE (``random``); ``step_sums`` has its own word list."""
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """The policy."""
+
+    path: str
+    """A Hugging Face model directory: config, safetensors, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    scratch: Scratch = Scratch()
+
+
+class Data(Section, frozen=True, kw_only=True):
+    """Prompts, as parquet or JSONL. The order is a function of the seed and the epoch alone."""
+
+    train: str
+    """A file with the columns below [data.train_files]."""
+    held_out: str = ""
+    """Prompts never trained on; empty evaluates nothing [data.val_files]."""
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    data_source_column: str = "data_source"
+    shuffle: bool = True
+    max_prompt_tokens: Count = 512
+    """A longer prompt is refused, counted and listed, never cut [data.max_prompt_length]."""
+
+
+class Schedule(Section, frozen=True, kw_only=True):
+    """How far rollouts may run ahead of the trainer. asyncrl/broker/window.py has the proof."""
+
+    groups_per_step: Count = 16
+    """P, prompt groups one optimizer step consumes [ppo_mini_batch_size x require_batches]."""
+    group_size: Count = 8
+    """n, trajectories of one prompt; advantages are centred in it [rollout.n]."""
+    steps_per_publish: Count = 1
+    """T, optimizer steps between two published versions [trigger_parameter_sync_step]."""
+    staleness: NonNegative = 1.0
+    """S: at most floor((1 + S) P T) groups are open. 0 is synchronous, 1 one step off [staleness_threshold]."""
+    order: Literal["fifo", "completion"] = "fifo"
+    """Which complete groups a step takes: the oldest admitted, or the first finished."""
+    partial_rollout: bool = True
+    """Swap weights between two decode steps of a running generation; false waits until what is in hand is done."""
+    max_attempts: Count = 3
+    """A trajectory that failed this often goes to the dead letters, and its group is dropped and counted."""
+    lease_s: Positive = 120.0
+    """A lease not renewed by its node's beats for this long is given to somebody else."""
+
+    @property
+    def window(self) -> int:
+        """Groups admitted and not yet retired: ``floor((1 + S) P T)``."""
+        return int((1 + self.staleness) * self.groups_per_step * self.steps_per_publish + 1e-9)
+
+
+class SamplingConfig(Section, frozen=True, kw_only=True):
+    """How trajectories are sampled. The recorded log-probs are those of this distribution."""
+
+    max_tokens: Count = 128
+    """Completion tokens [data.max_response_length]."""
+    temperature: NonNegative = 1.0
+    top_p: Fraction = 1.0
+    top_k: Natural = 0
+    """0 keeps the whole vocabulary."""
+    stop: list[str] = []
+
+    def sampling(self) -> Sampling:
+        """The same, as it travels in a lease."""
+        return Sampling(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
+
+
+class Rollout(Section, frozen=True, kw_only=True):
+    """The processes that sample."""
+
+    replicas: Count = 2
+    """How many ``asyncrl run`` starts."""
+    engine: Literal["transformers"] = "transformers"
+    slots: Count = 64
+    """Completions decoded together by one engine [max_num_seqs]."""
+    kv: Literal["keep", "recompute"] = "recompute"
+    """After new weights: compute the KV cache of running completions again, or go on with the old one."""
+    threads: Count = 1
+    """Torch threads of one rollout."""
+    drain_s: NonNegative = 30.0
+    """After SIGTERM: seconds to finish what is in hand."""
+
+
+class Reward(Section, frozen=True, kw_only=True):
+    """How completions are judged."""
+
+    function: str = "gsm8k"
+    """
+    ``gsm8k``, ``exact``, ``numeric``, or ``file.py:name``: a function of one sample, sync or async, that returns a
+    float or a dict with ``score`` [reward.custom_reward_function].
+    """
+    options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of the built-in verifiers."""
+    workers: Count = 1
+    """Processes that run the function, each killable."""
+    timeout_s: Positive = 10.0
+    """A verdict that takes longer is a failure, and its worker is killed."""
+
+
+class Algorithm(Section, frozen=True, kw_only=True):
+    """From rewards to a loss. The formulas are in asyncrl/algo."""
+
+    advantage: Literal["grpo", "dr_grpo"] = "grpo"
+    loss: Literal["clipped"] = "clipped"
+    clip_low: Positive = 0.2
+    """The ratio stops mattering below ``1 - clip_low`` [clip_ratio_low]."""
+    clip_high: Positive = 0.28
+    """... and above ``1 + clip_high`` [clip_ratio_high]."""
+    dual_clip: NonNegative = 3.0
+    """Bound of the loss where the advantage is negative, in advantages; 0 switches it off [clip_ratio_c]."""
+    aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = "token-mean"
+    """How token losses become one number [loss_agg_mode]."""
+    aggregation_norm: NonNegative = 0.0
+    """Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens`` [loss_scale_factor]."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the starting policy in the loss; 0 keeps no reference model [kl_loss_coef]."""
+    kl: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
+    """Estimator [kl_loss_type]."""
+
+
+class Trainer(Section, frozen=True, kw_only=True):
+    """The optimizer."""
+
+    lr: Positive = 1e-6
+    warmup_steps: Natural = 0
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    min_lr_ratio: NonNegative = 0.0
+    """Where the cosine ends, as a share of ``lr``."""
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.01
+    grad_clip: NonNegative = 1.0
+    """Norm the gradient is clipped to; 0 never clips."""
+    max_tokens_per_micro_batch: Count = 16384
+    """Prompt and completion tokens, padding included, of one forward and backward [ppo_max_token_len_per_gpu]."""
+    gradient_checkpointing: bool = False
+    threads: Count = 1
+    """Torch threads."""
+
+
+class Weights(Section, frozen=True, kw_only=True):
+    """How weights move from trainer to rollouts."""
+
+    backend: Literal["gloo"] = "gloo"
+    interface: str = "127.0.0.1"
+    """Address whose network interface the collective uses."""
+    bucket_bytes: Count = 64 << 20
+    """Bytes of one collective [update_weights_bucket_megabytes]."""
+    deadline_s: Positive = 30.0
+    """One transfer, group formation included; who is late is named, and the others go on without it."""
+
+
+class Evaluation(Section, frozen=True, kw_only=True):
+    """Held-out prompts, answered by one rollout at one pinned version while the others go on."""
+
+    every_versions: Natural = 10
+    """0 evaluates only at the start and the end [trainer.test_freq]."""
+    at_start: bool = True
+    at_end: bool = True
+    max_prompts: Count = 256
+    """The first so many rows of ``data.held_out``."""
+    max_tokens: Natural = 0
+    """0 takes ``sampling.max_tokens``."""
+    temperature: NonNegative = 0.0
+    """0 is greedy."""
+
+
+class Checkpoint(Section, frozen=True, kw_only=True):
+    """Model, optimizer and frontier on disk; the manifest is written last."""
+
+    every_steps: Natural = 0
+    """0 keeps only the one at the end [trainer.save_freq]."""
+    keep: Count = 2
+    """The newest so many."""
+
+
+class Broker(Section, frozen=True, kw_only=True):
+    """Addresses and heartbeats."""
+
+    bind: str = "tcp://127.0.0.1:0"
+    """Control socket; port 0 takes a free one."""
+    spool_bind: str = "tcp://127.0.0.1:0"
+    """Bulk socket of the spool inside the broker's process."""
+    beat_s: Positive = 0.5
+    """Nodes say they are alive this often, from the loop that does their work."""
+    node_ttl_s: Positive = 10.0
+    """A node silent for this long is lost, and its leases are given away."""
+    segment_bytes: Count = 256 << 20
+    """A spool segment is closed at this size."""
+    samples: bool = True
+    """Write every consumed trajectory to ``samples/``."""
+
+
+class Supervisor(Section, frozen=True, kw_only=True):
+    """``asyncrl run``: what happens to children that die."""
+
+    max_restarts: Natural = 5
+    """Of one rollout or reward process within ``window_s``; one more ends the run."""
+    window_s: Positive = 300.0
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """A run."""
+
+    run: Run = Run()
+    model: Model
+    data: Data
+    schedule: Schedule = Schedule()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    trainer: Trainer = Trainer()
+    weights: Weights = Weights()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    broker: Broker = Broker()
+    supervisor: Supervisor = Supervisor()
+
+
+class Origin(Struct, frozen=True):
+    """One value and where it came from."""
+
+    key: str
+    value: Any
+    source: str
+    """``default``, the file, or ``--set``."""
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """
+    Read and check a run file.
+
+    Args:
+        path: TOML.
+        overrides: ``"section.key=value"``; the value is TOML, and a bare word that is not TOML is a string.
+
+    Raises:
+        ConfigError: One sentence: what, which, expected and got.
+    """
+    return decode(_merged(path, overrides))
+
+
+def decode(raw: dict[str, Any]) -> Config:
+    """
+    A checked `Config` of a nested dict.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
+    """
+    _refuse_unknown(raw, Config, ())
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_sentence(str(error))) from error
+    check(config)
+    return config
+
+
+def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
+    """Every value of the resolved config, with its source."""
+    config = load(path, overrides)
+    in_file = dict(_leaves(_read(path)))
+    in_set = {key for key, _ in map(_split_override, overrides)}
+    resolved = _leaves(msgspec.to_builtins(config))
+
+    def source(key: str) -> str:
+        if any(key == k or key.startswith(k + ".") for k in in_set):
+            return "--set"
+        if any(key == k or key.startswith(k + ".") or k.startswith(key + ".") for k in in_file):
+            return path.name
+        return "default"
+
+    return [Origin(key, value, source(key)) for key, value in resolved]
+
+
+def check(config: Config) -> None:
+    """
+    Refuse values that are fine alone and wrong together.
+
+    Raises:
+        ConfigError: The first contradiction found.
+    """
+    schedule, algorithm = config.schedule, config.algorithm
+    batch = schedule.groups_per_step * schedule.steps_per_publish
+    if schedule.window < batch:
+        raise ConfigError(
+            f"schedule: the window holds {schedule.window} groups but one publish consumes {batch}; raise staleness"
+        )
+    if schedule.group_size == 1 and algorithm.advantage in ("grpo", "dr_grpo"):
+        raise ConfigError(
+            f"schedule.group_size is 1, but algorithm.advantage={algorithm.advantage!r} compares the trajectories of a "
+            f"group; use at least 2"
+        )
+    if algorithm.aggregation_norm and algorithm.aggregation != "seq-mean-token-sum-norm":
+        raise ConfigError(
+            f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
+            f"not {algorithm.aggregation!r}; remove it"
+        )
+    if config.sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
+        )
+    if config.trainer.min_lr_ratio and config.trainer.lr_schedule == "constant":
+        raise ConfigError("trainer.min_lr_ratio is only read with lr_schedule='cosine'; remove it")
+    if config.trainer.warmup_steps > config.run.steps:
+        raise ConfigError(
+            f"trainer.warmup_steps is {config.trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
+        )
+    longest = config.data.max_prompt_tokens + config.sampling.max_tokens
+    if config.trainer.max_tokens_per_micro_batch < longest:
+        raise ConfigError(
+            f"trainer.max_tokens_per_micro_batch is {config.trainer.max_tokens_per_micro_batch}, but one trajectory "
+            f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+        )
+    for key, address in (("broker.bind", config.broker.bind), ("broker.spool_bind", config.broker.spool_bind)):
+        if not address.startswith(("tcp://127.0.0.1:", "tcp://localhost:", "ipc://")):
+            raise ConfigError(
+                f"{key} is {address!r}: only loopback addresses (tcp://127.0.0.1:PORT, ipc://PATH) are served, because "
+                f"connections are not yet authenticated"
+            )
+    if config.broker.node_ttl_s < 3 * config.broker.beat_s:
+        raise ConfigError(
+            f"broker.node_ttl_s is {config.broker.node_ttl_s:g} s, less than three beats of {config.broker.beat_s:g} s"
+        )
+
+
+def to_json(config: Config) -> bytes:
+    """As it travels to nodes."""
+    return msgspec.json.encode(config)
+
+
+def from_json(raw: bytes) -> Config:
+    """As nodes read it."""
+    return msgspec.json.decode(raw, type=Config)
+
+
+def to_toml(config: Config) -> str:
+    """As it is kept in the run directory; `load` reads it back to an equal config."""
+    lines: list[str] = []
+    _write_table(msgspec.to_builtins(config), (), lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    raw = _read(path)
+    for override in overrides:
+        key, value = _split_override(override)
+        *parents, leaf = key.split(".")
+        table = raw
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {override}: {parent!r} is a value, not a section")
+        table[leaf] = value
+    return raw
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such config file: {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "staleness": "schedule.staleness"}
+"""Keys people set most, without their section. Only for ``--set``."""
+
+
+def _split_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected section.key=value")
+    key = SHORTHANDS.get(key, key)
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def _refuse_unknown(raw: dict[str, Any], section: type[Section], where: tuple[str, ...]) -> None:
+    hints = get_type_hints(section)
+    for key, value in raw.items():
+        name = ".".join((*where, key))
+        if key not in hints:
+            known = [".".join((*where, k)) for k in hints] if where else [k for k, _ in _fields(Config)]
+            close = difflib.get_close_matches(name, known, n=1) or _elsewhere(key)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(hints)}"
+            raise ConfigError(f"unknown key {name!r}: {hint}")
+        kind = hints[key]
+        if isinstance(kind, type) and issubclass(kind, Section):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name} is a section, got {value!r}")
+            _refuse_unknown(value, kind, (*where, key))
+
+
+def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, kind in get_type_hints(section).items():
+        yield f"{where}{key}", kind
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _fields(kind, f"{where}{key}.")
+
+
+def _elsewhere(key: str) -> list[str]:
+    """Full names whose last part looks like ``key``: people forget the section more often than the name."""
+    names = {full.rpartition(".")[2]: full for full, _ in _fields(Config)}
+    return [names[close] for close in difflib.get_close_matches(key, names, n=1)]
+
+
+def _leaves(raw: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in raw.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
+
+
+def _sentence(error: str) -> str:
+    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1``."""
+    what, _, where = error.partition(" - at `$")
+    key = where.strip("`").lstrip(".")
+    if "missing required field" in what:
+        missing = what.rpartition("`")[0].rpartition("`")[2]
+        return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+    return f"{key}: {what[0].lower()}{what[1:]}"
+
+
+def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
+    values = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    if where and (values or not table):
+        lines.append(f"\n[{'.'.join(where)}]")
+    lines.extend(f"{key} = {_toml(value)}" for key, value in values.items())
+    for key, value in table.items():
+        if isinstance(value, dict):
+            _write_table(value, (*where, key), lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()
+    return repr(value)

@@ -1,0 +1,143 @@
+"""
+The rows of a dataset file, by number.
+
+    train.parquet ──┐
+                    ├──▶ open_rows ──▶ Rows: len(rows), rows[i], columns
+    train.jsonl  ───┘
+
+Rows are plain dicts. A file is known by its first bytes, not by its name, and stays in memory: prompts are small.
+"""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from asyncrl.errors import DataError
+
+if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
+    import pyarrow as pa
+
+PARQUET_MAGIC = b"PAR1"
+"""The first and last four bytes of every parquet file."""
+
+Row = dict[str, Any]
+
+
+class Rows(Protocol):
+    """A dataset, row by row."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Column names, as the file (parquet) or its first line (JSONL) has them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Row:
+        """Row ``row``, counted from 0. Raises `DataError` if it cannot be decoded."""
+
+    def place(self, row: int, /) -> str:
+        """Where a person finds row ``row``."""
+
+
+def open_rows(path: Path) -> Rows:
+    """
+    The rows of a parquet or JSONL file; at least one.
+
+    Raises:
+        DataError: No such file, neither format, damaged, or empty.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except FileNotFoundError as error:
+        raise DataError(f"no such dataset: {path}") from error
+    except OSError as error:
+        raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
+    rows = _read_parquet(path) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
+    if not len(rows):
+        raise DataError(f"dataset {path} is empty: it has no rows")
+    return rows
+
+
+def require_column(rows: Rows, column: str) -> None:
+    """
+    Refuse a dataset without ``column``.
+
+    Raises:
+        DataError: Names the column, what is there instead, and the closest of it.
+    """
+    if column in rows.columns:
+        return
+    close = difflib.get_close_matches(column, rows.columns, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise DataError(f"dataset {rows.path} has no column {column!r}: it has {', '.join(rows.columns)}{hint}")
+
+
+class ParquetRows:
+    """`Rows` of a parquet file."""
+
+    def __init__(self, path: Path, table: "pa.Table") -> None:
+        self.path = path
+        self.columns: list[str] = table.column_names
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, row: int, /) -> Row:
+        decoded: list[Row] = self._table.slice(row, 1).to_pylist()
+        return decoded[0]
+
+    def place(self, row: int, /) -> str:
+        return f"{self.path} row {row}"
+
+
+class JsonRows:
+    """`Rows` of a JSONL file. Lines are decoded when they are asked for; blank ones are passed over."""
+
+    def __init__(self, path: Path, lines: list[tuple[int, bytes]]) -> None:
+        self.path = path
+        self._lines = lines
+        self.columns: list[str] = list(self[0]) if lines else []
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, row: int, /) -> Row:
+        try:
+            return msgspec.json.decode(self._lines[row][1], type=Row)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.place(row)} is not a JSON object: {error}") from error
+
+    def place(self, row: int, /) -> str:
+        return f"{self.path} line {self._lines[row][0]}"
+
+
+def _read_parquet(path: Path) -> ParquetRows:
+    import pyarrow as pa  # noqa: PLC0415 - see above
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        return ParquetRows(path, pq.read_table(path))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"dataset {path} starts like parquet, but is damaged: {_first_line(error)}") from error
+
+
+def _read_jsonl(path: Path, start: bytes) -> JsonRows:
+    first = start.lstrip()[:1]
+    if first == b"[":
+        raise DataError(f"dataset {path} is one JSON array: write one object per line (JSONL), or parquet")
+    if first not in (b"{", b""):
+        raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
+    lines = enumerate(path.read_bytes().split(b"\n"), start=1)
+    return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

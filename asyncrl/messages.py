@@ -1,0 +1,533 @@
+"""
+Everything that crosses a socket, grouped by who receives it: the map of the city.
+
+    prompts ─▶ BROKER ──Lease──▶ ROLLOUT ──Put──▶ SPOOL ◀──Fetch── REWARD    SPOOL ◀──Fetch── TRAINER
+                 ▲ ▲                                │                 ▲
+                 │ └───────────Stored───────────────┘                 │
+                 └─Scored / Take / Commit / Publishing / Live …    Grade from the broker
+
+Nouns are offers and requests (`Offer`, `Lease`, `Take`), past participles are facts (`Stored`, `Scored`).
+On the wire a message is a msgpack array ``[class name, field, field, ...]``: fields may only be appended, with a
+default, so that older and newer nodes understand each other. Arrays are raw little-endian bytes in ``bin`` fields
+(int32 token ids, float32 log-probs), never lists: 43 times cheaper.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+PROTOCOL = 1
+"""Said in the greeting; a node that speaks another one is refused with both numbers."""
+
+Role = Literal["broker", "spool", "rollout", "reward", "trainer", "supervisor"]
+Split = Literal["train", "held_out"]
+FinishReason = Literal["stop", "length"]
+"""``stop``: the policy ended it (end of sequence or a stop string). ``length``: cut at ``max_tokens``."""
+
+
+class Value(Struct, frozen=True, array_like=True, gc=False):
+    """Base of parts of messages."""
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of messages; the first element on the wire is the class name."""
+
+
+# ── parts ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Unit(Value, frozen=True, order=True):
+    """One trajectory's place in the accounts. Results are deduplicated by it."""
+
+    group_id: int
+    """Dense ordinal in the data order of its split."""
+    index: int
+    """0 .. group_size - 1."""
+    split: Split = "train"
+
+
+class Span(Value, frozen=True):
+    """Completion tokens ``start .. end - 1`` were written by ``policy_version``."""
+
+    policy_version: int
+    start: int
+    end: int
+
+
+class Sampling(Value, frozen=True):
+    """How to sample one completion. Zero or negative ``temperature`` is not a thing: 0.0 means greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    stop: list[str] = []
+    """Strings that end a completion; the string itself is kept in the text."""
+
+
+class Prompt(Value, frozen=True):
+    """What the policy is asked, and what the verifier needs to judge the answer."""
+
+    text: str = ""
+    """Plain text, given to the tokenizer as it is. Empty if ``chat`` is used."""
+    chat: list[dict[str, str]] = []
+    """``[{"role": ..., "content": ...}]``, put through the model's chat template."""
+    answer: str = ""
+    data_source: str = ""
+    extra: dict[str, str | int | float | bool | None] = {}
+
+
+class Trajectory(Value, frozen=True):
+    """
+    One sampled completion, token by token, as the policy that wrote it saw it. The payload a spool keeps.
+
+    T is the number of completion tokens, L of prompt tokens.
+    """
+
+    unit: Unit
+    prompt_ids: memoryview
+    """[L] int32, little-endian."""
+    completion_ids: memoryview
+    """[T] int32."""
+    behavior_logprobs: memoryview
+    """[T] float32 log-probabilities under the distribution that was sampled from, in nats."""
+    spans: list[Span]
+    """Who wrote what: run-length, contiguous, covering 0 .. T."""
+    finish_reason: FinishReason
+    text: str
+    """The completion, decoded without special tokens."""
+    node: str = ""
+    generate_s: float = 0.0
+    """Seconds from the first prefill to the last token."""
+
+
+class SpoolRef(Value, frozen=True):
+    """Where a payload lies."""
+
+    spool: str
+    segment: int
+    offset: int
+    length: int
+    """Bytes of payload."""
+    crc32: int
+
+
+class Summary(Value, frozen=True):
+    """What the broker keeps about a trajectory without reading it."""
+
+    num_tokens: int
+    prompt_tokens: int
+    oldest_version: int
+    newest_version: int
+    num_spans: int
+    finish_reason: FinishReason
+
+
+class PutItem(Value, frozen=True):
+    """One finished trajectory: its place, the lease that covers it, its summary and its encoded bytes."""
+
+    unit: Unit
+    token: int
+    summary: Summary
+    payload: memoryview
+    """An encoded `Trajectory`. The spool never looks inside."""
+
+
+class Sample(Value, frozen=True):
+    """A scored trajectory in a batch: metadata and where the payload is."""
+
+    unit: Unit
+    ref: SpoolRef
+    reward: float
+    metrics: dict[str, float]
+    summary: Summary
+
+
+class Member(Value, frozen=True):
+    """One end of a weight transfer; its place in `Transfer.members` is its rank."""
+
+    node: str
+    incarnation: str
+
+
+# ── received by the broker, from any node ───────────────────────────────────────────────────
+
+
+class Hello(Message, frozen=True):
+    """The first message of a session."""
+
+    protocol: int
+    role: Role
+    node: str
+    incarnation: str
+    """Unique for each start of a process; two starts of one node are different peers."""
+
+
+class Ready(Message, frozen=True):
+    """The model is loaded; I can take part."""
+
+    plan_hash: str = ""
+    """Trainer and rollout: digest of the weight plan (names, shapes, dtypes), so that a wrong model is told at once."""
+
+
+class Beat(Message, frozen=True):
+    """I am alive, and so is my event loop: it is the loop that sends this."""
+
+    lag_s: float = 0.0
+    """How late the loop was in sending it."""
+    busy_s: float = 0.0
+    """Seconds this role has worked since it started."""
+    wait_s: float = 0.0
+    """Seconds it had nothing to do."""
+    tokens: int = 0
+    """Tokens generated or trained since it started."""
+
+
+class Bye(Message, frozen=True):
+    """Leaving on purpose; nothing of mine is unfinished."""
+
+    reason: str
+
+
+class Draining(Message, frozen=True):
+    """I finish what is in hand and leave: no more leases, please."""
+
+
+class StoreSet(Message, frozen=True):
+    """Rendezvous of a weight group: publish a key."""
+
+    group: str
+    key: str
+    value: bytes
+
+
+class StoreGet(Message, frozen=True):
+    """Rendezvous of a weight group: answer with `StoreValue` once the key is set."""
+
+    group: str
+    key: str
+
+
+# ── received by the broker, from rollouts and rewards ───────────────────────────────────────
+
+
+class Offer(Message, frozen=True):
+    """
+    Credit, as a running total: "up to ``limit`` trajectories since I started, counting those you already gave me".
+
+    An absolute number, so that a repeated or reordered offer changes nothing.
+    """
+
+    limit: int
+
+
+class Scored(Message, frozen=True):
+    """A verdict."""
+
+    unit: Unit
+    reward: float
+    metrics: dict[str, float] = {}
+    """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
+
+
+class Failed(Message, frozen=True):
+    """No trajectory or no verdict for a unit, and why. Never a reward of zero."""
+
+    unit: Unit
+    token: int
+    stage: Literal["rollout", "reward"]
+    reason: str
+    retryable: bool
+
+
+class Live(Message, frozen=True):
+    """The engine now decodes with ``policy_version``."""
+
+    policy_version: int
+    pause_s: float
+    """Seconds decoding stood still for the swap."""
+    receive_s: float
+    """Seconds from the doorbell until the last byte lay in the staging buffer."""
+
+
+class Transferred(Message, frozen=True):
+    """My side of a weight transfer is done."""
+
+    epoch: int
+    policy_version: int
+    seconds: float
+    num_bytes: int
+
+
+class TransferFailed(Message, frozen=True):
+    """My side of a weight transfer broke; the epoch is dead for me."""
+
+    epoch: int
+    policy_version: int
+    reason: str
+
+
+# ── received by the broker, from the trainer ────────────────────────────────────────────────
+
+
+class Take(Message, frozen=True):
+    """Give me the batch of ``step``. Asked again, the same batch comes again."""
+
+    step: int
+
+
+class Commit(Message, frozen=True):
+    """A checkpoint contains every step up to ``step``: older payloads may go."""
+
+    step: int
+    checkpoint: str
+
+
+class Publishing(Message, frozen=True):
+    """Weights of ``policy_version`` lie staged, made of every step below ``next_step``."""
+
+    policy_version: int
+    next_step: int
+
+
+class Stepped(Message, frozen=True):
+    """One optimizer step is done."""
+
+    step: int
+    policy_version: int
+    """The version whose weights this step changed."""
+    metrics: dict[str, float]
+
+
+# ── received by the broker, from spools and the supervisor ──────────────────────────────────
+
+
+class Stored(Message, frozen=True):
+    """A payload is on disk."""
+
+    unit: Unit
+    token: int
+    ref: SpoolRef
+    summary: Summary
+    node: str
+    incarnation: str
+    """Who sent it, and hears `Settled`."""
+
+
+class Exited(Message, frozen=True):
+    """A child process ended; the supervisor says how."""
+
+    node: str
+    cause: str
+    restarting: bool
+
+
+# ── received by every node ──────────────────────────────────────────────────────────────────
+
+
+class Welcome(Message, frozen=True):
+    """Answer to `Hello`."""
+
+    broker_epoch: int
+    run_dir: str
+    """Where the broker keeps the run; the same path for every role on its machine."""
+    config: bytes
+    """The run's resolved configuration, JSON."""
+    spool: str
+    """Address of the spool that serves this node."""
+    beat_s: float
+
+
+class Reject(Message, frozen=True):
+    """Answer to a `Hello` that cannot be accepted."""
+
+    reason: str
+
+
+class StoreValue(Message, frozen=True):
+    """Answer to `StoreGet`."""
+
+    group: str
+    key: str
+    value: bytes
+
+
+class Transfer(Message, frozen=True):
+    """
+    Take part in one weight transfer, at once.
+
+    ``members[0]`` is the trainer and sends. A new ``epoch`` means: make a new process group first; the same epoch as
+    last time means: the group is still good.
+    """
+
+    epoch: int
+    policy_version: int
+    members: list[Member]
+    keep: bool
+    """False for the one-off pair that brings a joiner up to date: drop the group afterwards."""
+    deadline_s: float
+
+
+class Stop(Message, frozen=True):
+    """The run is over, or this node is to leave: finish nothing more, say `Bye`, exit."""
+
+    reason: str
+    failed: bool = False
+
+
+# ── received by rollouts ────────────────────────────────────────────────────────────────────
+
+
+class Lease(Message, frozen=True):
+    """The right to sample some indices of one group until ``expires_in_s`` has passed without a beat."""
+
+    token: int
+    """Fences the lease: (broker epoch << 32) + counter."""
+    group_id: int
+    indices: list[int]
+    split: Split
+    prompt: Prompt
+    sampling: Sampling
+    seed: int
+    """Index i samples with ``seed + i``, wherever it runs."""
+    max_prompt_tokens: int
+    expires_in_s: float
+    """Seconds from *receipt*: clocks are never compared across machines."""
+
+
+class Settled(Message, frozen=True):
+    """These results are on disk, in ledger and spool: forget them."""
+
+    units: list[Unit]
+
+
+class Cancelled(Message, frozen=True):
+    """These leases are no longer wanted."""
+
+    tokens: list[int]
+
+
+class Hold(Message, frozen=True):
+    """Stay at ``policy_version``: weights that arrive meanwhile wait in staging until `Release`."""
+
+    policy_version: int
+
+
+class Release(Message, frozen=True):
+    """Swap in what waits."""
+
+
+# ── received by rewards ─────────────────────────────────────────────────────────────────────
+
+
+class Grade(Message, frozen=True):
+    """Judge one stored trajectory."""
+
+    unit: Unit
+    token: int
+    ref: SpoolRef
+    prompt: Prompt
+
+
+# ── received by the trainer ─────────────────────────────────────────────────────────────────
+
+
+class Batch(Message, frozen=True):
+    """Answer to `Take`: whole groups, in order, samples of a group together."""
+
+    step: int
+    samples: list[Sample]
+
+
+class Published(Message, frozen=True):
+    """Every rollout that is not behind decodes with ``policy_version``: its groups have left the window."""
+
+    policy_version: int
+
+
+# ── received by spools ──────────────────────────────────────────────────────────────────────
+
+
+class Put(Message, frozen=True):
+    """Keep these. Sent again until the broker says `Settled`."""
+
+    node: str
+    incarnation: str
+    items: list[PutItem]
+
+
+class Fetch(Message, frozen=True):
+    """Give me these payloads, in this order."""
+
+    request_id: int
+    refs: list[SpoolRef]
+
+
+class Trim(Message, frozen=True):
+    """Payloads in segments below ``segment`` are no longer wanted."""
+
+    segment: int
+
+
+# ── received from spools ────────────────────────────────────────────────────────────────────
+
+
+class Fetched(Message, frozen=True):
+    """Answer to `Fetch`; an empty payload is one the spool no longer has."""
+
+    request_id: int
+    payloads: list[memoryview]
+
+
+# ── received by the supervisor ──────────────────────────────────────────────────────────────
+
+
+class Progress(Message, frozen=True):
+    """One step of the run, for a person to see."""
+
+    step: int
+    steps: int
+    metrics: dict[str, float]
+
+
+class Evaluated(Message, frozen=True):
+    """Held-out accuracy at one pinned version."""
+
+    policy_version: int
+    accuracy: float
+    num_prompts: int
+    metrics: dict[str, float] = {}
+
+
+class Finished(Message, frozen=True):
+    """The run is over."""
+
+    status: Literal["finished", "failed"]
+    cause: str
+
+
+ToBroker = (
+    Hello | Ready | Beat | Draining | Bye | StoreSet | StoreGet
+    | Offer | Scored | Failed | Live | Transferred | TransferFailed
+    | Take | Commit | Publishing | Stepped
+    | Stored | Exited
+)  # fmt: skip
+ToRollout = Welcome | Reject | StoreValue | Transfer | Stop | Lease | Settled | Cancelled | Hold | Release | Fetched
+ToReward = Welcome | Reject | Stop | Grade | Fetched
+ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Fetched
+ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
+ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Finished
+
+AnyMessage = (
+    Hello | Ready | Beat | Draining | Bye | StoreSet | StoreGet
+    | Offer | Scored | Failed | Live | Transferred | TransferFailed
+    | Take | Commit | Publishing | Stepped
+    | Stored | Exited
+    | Welcome | Reject | StoreValue | Transfer | Stop
+    | Lease | Settled | Cancelled | Hold | Release
+    | Grade
+    | Batch | Published
+    | Put | Fetch | Trim | Fetched
+    | Progress | Evaluated | Finished
+)  # fmt: skip

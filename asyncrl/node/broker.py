@@ -1,0 +1,110 @@
+"""Builds the broker's process: rules, ledger, control hub, and the spool it hosts."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.actor.greeting import beat, greet, identity
+from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
+from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.config import Config
+from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.messages import Beat, Prompt
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.segments import Segments
+
+SPOOL = "spool"
+
+
+async def run_broker(
+    config: Config,
+    directory: RunDirectory,
+    *,
+    bind: str,
+    listening: Callable[[str], None],
+    stopping: asyncio.Event,
+) -> None:
+    """
+    Serve one run.
+
+    Args:
+        bind: Control address.
+        listening: Told the address once nodes may connect.
+        stopping: Set by whoever wants the run to end early.
+
+    Raises:
+        RunFailed: The run ended early; the message is the cause.
+        DataError, LinkError, LedgerError: It could not start.
+    """
+    prompts = train_stream(config.data, config.run.seed)
+    held_out = _held_out(config)
+    hub = ZmqHub(bind)
+    bulk = ZmqHub(config.broker.spool_bind, max_frame_bytes=DATA_FRAME_BYTES)
+    ledger = Ledger(directory.ledger)
+    segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
+    own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_epoch}", max_frame_bytes=DATA_FRAME_BYTES)
+    broker = BrokerActor(
+        config,
+        Scheduler(config, prompts, held_out, ledger.broker_epoch),
+        hub,
+        ledger,
+        directory,
+        spool=own_spool,
+        spool_address=bulk.address,
+        broker_epoch=ledger.broker_epoch,
+    )
+    background = [
+        asyncio.create_task(_run_spool(hub, bulk, segments, config.broker.beat_s), name="spool"),
+        asyncio.create_task(_stop_when(stopping, broker), name="stop"),
+    ]
+    background[0].add_done_callback(lambda task: _spool_ended(task, broker))
+    try:
+        listening(hub.address)
+        await broker.run()
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await own_spool.aclose()
+        await hub.aclose()
+        await bulk.aclose()
+        segments.close()
+        ledger.close()
+
+
+async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: float) -> None:
+    who = identity("spool", SPOOL)
+    link = hub.connect_local(who.peer)
+    await greet(link, who)
+    beats = asyncio.create_task(beat(link, beat_s, lambda lag_s: Beat(lag_s)))
+    try:
+        await SpoolActor(SPOOL, segments, bulk, link).run()
+    finally:
+        beats.cancel()
+
+
+def _spool_ended(task: "asyncio.Task[None]", broker: BrokerActor) -> None:
+    """A spool that cannot write ends the run: going on would lose data."""
+    if not task.cancelled() and (error := task.exception()):
+        broker.stop(f"spool: {error}")
+
+
+async def _stop_when(stopping: asyncio.Event, broker: BrokerActor) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await stopping.wait()
+        broker.stop("the broker was told to stop")
+
+
+def _held_out(config: Config) -> list[Prompt]:
+    if not config.data.held_out:
+        return []
+    return [draw.prompt for draw in held_out_stream(config.data, config.evaluation.max_prompts).since(0)]
+
+
+def create_directory(config: Config, config_path: Path) -> RunDirectory:
+    """A new run directory, named after the run or else after its config file."""
+    return RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)

@@ -1,0 +1,73 @@
+"""
+One role as an operating-system process: event loop, signals, logging, exit code. Nothing else in asyncrl touches these.
+
+SIGTERM or SIGINT: drain, leave, exit 0. A second one: exit at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+import uvloop
+
+from asyncrl.errors import AsyncrlError
+
+Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+SECOND_SIGNAL_EXIT = 143
+
+
+def run_process(job: Job, *, name: str) -> int:
+    """
+    Run ``job`` to its end.
+
+    Args:
+        job: Given an event that is set by the first SIGTERM or SIGINT.
+        name: Stands in every log line.
+
+    Returns:
+        The exit code: 0, or that of the error, whose sentence then stands on standard error.
+    """
+    configure_logging(name)
+    try:
+        uvloop.run(_with_signals(job))
+    except AsyncrlError as error:
+        structlog.get_logger().error("node.failed", cause=str(error))
+        sys.stderr.write(f"asyncrl: {error}\n")
+        return error.exit_code
+    return 0
+
+
+async def _with_signals(job: Job) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            os._exit(SECOND_SIGNAL_EXIT)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await job(stopping)
+
+
+def configure_logging(name: str) -> None:
+    """Events as JSON lines on standard error, or in colour if a person is looking."""
+    to_person = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if to_person else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(node=name)

@@ -1,0 +1,69 @@
+"""How a process runs an actor: beats beside it, until the run is over or the process is told to stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from asyncrl.actor.greeting import beat, leave
+from asyncrl.actor.link import Link
+from asyncrl.messages import Beat
+
+Loaded = TypeVar("Loaded")
+
+
+class Actor(Protocol):
+    """What every role's actor offers its process."""
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+
+    def beat(self, lag_s: float, /) -> Beat:
+        """A sign of life."""
+
+
+async def serve(
+    actor: Actor,
+    link: Link,
+    *,
+    beat_s: float,
+    stopping: asyncio.Event,
+    drain: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """
+    Run ``actor`` to its end. When ``stopping`` is set, ``drain`` first, then leave.
+
+    Raises:
+        AsyncrlError: Whatever ended the actor.
+    """
+    beats = asyncio.create_task(beat(link, beat_s, actor.beat), name="beats")
+    running = asyncio.create_task(actor.run(), name="actor")
+    told = asyncio.create_task(_told(stopping, drain), name="stopping")
+    try:
+        await asyncio.wait([running, told], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        for task in (beats, running, told):
+            task.cancel()
+        await asyncio.gather(beats, running, told, return_exceptions=True)
+        await leave(link, "told to stop" if stopping.is_set() else "done")
+
+
+async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:
+    """
+    Run ``load`` in a thread while beats go on: it takes seconds, and a silent node is lost.
+
+    Raises:
+        AsyncrlError: What ``load`` raised.
+    """
+    beats = asyncio.create_task(beat(link, beat_s, Beat))
+    try:
+        return await asyncio.to_thread(load)
+    finally:
+        beats.cancel()
+
+
+async def _told(stopping: asyncio.Event, drain: Callable[[], Awaitable[object]] | None) -> None:
+    await stopping.wait()
+    if drain is not None:
+        await drain()

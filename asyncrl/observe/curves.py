@@ -1,0 +1,117 @@
+"""Which curves a report draws, and of what."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from asyncrl.observe.axes import Point
+from asyncrl.observe.charts import Series, line_chart
+from asyncrl.observe.run_record import HeldOut, RunRecord
+
+
+class Curve(Struct, frozen=True, kw_only=True):
+    """One chart over steps."""
+
+    title: str
+    keys: dict[str, str]
+    """Legend entry to key in metrics.jsonl. One key needs no entry of its own."""
+    zero: bool = True
+    percent: bool = False
+
+
+CURVES = (
+    Curve(title="Reward, mean of the step", keys={"": "reward"}, zero=False),
+    Curve(title="Completion length, tokens", keys={"mean": "length_mean", "longest": "length_max"}),
+    Curve(title="Staleness, policy versions", keys={"mean": "staleness_mean", "max": "staleness_max"}),
+    Curve(title="Throughput, trained tokens / s", keys={"": "tokens_per_s"}),
+    Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),
+    Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
+    Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
+    Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
+    Curve(title="KL to the starting policy, nats", keys={"": "kl"}),
+    Curve(title="Gap of log-probs, trainer to sampler, nats", keys={"": "logprob_gap"}),
+    Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
+)
+
+
+def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
+    """
+    Every chart there is something to draw in, each with all the runs.
+
+    Returns:
+        The charts as SVG, and the titles of those that would be empty.
+    """
+    drawn, empty = [], []
+    for title, chart in _charts(records):
+        if chart is None:
+            empty.append(title)
+        else:
+            drawn.append(chart)
+    return drawn, empty
+
+
+def interval(accuracy: float, num_prompts: int) -> Point:
+    """
+    Where the true accuracy lies, 19 times out of 20, given that share of right answers.
+
+    Source:
+        Wilson 1927, "Probable inference, the law of succession, and statistical inference", with z = 1.96.
+    """
+    z2 = 1.96**2 / num_prompts
+    centre = (accuracy + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * accuracy * (1 - accuracy) + z2 * z2 / 4) / (1 + z2)
+    return centre - half, centre + half
+
+
+def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None]]:
+    title = "Held-out accuracy, 95 % band"
+    over_steps = [(curve.title, _over_steps(curve, records)) for curve in CURVES]
+    over_versions = (title, _held_out(title, records, lambda e: e.policy_version, "policy version", True))
+    if len(records) == 1:
+        return [over_steps[0], over_versions, *over_steps[1:]]
+    # Runs that differ in speed are only fairly compared over time.
+    title = "Held-out accuracy over wall time, 95 % band"
+    over_time = (title, _held_out(title, records, lambda e: e.time_s, "seconds", False))
+    return [over_versions, over_time, *over_steps]
+
+
+def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
+    series = [
+        Series(
+            points=points, label=_label(records, record, label), colour=_colour(records, run, place), dashed=place > 0
+        )
+        for run, record in enumerate(records)
+        for place, (label, key) in enumerate(curve.keys.items())
+        if (points := record.curve(key))
+    ]
+    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent) if series else None
+
+
+def _held_out(
+    title: str, records: Sequence[RunRecord], x_of: Callable[[HeldOut], float | None], x_label: str, whole: bool
+) -> str | None:
+    series = []
+    for run, record in enumerate(records):
+        found = [(x, one) for one in record.held_out() if (x := x_of(one)) is not None]
+        if found:
+            series.append(
+                Series(
+                    points=[(x, one.accuracy) for x, one in found],
+                    label=_label(records, record, ""),
+                    colour=run,
+                    dots=True,
+                    band=[(x, *interval(one.accuracy, one.num_prompts)) for x, one in found if one.num_prompts],
+                )
+            )
+    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole) if series else None
+
+
+def _label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:
+    """A run's name is said where there is more than one, a part's where there is one."""
+    return " ".join(filter(None, (record.name if len(records) > 1 else "", part)))
+
+
+def _colour(records: Sequence[RunRecord], run: int, place: int) -> int:
+    """Runs differ in colour and parts of a run in dash; parts of the only run in both."""
+    return run if len(records) > 1 else place

@@ -1,0 +1,57 @@
+"""
+Files of one JSON object a line, appended to by one process and read by any number, also while it writes.
+
+A line counts once its newline is there: what follows the last newline is a line that is being written, or was when
+its writer died. Readers pass over it, and the next writer takes it away before it adds a line of its own.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from asyncrl.errors import LedgerError
+
+
+class JsonLines:
+    """One such file. It is opened for each call: the writer keeps no handle, so nothing is to be closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line. NaN and infinities, which JSON lacks, become null."""
+        line = msgspec.json.encode(record) + b"\n"
+        with self.path.open("ab+") as file:
+            _take_away_torn_line(file)
+            file.write(line)
+
+    def read(self) -> list[dict[str, Any]]:
+        """
+        Every whole line; none if there is no file.
+
+        Raises:
+            LedgerError: A line that was written to its end is not a JSON object; names it.
+        """
+        try:
+            *lines, _torn = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        return [self._decode(line, number) for number, line in enumerate(lines, start=1)]
+
+    def _decode(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise LedgerError(f"{self.path} line {number} is not a JSON object: {error}") from error
+
+
+def _take_away_torn_line(file: BinaryIO) -> None:
+    end = file.seek(0, 2)
+    if not end:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)

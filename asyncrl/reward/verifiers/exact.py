@@ -1,0 +1,22 @@
+"""Text against text: for tasks whose answer has one spelling."""
+
+from msgspec import Struct
+
+from asyncrl.reward.verifier import Sample
+
+
+class Exact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """1.0 if the completion is the answer, white space at both ends aside, else 0.0."""
+
+    after: str = ""
+    """Judge only what follows the last occurrence of this; a completion without it scores 0."""
+    ignore_case: bool = False
+
+    def __call__(self, sample: Sample, /) -> float:
+        """The score."""
+        _, marker, said = sample.completion.rpartition(self.after) if self.after else ("", "whole", sample.completion)
+        return float(bool(marker) and self._plain(said) == self._plain(sample.answer))
+
+    def _plain(self, text: str) -> str:
+        text = text.strip()
+        return text.casefold() if self.ignore_case else text

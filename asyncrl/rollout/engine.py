@@ -1,0 +1,73 @@
+"""
+What a rollout needs from an inference engine, so that a host can adapt its own.
+
+    generate ──▶ tokens, each tagged with the version that wrote it
+    pause ─▶ swap ─▶ resume      between two decode steps; running requests stay and go on
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from asyncrl.messages import FinishReason, Prompt, Sampling, Span
+from asyncrl.weights.plan import TensorSpec
+
+if TYPE_CHECKING:  # the rollout room itself needs no torch: a host's engine may use anything
+    from torch import Tensor
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One completion to sample."""
+
+    prompt_ids: list[int]
+    """[L] token ids."""
+    sampling: Sampling
+    seed: int
+    """Same seed, same weights, same prompt: same tokens, whatever else is being decoded."""
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """What the policy wrote. T tokens."""
+
+    completion_ids: list[int]
+    """[T] token ids, the end-of-sequence token included if the policy wrote it."""
+    behavior_logprobs: list[float]
+    """[T] log-probabilities under the distribution that was sampled from (temperature, top-p and top-k applied), nats."""
+    spans: list[Span]
+    """Contiguous, covering 0 .. T."""
+    finish_reason: FinishReason
+    generate_s: float
+
+
+class Engine(Protocol):
+    """An inference engine. All methods are called from one event loop."""
+
+    def encode(self, prompt: Prompt, /) -> list[int]:
+        """Token ids of a prompt, chat template applied if it is a chat."""
+
+    def decode(self, token_ids: list[int], /) -> str:
+        """Text of a completion, without special tokens."""
+
+    def specs(self) -> list[TensorSpec]:
+        """The parameters `swap` expects. Empty: this engine's weights are not ours to change."""
+
+    async def generate(self, request: Request, /) -> Completion:
+        """
+        Sample one completion. Cancelling the task frees its slot.
+
+        Raises:
+            EngineError: It could not be done; says whether trying again may help.
+        """
+
+    async def pause(self) -> None:
+        """Return once no decode step is running; none starts before `resume`."""
+
+    async def swap(self, policy_version: int, weights: "Mapping[str, Tensor]", /) -> None:
+        """Decode with these weights from now on. The tensors are borrowed: copy out of them. Only while paused."""
+
+    async def resume(self) -> None:
+        """Go on decoding."""
+
+    async def aclose(self) -> None:
+        """Free everything. Running requests raise `EngineError`."""

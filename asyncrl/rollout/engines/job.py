@@ -1,0 +1,37 @@
+"""One request on its way through the slots, and who wrote which of its tokens."""
+
+from asyncrl.messages import Span
+from asyncrl.rollout.engine import Request
+
+
+class Job:
+    """A request, where it is decoded, and under which weights. Compared by identity: two requests may be equal."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.slot = -1
+        """-1 while it waits."""
+        self.begun_at = 0
+        """The slot table's step count at which it had no token yet."""
+        self.begun_s = 0.0
+        """When it got its slot, by the performance counter."""
+        self.prompt_version = 0
+        """Whose keys and values the prompt has in the cache."""
+        self._marks: list[tuple[int, int]] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """L."""
+        return len(self.request.prompt_ids)
+
+    def turn(self, policy_version: int, written: int) -> None:
+        """Credit tokens from number ``written`` on to ``policy_version``."""
+        if self._marks and self._marks[-1][1] == written:
+            self._marks.pop()
+        if not self._marks or self._marks[-1][0] != policy_version:
+            self._marks.append((policy_version, written))
+
+    def spans(self, num_tokens: int) -> list[Span]:
+        """Who wrote what, covering 0 .. ``num_tokens``."""
+        ends = [start for _, start in self._marks[1:]] + [num_tokens]
+        return [Span(version, start, end) for (version, start), end in zip(self._marks, ends, strict=True)]

@@ -1,0 +1,54 @@
+"""What an engine can serve: requests outside of it are refused before they wait for a slot."""
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Request
+
+
+def check(request: Request, *, positions: int, vocab_size: int) -> None:
+    """
+    Refuse a request that cannot be served as it is.
+
+    Args:
+        request: Whose.
+        positions: Tokens of a slot, prompt and completion together.
+        vocab_size: Tokens the model knows.
+
+    Raises:
+        EngineError: Not retryable.
+    """
+    _check_size(len(request.prompt_ids), request.sampling.max_tokens, positions)
+    lowest, highest = min(request.prompt_ids), max(request.prompt_ids)
+    if lowest < 0 or highest >= vocab_size:
+        raise EngineError(
+            f"prompt has token ids from {lowest} to {highest}, but the model knows 0 to {vocab_size - 1}; "
+            f"is the tokenizer the model's own?",
+            retryable=False,
+        )
+    _check_sampling(request.sampling)
+
+
+def _check_size(prompt_tokens: int, max_tokens: int, positions: int) -> None:
+    if prompt_tokens < 1 or max_tokens < 1:
+        raise EngineError(
+            f"expected a prompt of at least 1 token and max_tokens of at least 1, got {prompt_tokens} and {max_tokens}",
+            retryable=False,
+        )
+    if prompt_tokens + max_tokens > positions:
+        raise EngineError(
+            f"a prompt of {prompt_tokens} tokens and max_tokens={max_tokens} do not fit a slot of {positions} tokens; "
+            f"shorten the prompt or make the slots larger",
+            retryable=False,
+        )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    is_temperature, is_top_p = sampling.temperature >= 0, 0 < sampling.top_p <= 1
+    if not (is_temperature and is_top_p and sampling.top_k >= 0):
+        raise EngineError(
+            f"expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, got {sampling.temperature:g}, "
+            f"{sampling.top_p:g} and {sampling.top_k}",
+            retryable=False,
+        )
+    if "" in sampling.stop:
+        raise EngineError("a stop string is empty, and would end every completion; remove it", retryable=False)

@@ -1,0 +1,143 @@
+"""
+Dense Qwen3 models, decoded with as few kernels as torch allows.
+
+    x ─rms─ qkv ─rms(q,k)─ rope ─▶ cache ─▶ attention ─ o ─(+x)─ rms ─ gate,up ─ silu·mul ─ down ─(+x)─▶
+
+Projections that read the same input lie in one matrix. The model's parameters become views of that matrix, so writing
+new weights into the parameters is all it takes to change them here, and there is no second copy.
+
+Shapes: N tokens (rows of a step, or rows times positions of a prefill), H hidden, D head_dim, Q and K query and
+key-value heads.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+
+from asyncrl.rollout.engines.forward import causal_bias
+from asyncrl.rollout.engines.kv_cache import KVCache
+
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, queries [N, Q, D], keys and values [N, 2K, D]) → [N, Q * D]. Also stores the keys and values."""
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether `Qwen3Forward` computes what the model itself would."""
+    config = model.config
+    return (
+        type(model) is Qwen3ForCausalLM
+        and config.model_type == "qwen3"
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and config.rope_parameters["rope_type"] == "default"
+    )
+
+
+class Qwen3Forward:
+    """A `Forward`. Takes the model over: its projections and head norms are moved into shared storage."""
+
+    def __init__(self, model: Qwen3ForCausalLM, cache: KVCache) -> None:
+        self.cache = cache
+        self._embed, self._head = model.model.embed_tokens, model.lm_head
+        self._norm = model.model.norm
+        self._layers = [_Layer(layer) for layer in model.model.layers]
+        self._query_heads: int = model.config.num_attention_heads
+        self._eps: float = model.config.rms_norm_eps
+        heads = [0] * self._query_heads + [1] * cache.kv_heads
+        self._head_kind = torch.tensor(heads, device=model.device)
+        self._head_norms = _fuse([n for layer in model.model.layers for n in _head_norms(layer)])
+        self._columns = torch.arange(cache.positions, device=model.device)
+        self._cos, self._sin = _rotations(model, self._columns)
+
+    def prefill(self, slots: Tensor, ids: Tensor) -> None:
+        """As `Forward.prefill`."""
+        rows, length = ids.shape
+        kv_heads, head_dim = self.cache.kv_heads, self.cache.head_dim
+
+        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+            grid = keys_values.view(rows, length, 2, kv_heads, head_dim)
+            self.cache.write_prefix(layer, slots, grid)
+            keys, values = grid.unbind(2)
+            attended = F.scaled_dot_product_attention(
+                queries.view(rows, length, -1, head_dim).transpose(1, 2),
+                keys.transpose(1, 2),
+                values.transpose(1, 2),
+                is_causal=True,
+                enable_gqa=True,
+            )
+            return attended.transpose(1, 2).reshape(rows * length, -1)
+
+        self._run(ids.flatten(), self._columns[:length].repeat(rows), attend)
+
+    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
+        """As `Forward.step`."""
+        rows = len(ids)
+        bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None, None]
+        # Query heads that share a key-value head become queries of it: one wider product instead of repeated keys.
+        folded = (rows, self.cache.kv_heads, self._query_heads // self.cache.kv_heads, self.cache.head_dim)
+
+        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+            self.cache.write_step(layer, cells, keys_values.flatten(1))
+            keys, values = self.cache.read(layer, rows, length)
+            return F.scaled_dot_product_attention(queries.view(folded), keys, values, bias).reshape(rows, -1)
+
+        hidden = self._run(ids, positions, attend)
+        logits: Tensor = F.linear(self._rms(hidden, self._norm), self._head.weight)
+        return logits
+
+    def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[N, H] the last layer's output, before the final norm."""
+        hidden = F.embedding(ids, self._embed.weight)
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
+        for index, layer in enumerate(self._layers):
+            qkv = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(ids), -1, self.cache.head_dim)
+            self._rotate(qkv[:, : norms.shape[1]], norms[index], cos, sin)
+            attended = attend(index, qkv[:, : self._query_heads], qkv[:, self._query_heads :])
+            hidden = torch.addmm(hidden, attended, layer.out.weight.t())
+            gate, up = F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.weight.t())
+        return hidden
+
+    def _rms(self, hidden: Tensor, norm: Qwen3RMSNorm) -> Tensor:
+        return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, self._eps)
+
+    def _rotate(self, heads: Tensor, norms: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Normalise queries and keys [N, Q + K, D] and turn them to their positions, in place."""
+        normed = F.rms_norm(heads, heads.shape[-1:], eps=self._eps).mul_(norms)
+        torch.addcmul(normed * cos, normed.roll(self.cache.head_dim // 2, -1), sin, out=heads)
+
+
+class _Layer:
+    """One decoder layer's matrices, those with the same input fused."""
+
+    def __init__(self, layer: Qwen3DecoderLayer) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = _fuse([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        self.gate_up = _fuse([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+
+
+def _head_norms(layer: Qwen3DecoderLayer) -> list[nn.Parameter]:
+    return [layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight]
+
+
+def _fuse(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The parameters stacked along their first dimension; each becomes a view of its part."""
+    fused = torch.cat([parameter.detach() for parameter in parameters])
+    parts = torch.split(fused, [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return fused
+
+
+def _rotations(model: Qwen3ForCausalLM, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """[positions, D] cosines and sines; the first half of the sines is negated, so that a roll replaces rotate-half."""
+    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight, columns[None])
+    half = sin.shape[-1] // 2
+    return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)

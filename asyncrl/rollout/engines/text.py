@@ -1,0 +1,42 @@
+"""Between text and token ids: what the engine asks of a tokenizer."""
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Prompt
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """
+    Token ids of a prompt: plain text as the tokenizer's defaults have it, a chat through its template.
+
+    Raises:
+        EngineError: Not retryable; the prompt is empty, has both forms, or the tokenizer has no chat template.
+    """
+    if bool(prompt.text) == bool(prompt.chat):
+        raise EngineError(
+            f"a prompt has either text or chat; this one has {'both' if prompt.text else 'neither'}", retryable=False
+        )
+    if prompt.text:
+        return list(tokenizer(prompt.text).input_ids)
+    if not tokenizer.chat_template:
+        raise EngineError(
+            "the tokenizer has no chat template, and the prompt is a chat; use plain text", retryable=False
+        )
+    encoded = tokenizer.apply_chat_template(prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True)
+    return list(encoded["input_ids"])
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
+    """Text without special tokens, spaces as the model wrote them."""
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion, by the word of the generation config, the model config or the tokenizer."""
+    named = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    found: set[int] = set()
+    for ids in named:
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return sorted(found)

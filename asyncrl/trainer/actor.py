@@ -1,0 +1,280 @@
+"""
+Turns batches into published versions.
+
+    Take(k) ─▶ Batch ─▶ fetch payloads ─▶ learner.train ─▶ Stepped
+                 └ Take(k + 1) is asked, and its payloads fetched, while step k trains
+    every T steps: stage ─▶ Publishing ─▶ transfers, while the next step trains ─▶ Published
+
+The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging before
+they travel, so a transfer never sees a step half done; the next version is staged only once the last one is live.
+
+Safe to run inside someone else's process: no signal handler, no logging configuration; its thread ends with `run`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import structlog
+
+from asyncrl.actor.link import Link
+from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.work_clock import WorkClock
+from asyncrl.config import Config
+from asyncrl.errors import LinkRefused, TransferError
+from asyncrl.messages import (
+    Batch,
+    Beat,
+    Commit,
+    Message,
+    Published,
+    Publishing,
+    Ready,
+    Reject,
+    Stepped,
+    Stop,
+    StoreValue,
+    Take,
+    Trajectory,
+    Transfer,
+    TransferFailed,
+)
+from asyncrl.trainer import checkpoint
+from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.learner import Learner
+from asyncrl.weights.publish import Publisher
+
+log = structlog.get_logger()
+Result = TypeVar("Result")
+
+FETCH_S = 120.0
+"""A spool that does not answer for this long has failed."""
+
+
+class Saves(Protocol):
+    """A tokenizer, as far as a checkpoint needs it."""
+
+    def save_pretrained(self, save_directory: Path, /) -> object:
+        """Write its files into a folder."""
+
+
+class TrainerActor:
+    """
+    The trainer.
+
+    Args:
+        learner: The policy and its optimizer.
+        tokenizer: Goes into checkpoints.
+        publisher: Sends weights. Owned by the caller.
+        link: To the broker, after Hello and Welcome.
+        spool: To the spool.
+        plan_hash: Of the publisher's plan.
+        checkpoints: Folder they go to.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        tokenizer: Saves,
+        publisher: Publisher,
+        link: Link,
+        spool: Link,
+        *,
+        plan_hash: str,
+        checkpoints: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._learner = learner
+        self._tokenizer = tokenizer
+        self._publisher = publisher
+        self._link = link
+        self._payloads = PayloadClient(spool)
+        self._plan_hash = plan_hash
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._work = WorkClock(clock)
+        self._batches: dict[int, asyncio.Future[Batch]] = {}
+        self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
+        self._live_version = -1
+        self._went_live = asyncio.Event()
+        self._num_tokens = 0
+        self._publish_s = 0.0
+        self._compute: ThreadPoolExecutor
+
+    async def run(self) -> None:
+        """
+        Train every step, then serve joiners until the broker says Stop.
+
+        Raises:
+            LinkRefused: The broker rejected us.
+            LinkReset: The broker restarted.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._transfer, self._train)]
+                    await self._serve()
+                    for task in jobs:
+                        task.cancel()
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None
+
+    def beat(self, lag_s: float) -> Beat:
+        """A sign of life, with running totals."""
+        busy_s, wait_s = self._work.totals()
+        return Beat(lag_s, busy_s, wait_s, self._num_tokens)
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────
+
+    async def _serve(self) -> None:
+        async for message in self._link:
+            if isinstance(message, Stop):
+                return
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Batch(step=step):
+                if (future := self._batches.get(step)) and not future.done():
+                    future.set_result(message)
+            case Transfer():
+                self._transfers.put_nowait(message)
+            case StoreValue():
+                self._publisher.deliver(message)
+            case Published(policy_version=version):
+                self._live_version = max(self._live_version, version)
+                self._went_live.set()
+            case Reject(reason=reason):
+                raise LinkRefused(reason)
+            case _:
+                log.warning("message.unexpected", type=type(message).__name__)
+
+    # ── steps ───────────────────────────────────────────────────────────────────────────────
+
+    async def _train(self) -> None:
+        schedule, steps = self._config.schedule, self._config.run.steps
+        await self._link.send(Ready(self._plan_hash))
+        version = 0
+        await self._publish(version, next_step=0)
+        upcoming = asyncio.create_task(self._batch(0))
+        for step in range(steps):
+            started_s = self._clock()
+            samples = await upcoming
+            wait_s = self._clock() - started_s
+            if step + 1 < steps:
+                upcoming = asyncio.create_task(self._batch(step + 1))
+            metrics = await self._in_thread(self._learner.train, samples)
+            trained_s = self._clock()
+            is_last = step + 1 == steps
+            stage_s = 0.0
+            if (step + 1) % schedule.steps_per_publish == 0 or is_last:
+                await self._publish(version + 1, next_step=step + 1)
+                stage_s = self._clock() - trained_s
+            await self._step_done(step, version, metrics, started_s, wait_s, trained_s - started_s - wait_s, stage_s)
+            if stage_s:
+                version += 1
+            if is_last or (
+                self._config.checkpoint.every_steps and (step + 1) % self._config.checkpoint.every_steps == 0
+            ):
+                await self._checkpoint(step, version)
+
+    async def _batch(self, step: int) -> list[TrainingSample]:
+        future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+        self._batches[step] = future
+        await self._link.send(Take(step))
+        batch = await future
+        del self._batches[step]
+        payloads = await self._payloads.fetch([sample.ref for sample in batch.samples], FETCH_S)
+        return [
+            _training_sample(read_trajectory(sample.ref, payload), sample.reward)
+            for sample, payload in zip(batch.samples, payloads, strict=True)
+        ]
+
+    async def _step_done(
+        self,
+        step: int,
+        version: int,
+        metrics: dict[str, float],
+        started_s: float,
+        wait_s: float,
+        train_s: float,
+        stage_s: float,
+    ) -> None:
+        step_s = self._clock() - started_s
+        tokens = metrics["num_tokens"]
+        self._num_tokens += int(tokens)
+        timing = {
+            "step_s": step_s,
+            "train_s": train_s,
+            "wait_s": wait_s,
+            "stage_s": stage_s,
+            "publish_s": self._publish_s,
+            "wait_trainer": wait_s / step_s if step_s else 0.0,
+            "tokens_per_s": tokens / step_s if step_s else 0.0,
+        }
+        await self._link.send(Stepped(step, version, metrics | timing))
+
+    # ── weights ─────────────────────────────────────────────────────────────────────────────
+
+    async def _publish(self, version: int, *, next_step: int) -> None:
+        """Copy the weights and offer them. Returns once the copy is made; they travel while the next step trains."""
+        while self._live_version < version - 1:
+            self._went_live.clear()
+            await self._went_live.wait()
+        await self._in_thread(self._publisher.stage, version, self._learner.named_weights())
+        await self._link.send(Publishing(version, next_step))
+
+    async def _transfer(self) -> None:
+        """Transfers one after the other, in the order the broker asked."""
+        while True:
+            transfer = await self._transfers.get()
+            try:
+                done = await self._publisher.transfer(transfer)
+            except TransferError as error:
+                log.warning("transfer.failed", policy_version=transfer.policy_version, reason=str(error))
+                await self._link.send(TransferFailed(transfer.epoch, transfer.policy_version, str(error)))
+            else:
+                self._publish_s = done.seconds
+                await self._link.send(done)
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────
+
+    async def _checkpoint(self, step: int, version: int) -> None:
+        path = await self._in_thread(self._write_checkpoint, step, version)
+        await self._link.send(Commit(step, str(path)))
+
+    def _write_checkpoint(self, step: int, version: int) -> Path:
+        path = checkpoint.write(
+            self._checkpoints,
+            step=step + 1,
+            policy_version=version,
+            frontier={"next_step": step + 1},
+            model=self._learner.policy.model,
+            tokenizer=self._tokenizer,
+            optimizer_state=self._learner.optimizer_state(),
+        )
+        checkpoint.prune(self._checkpoints, self._config.checkpoint.keep)
+        return path
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        self._work.set_busy(True)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
+        finally:
+            self._work.set_busy(False)
+
+
+def _training_sample(trajectory: Trajectory, reward: float) -> TrainingSample:
+    return TrainingSample(
+        group_id=trajectory.unit.group_id,
+        prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
+        completion_ids=np.frombuffer(trajectory.completion_ids, "<i4"),
+        behavior_logprobs=np.frombuffer(trajectory.behavior_logprobs, "<f4"),
+        reward=reward,
+    )

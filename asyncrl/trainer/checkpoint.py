@@ -1,0 +1,229 @@
+"""
+What a trainer needs to go on after it died, on disk, whole or not at all.
+
+    checkpoints/
+        step_000060/
+            config.json, *.safetensors, tokenizer…    a Hugging Face model directory: serve it as it is
+            optimizer.safetensors                      AdamW's moments
+            manifest.json                              step, frontier, random state; size and digest of every file above
+        .step_000070.partial/                          somebody died here
+
+Everything is written to a hidden folder, the manifest last, flushed to the disk, and renamed: a folder called
+``step_*`` is complete, unless the disk lies or a hand meddled, and `verify` finds that out. No pickle anywhere.
+There is no scheduler state: the learning rate is a function of the step.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from asyncrl.errors import LedgerError
+
+MANIFEST = "manifest.json"
+OPTIMIZER = "optimizer.safetensors"
+FORMAT = 1
+"""Of the manifest; a later one is refused, not guessed at."""
+
+
+class Saves(Protocol):
+    """A transformers model or tokenizer."""
+
+    def save_pretrained(self, save_directory: Path, /) -> object:
+        """Write Hugging Face files into a folder."""
+
+
+class FileEntry(Struct, frozen=True):
+    """A file as it was written."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """Where the run stood, and what the other files must be."""
+
+    format: int = FORMAT
+    step: int
+    """Optimizer steps contained."""
+    policy_version: int
+    """Of these weights."""
+    frontier: dict[str, int] = {}
+    """Where the data stood, in the words of whoever resumes."""
+    random_state: bytes
+    """Torch's CPU generator."""
+    files: dict[str, FileEntry]
+
+
+def write(
+    directory: Path,
+    *,
+    step: int,
+    policy_version: int,
+    frontier: Mapping[str, int],
+    model: Saves,
+    tokenizer: Saves,
+    optimizer_state: Mapping[str, Tensor],
+) -> Path:
+    """
+    Write ``directory/step_<step>``; when this returns it survives a power cut.
+
+    A folder of the same step is replaced: it is there only if it was damaged and the run went on from an older one.
+
+    Returns:
+        The folder.
+    """
+    final = directory / f"step_{step:06d}"
+    partial = directory / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    save_file({name: tensor.contiguous() for name, tensor in optimizer_state.items()}, partial / OPTIMIZER)
+    manifest = Manifest(
+        step=step,
+        policy_version=policy_version,
+        frontier=dict(frontier),
+        random_state=torch.get_rng_state().numpy().tobytes(),
+        files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
+    )
+    (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    for path in [*_files(partial), *_folders(partial)]:
+        _flush(path)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    _flush(directory)
+    return final
+
+
+def newest_complete(directory: Path) -> Path | None:
+    """The checkpoint of the highest step whose files are all there with the right sizes; None if there is none."""
+    return next((folder for folder in reversed(_checkpoints(directory)) if _is_complete(folder)), None)
+
+
+def verify(folder: Path) -> Manifest:
+    """
+    Read every byte of a checkpoint.
+
+    Raises:
+        LedgerError: A file is missing or differs from the manifest; names it, expected and got.
+    """
+    manifest = read_manifest(folder)
+    _check_sizes(folder, manifest)
+    for name, expected in manifest.files.items():
+        digest = _entry(folder / name).sha256
+        if digest != expected.sha256:
+            raise LedgerError(
+                f"{folder / name} differs from what was written: expected sha256 {expected.sha256}, got {digest}; "
+                f"resume from an older checkpoint"
+            )
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """
+    Raises:
+        LedgerError: It is missing, damaged, or of a later format.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise LedgerError(f"cannot read {path}: {error.strerror}; the checkpoint is incomplete") from error
+    except msgspec.DecodeError as error:
+        raise LedgerError(f"{path} is damaged: {error}; resume from an older checkpoint") from error
+    if manifest.format != FORMAT:
+        raise LedgerError(f"{path}: expected format {FORMAT}, got {manifest.format}; use the asyncrl that wrote it")
+    return manifest
+
+
+def read_optimizer(folder: Path) -> dict[str, Tensor]:
+    """
+    AdamW's moments by name, bit for bit as written.
+
+    Raises:
+        LedgerError: The file is missing or damaged.
+    """
+    try:
+        return load_file(folder / OPTIMIZER)
+    except (OSError, SafetensorError) as error:
+        raise LedgerError(f"cannot read {folder / OPTIMIZER}: {error}; resume from an older checkpoint") from error
+
+
+def restore_random_state(manifest: Manifest) -> None:
+    """Put torch's CPU generator where it stood when the checkpoint was written."""
+    torch.set_rng_state(torch.frombuffer(bytearray(manifest.random_state), dtype=torch.uint8))
+
+
+def prune(directory: Path, keep: int) -> list[Path]:
+    """
+    Remove all but the newest ``keep`` complete checkpoints, and what was never finished.
+
+    Damaged ones older than the newest that is kept go too; a damaged one newer than all is left to be looked at.
+
+    Returns:
+        The folders removed, oldest first.
+    """
+    folders = _checkpoints(directory)
+    kept = [folder for folder in folders if _is_complete(folder)][-keep:]
+    older = folders[: folders.index(kept[-1])] if kept else []
+    doomed = [folder for folder in older if folder not in kept] + sorted(directory.glob(".step_*.partial"))
+    for folder in doomed:
+        shutil.rmtree(folder)
+    return doomed
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """Folders called ``step_<number>``, oldest first."""
+    folders = [path for path in directory.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        _check_sizes(folder, read_manifest(folder))
+    except LedgerError:
+        return False
+    return True
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise LedgerError(f"{path} is missing; resume from an older checkpoint")
+        if (size := path.stat().st_size) != expected.size:
+            raise LedgerError(f"{path}: expected {expected.size} bytes, got {size}; resume from an older checkpoint")
+
+
+def _entry(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(path.stat().st_size, digest)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk: contents of a file, names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

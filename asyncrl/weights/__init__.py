@@ -1,0 +1,1 @@
+"""Tensors in transit: from the trainer's process group to the rollouts'."""

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from asyncrl.algo.aggregate import AGGREGATIONS, Totals
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        # trajectories with losses (1, 2) and (3, 4, 5): sums 3 and 12, means 1.5 and 4
+        pytest.param("token-mean", 3.0, id="token-mean: 15 / 5"),
+        pytest.param("token-sum", 15.0, id="token-sum"),
+        pytest.param("seq-mean-token-sum", 7.5, id="seq-mean-token-sum: (3 + 12) / 2"),
+        pytest.param("seq-mean-token-sum-norm", 0.75, id="seq-mean-token-sum-norm: the same / 10"),
+        pytest.param("seq-mean-token-mean", 2.75, id="seq-mean-token-mean: (1.5 + 4) / 2"),
+    ],
+)
+def test_two_trajectories_by_hand(name, loss) -> None:
+    weigh, totals = AGGREGATIONS[name], Totals(num_tokens=5, num_trajectories=2, norm=10.0)
+    assert 3 * weigh(2, totals) + 12 * weigh(3, totals) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_weights_reproduce_the_masked_formulas_on_ragged_batches(name) -> None:
+    """The padded-and-masked form in which the papers' code writes them, the last trajectory without any token."""
+    random = np.random.default_rng(3)
+    lengths = np.append(random.integers(1, 12, size=30), 0)
+    mask = np.arange(12) < lengths[:, None]
+    losses = random.normal(size=mask.shape)
+    sums = (losses * mask).sum(1)
+    expected = {
+        "token-mean": sums.sum() / mask.sum(),
+        "token-sum": sums.sum(),
+        "seq-mean-token-sum": sums.mean(),
+        "seq-mean-token-sum-norm": sums.mean() / 12,
+        "seq-mean-token-mean": (sums / (lengths + 1e-8)).mean(),
+    }[name]
+
+    totals = Totals(int(mask.sum()), len(lengths), norm=12.0)
+    weights = [AGGREGATIONS[name](int(length), totals) for length in lengths]
+
+    assert np.dot(weights, sums) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_a_step_without_tokens_divides_by_nothing(name) -> None:
+    assert np.isfinite(AGGREGATIONS[name](0, Totals(num_tokens=0, num_trajectories=0, norm=1.0)))

@@ -1,0 +1,142 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.config import Data
+from asyncrl.data.row import prompt_of, require_columns
+from asyncrl.data.table import Rows, open_rows
+from asyncrl.errors import DataError
+from asyncrl.messages import Prompt
+
+DATA = Data(train="rows.jsonl")
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 = ?"}]
+
+
+def rows_of(folder: Path, *rows: dict[str, Any]) -> Rows:
+    path = folder / "rows.jsonl"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    return open_rows(path)
+
+
+def test_text_and_chat_are_both_prompts(tmp_path: Path) -> None:
+    rows = rows_of(
+        tmp_path, {"prompt": "2 + 3 = ?", "answer": "5", "data_source": "sums"}, {"prompt": CHAT, "answer": 5}
+    )
+
+    assert prompt_of(rows, 0, DATA) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
+    assert prompt_of(rows, 1, DATA) == Prompt(chat=CHAT, answer="5")
+
+
+def test_columns_go_by_the_names_the_config_gives_them(tmp_path: Path) -> None:
+    data = Data(train="x", prompt_column="q", answer_column="a", data_source_column="from")
+    rows = rows_of(tmp_path, {"q": "2 + 3 = ?", "a": "5", "from": "sums", "prompt": 1, "answer": 2})
+
+    assert prompt_of(rows, 0, data) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
+
+
+def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
+    """Through parquet, where every message of a column has the same keys and nulls fill the gaps."""
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [
+            {"role": "user", "content": "2 + 3 = ?", "name": None},
+            {"role": "user", "content": "!", "name": "x"},
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "5"},
+        "extra_info": {"index": 7, "split": "train", "ratio": 0.5, "need_tools_kwargs": False, "tools": {"a": 1}},
+    }
+    path = tmp_path / "verl.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    rows = open_rows(path)
+
+    require_columns(rows, DATA)
+    assert prompt_of(rows, 0, DATA) == Prompt(
+        chat=[{"role": "user", "content": "2 + 3 = ?"}, {"role": "user", "content": "!", "name": "x"}],
+        answer="5",
+        data_source="openai/gsm8k",
+        extra={"index": 7, "split": "train", "ratio": 0.5, "need_tools_kwargs": False},
+    )
+
+
+@pytest.mark.parametrize(("answer", "text"), [("5", "5"), (5, "5"), (5.0, "5"), (-0.25, "-0.25"), ("", "")])
+def test_an_answer_is_text_and_a_whole_number_has_no_decimals(tmp_path: Path, answer: Any, text: str) -> None:
+    assert prompt_of(rows_of(tmp_path, {"prompt": "?", "answer": answer}), 0, DATA).answer == text
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        pytest.param({"prompt": None, "answer": "5"}, "'prompt' is null or missing", id="null prompt"),
+        pytest.param({"answer": "5"}, "'prompt' is null or missing", id="missing prompt"),
+        pytest.param({"prompt": "", "answer": "5"}, "'prompt' is empty", id="empty prompt"),
+        pytest.param({"prompt": [], "answer": "5"}, "'prompt' is empty", id="empty chat"),
+        pytest.param(
+            {"prompt": 7, "answer": "5"}, "'prompt' is neither text nor a list of chat messages, but int 7", id="number"
+        ),
+        pytest.param(
+            {"prompt": ["hello"], "answer": "5"},
+            "prompt[0] is not a chat message {role, content}, but str 'hello'",
+            id="list of text",
+        ),
+        pytest.param(
+            {"prompt": [CHAT[0], {"role": "user"}], "answer": "5"},
+            "prompt[1].content must be text, got null",
+            id="message without content",
+        ),
+        pytest.param(
+            {"prompt": [{"role": "user", "content": "?", "tool_calls": [1]}], "answer": "5"},
+            "prompt[0].tool_calls must be text, got list [1]",
+            id="tool calls",
+        ),
+        pytest.param({"prompt": "?", "answer": None}, "'answer' must be text or a number, got null", id="null answer"),
+        pytest.param({"prompt": "?", "answer": True}, "'answer' must be text or a number, got bool True", id="boolean"),
+        pytest.param({"prompt": "?", "answer": ["5"]}, "'answer' must be text or a number, got list ['5']", id="list"),
+        pytest.param(
+            {"prompt": "?", "reward_model": {"style": "rule"}},
+            "'reward_model.ground_truth' must be text or a number, got null",
+            id="verl row without ground truth",
+        ),
+        pytest.param(
+            {"prompt": "?", "answer": "5", "data_source": 3}, "'data_source' must be text, got int 3", id="data source"
+        ),
+        pytest.param(
+            {"prompt": "<image>?", "answer": "5", "images": ["x"]},
+            "it has images, and only text can be asked",
+            id="images",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named_with_its_reason(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    rows = rows_of(tmp_path, {"prompt": "fine", "answer": "1"}, row)
+
+    with pytest.raises(DataError) as caught:
+        prompt_of(rows, 1, DATA)
+
+    assert str(caught.value) == f"{rows.path} line 2: {reason}"
+
+
+def test_an_answer_that_is_not_a_number_after_all_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["?"], "answer": [float("nan")]}), path)
+
+    with pytest.raises(DataError, match="row 0: 'answer' is nan, not a number"):
+        prompt_of(open_rows(path), 0, DATA)
+
+
+def test_the_answer_column_may_be_replaced_by_verls_and_nothing_else(tmp_path: Path) -> None:
+    require_columns(rows_of(tmp_path, {"prompt": "?", "reward_model": {"ground_truth": "5"}}), DATA)
+    with pytest.raises(DataError, match="has no column 'answer'"):
+        require_columns(rows_of(tmp_path, {"prompt": "?", "solution": "5"}), DATA)
+
+
+def test_a_data_source_column_somebody_named_must_exist(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, {"prompt": "?", "answer": "5"})
+
+    require_columns(rows, DATA)
+    with pytest.raises(DataError, match="has no column 'origin'"):
+        require_columns(rows, Data(train="x", data_source_column="origin"))

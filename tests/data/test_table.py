@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.data.table import open_rows, require_column
+from asyncrl.errors import DataError
+
+
+def jsonl(folder: Path, text: str) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path) -> None:
+    wanted = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+    parquet = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(wanted), parquet, row_group_size=1)
+    lines = jsonl(tmp_path, '{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
+
+    for rows in (open_rows(parquet), open_rows(lines)):
+        assert rows.columns == ["prompt", "answer"]
+        assert [rows[row] for row in range(len(rows))] == wanted
+
+
+def test_the_content_decides_the_format_not_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    pq.write_table(pa.table({"prompt": ["a"]}), path)
+
+    assert open_rows(path)[0] == {"prompt": "a"}
+
+
+def test_blank_lines_do_not_shift_the_line_a_row_is_named_by(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '\n{"a": 1}\r\n\n{"a": 2}')
+    rows = open_rows(path)
+
+    assert len(rows) == 2
+    assert rows[1] == {"a": 2}
+    assert rows.place(1) == f"{path} line 4"
+
+
+def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
+    rows = open_rows(jsonl(tmp_path, '{"a": 1}\n[2]\n{"a": \n'))
+
+    with pytest.raises(DataError, match=r"rows\.jsonl line 2 is not a JSON object: Expected `object`"):
+        rows[1]
+    with pytest.raises(DataError, match=r"rows\.jsonl line 3 is not a JSON object: Input data was truncated"):
+        rows[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"", "is empty: it has no rows", id="no bytes"),
+        pytest.param(b"\n \n", "is empty: it has no rows", id="blank lines"),
+        pytest.param(b'[{"a": 1}]', "is one JSON array: write one object per line", id="a JSON array"),
+        pytest.param(b"prompt,answer\n", "is neither parquet nor JSONL: it starts with b'prompt,answe'", id="CSV"),
+        pytest.param(b"PAR1 and then nothing", "starts like parquet, but is damaged", id="cut parquet"),
+        pytest.param(b'{"a": "\xff"}', "line 1 is not a JSON object", id="not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_refused_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+
+    with pytest.raises(DataError) as caught:
+        open_rows(path)
+
+    assert reason in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_rows_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), path)
+
+    with pytest.raises(DataError, match="is empty: it has no rows"):
+        open_rows(path)
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such dataset: .*nowhere"):
+        open_rows(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"cannot read dataset .*: Is a directory"):
+        open_rows(tmp_path)
+
+
+def test_a_missing_column_is_named_with_those_present_and_the_closest(tmp_path: Path) -> None:
+    rows = open_rows(jsonl(tmp_path, '{"promt": "a", "answer": "1"}'))
+
+    require_column(rows, "answer")
+    with pytest.raises(DataError, match=r"has no column 'prompt': it has promt, answer; did you mean 'promt'\?$"):
+        require_column(rows, "prompt")
+    with pytest.raises(DataError, match=r"has no column 'zzz': it has promt, answer$"):
+        require_column(rows, "zzz")

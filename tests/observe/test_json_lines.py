@@ -1,0 +1,48 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.errors import LedgerError
+from asyncrl.observe.json_lines import JsonLines
+
+RECORDS: list[dict[str, Any]] = [{"step": 1, "note": "two\nlines"}, {"step": 2}, {"step": 3, "reward": None}]
+
+
+@given(cut=st.integers(0, 100))
+def test_a_file_cut_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    """A writer may die between any two bytes; what it had finished is kept, what it had not never shows."""
+    lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
+    for record in RECORDS:
+        lines.append(record)
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole[:cut])
+    kept = RECORDS[: whole[:cut].count(b"\n")]
+
+    assert lines.read() == kept
+    lines.append({"step": 4})
+    assert lines.read() == [*kept, {"step": 4}]
+
+
+def test_no_file_is_no_lines(tmp_path: Path) -> None:
+    assert JsonLines(tmp_path / "events.jsonl").read() == []
+
+
+def test_numbers_json_lacks_become_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.append({"kl": float("nan"), "loss": float("-inf")})
+
+    assert lines.read() == [{"kl": None, "loss": None}]
+
+
+@pytest.mark.parametrize("damage", [b"{]\n", b"[1]\n", b'{"a": "\xff"}\n', b"\n"])
+def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + damage + b'{"a": 2}\n')
+
+    with pytest.raises(LedgerError, match=r"events\.jsonl line 2 is not a JSON object"):
+        JsonLines(path).read()

@@ -1,0 +1,93 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.observe.run_directory import RunDirectory, Summary
+
+
+def test_a_taken_name_gets_a_number_and_nothing_is_written_over(tmp_path: Path) -> None:
+    names = [RunDirectory.create(tmp_path / "runs", "sums").path.name for _ in range(3)]
+
+    assert names == ["sums", "sums-2", "sums-3"]
+    assert sorted(folder.name for folder in (tmp_path / "runs" / "sums").iterdir()) == [
+        "checkpoints",
+        "logs",
+        "samples",
+        "spool",
+    ]
+
+
+def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+
+    with pytest.raises(ConfigError, match=r"run\.dir .*runs is a file, not a folder"):
+        RunDirectory.create(tmp_path / "runs", "sums")
+    with pytest.raises(ConfigError, match=r"cannot make the run directory .*: Not a directory"):
+        RunDirectory.create(tmp_path / "runs" / "deeper", "sums")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x"])
+def test_a_run_stays_below_the_folder_of_runs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name is '.*': expected the name of one folder"):
+        RunDirectory.create(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_carry_their_kind_and_the_time_of_day(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, wall_clock=lambda: 1_767_225_600.1234)
+    directory.append_event("node.lost", node="rollout-1", cause="no beat for 10.0 s")
+
+    assert directory.read_events() == [
+        {"event": "node.lost", "at": "2026-01-01T00:00:00.123Z", "node": "rollout-1", "cause": "no beat for 10.0 s"}
+    ]
+
+
+def test_a_step_done_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    for step, reward in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35), (3, 0.4)):
+        directory.append_metrics({"step": step, "reward": reward})
+
+    assert [line["reward"] for line in directory.read_metrics()] == [0.1, 0.25, 0.35, 0.4]
+
+
+def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
+    tmp_path: Path, summary: Callable[..., Summary]
+) -> None:
+    directory = RunDirectory(tmp_path)
+    failed = summary(status="failed", cause="rollout-0 exited", held_out_accuracy=None)
+    directory.write_summary(failed)
+
+    assert directory.read_summary() == failed
+    assert set(msgspec.json.decode(directory.summary.read_bytes())) == {
+        "name", "status", "cause", "seed", "steps", "steps_planned", "versions", "wall_s", "base_accuracy",
+        "held_out_accuracy", "trained_tokens", "staleness_mean", "staleness_max",
+    }  # fmt: skip
+
+
+def test_no_summary_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.read_summary() is None
+
+    directory.summary.write_text('{"name": "x"}')
+    with pytest.raises(LedgerError, match=r"summary\.json is not a summary: Object missing required field"):
+        directory.read_summary()
+
+
+def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[..., Summary]) -> None:
+    directory = RunDirectory.create(tmp_path, "sums")
+    directory.config.write_text("")
+    directory.write_summary(summary())
+    directory.logs.rmdir()
+
+    again = RunDirectory.reopen(directory.path)
+
+    assert again.read_summary() is None
+    assert again.logs.is_dir()
+
+
+def test_what_is_no_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run to resume: .*config\.toml does not exist"):
+        RunDirectory.reopen(tmp_path)

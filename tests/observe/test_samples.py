@@ -1,0 +1,75 @@
+from array import array
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from asyncrl.messages import Span
+from asyncrl.observe.samples import SampleRow, SamplesWriter
+
+
+def row(index: int, ids: list[int], *, as_view: bool = False) -> SampleRow:
+    completion_ids, logprobs = array("i", ids).tobytes(), array("f", [-0.5] * len(ids)).tobytes()
+    return SampleRow(
+        step=41,
+        group_id=7,
+        index=index,
+        prompt="2 + 3 = ?",
+        completion="5 ✓",
+        answer="5",
+        reward=1.0,
+        metrics={"correct": 1.0},
+        finish_reason="stop",
+        spans=[Span(38, 0, 1), Span(39, 1, len(ids))],
+        oldest_version=38,
+        staleness=2,
+        node="rollout-0",
+        completion_ids=memoryview(completion_ids).cast("i") if as_view else completion_ids,
+        behavior_logprobs=logprobs,
+    )
+
+
+def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
+    path = SamplesWriter(tmp_path / "samples").write(41, [row(0, [9, 2, -1]), row(1, [4], as_view=True), row(2, [])])
+
+    assert path == tmp_path / "samples" / "step_000041.parquet"
+    first, second, third = pq.read_table(path).to_pylist()
+    assert first == {
+        "step": 41,
+        "group_id": 7,
+        "index": 0,
+        "prompt": "2 + 3 = ?",
+        "completion": "5 ✓",
+        "answer": "5",
+        "reward": 1.0,
+        "metrics": '{"correct":1.0}',
+        "finish_reason": "stop",
+        "num_tokens": 3,
+        "spans": [
+            {"policy_version": 38, "start": 0, "end": 1},
+            {"policy_version": 39, "start": 1, "end": 3},
+        ],
+        "oldest_version": 38,
+        "staleness": 2,
+        "node": "rollout-0",
+        "completion_ids": [9, 2, -1],
+        "behavior_logprobs": [-0.5, -0.5, -0.5],
+    }
+    assert (second["completion_ids"], second["num_tokens"]) == ([4], 1)
+    assert (third["completion_ids"], third["behavior_logprobs"], third["num_tokens"]) == ([], [], 0)
+
+
+def test_a_step_done_again_replaces_its_file(tmp_path: Path) -> None:
+    writer = SamplesWriter(tmp_path)
+    writer.write(41, [row(0, [1]), row(1, [2])])
+    path = writer.write(41, [row(0, [3])])
+
+    assert [path] == list(tmp_path.iterdir())
+    assert pq.read_table(path)["completion_ids"].to_pylist() == [[3]]
+
+
+def test_a_step_without_rows_is_a_file_with_the_same_columns(tmp_path: Path) -> None:
+    writer = SamplesWriter(tmp_path)
+    full, empty = writer.write(1, [row(0, [1])]), writer.write(2, [])
+
+    assert pq.read_schema(empty) == pq.read_schema(full)
+    assert pq.read_table(empty).num_rows == 0

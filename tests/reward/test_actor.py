@@ -1,0 +1,252 @@
+"""The reward role, against a scripted broker and spool, with real workers."""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.errors import LinkClosed, LinkError, LinkReset
+from asyncrl.messages import (
+    Failed,
+    Fetch,
+    Fetched,
+    Grade,
+    Message,
+    Offer,
+    Prompt,
+    Scored,
+    Span,
+    SpoolRef,
+    Stop,
+    Trajectory,
+    Unit,
+)
+from asyncrl.reward.actor import RewardActor, sample_of
+from asyncrl.reward.pool import WorkerPool
+
+from .scripted import ScriptedLink
+
+
+def trajectory(unit: Unit, text: str) -> Trajectory:
+    return Trajectory(
+        unit=unit,
+        prompt_ids=memoryview(bytes(8)),
+        completion_ids=memoryview(bytes(12)),
+        behavior_logprobs=memoryview(bytes(12)),
+        spans=[Span(3, 0, 3)],
+        finish_reason="stop",
+        text=text,
+    )
+
+
+class World:
+    """A broker and a spool, played by the test, around one actor."""
+
+    def __init__(self, pool: WorkerPool, max_in_hand: int) -> None:
+        self.broker = ScriptedLink()
+        self.spool = ScriptedLink()
+        self.actor = RewardActor(pool=pool, link=self.broker, spool=self.spool, max_in_hand=max_in_hand)
+        self._stored: dict[int, bytes] = {}
+
+    def grade(self, index: int, payload: bytes, *, crc32: int | None = None) -> Grade:
+        """Store a payload, and ask for a verdict on it."""
+        self._stored[index] = payload
+        ref = SpoolRef("spool-0", 0, index, len(payload), zlib.crc32(payload) if crc32 is None else crc32)
+        return Grade(Unit(0, index), 70 + index, ref, Prompt(text="2 + 2?", answer="4"))
+
+    def completion(self, index: int, text: str) -> Grade:
+        """Store a trajectory, and ask for a verdict on it."""
+        return self.grade(index, msgspec.msgpack.encode(trajectory(Unit(0, index), text)))
+
+    async def serve_spool(self) -> None:
+        """Answer what is fetched, for ever."""
+        while True:
+            request = await self.spool.hear()
+            assert isinstance(request, Fetch)
+            payloads = [memoryview(self._stored[ref.offset]) for ref in request.refs]
+            self.spool.say(Fetched(request.request_id, payloads))
+
+
+Play = Callable[[World], Awaitable[list[Message]]]
+
+
+def played(play: Play, *, function: str = "gsm8k", max_in_hand: int = 8) -> list[Message]:
+    """Run an actor in a world, until the play is over and the actor has stopped."""
+
+    async def run() -> list[Message]:
+        async with WorkerPool(function, timeout_s=0.3) as pool:
+            world = World(pool, max_in_hand)
+            running = asyncio.create_task(world.actor.run())
+            spool = asyncio.create_task(world.serve_spool())
+            found = await play(world)
+            world.broker.say(Stop("done"))
+            await running
+            spool.cancel()
+            return found
+
+    return asyncio.run(run())
+
+
+def test_each_grade_is_answered_with_its_verdict() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.completion(0, "#### 4"), world.completion(1, "#### 5"))
+        return [await world.broker.hear() for _ in range(3)]
+
+    offer, *scored = played(play)
+
+    assert offer == Offer(8)
+    assert sorted(scored, key=lambda message: message.unit.index) == [  # type: ignore[attr-defined]
+        Scored(Unit(0, 0), 1.0, {"correct": 1.0}),
+        Scored(Unit(0, 1), 0.0, {"correct": 0.0}),
+    ]
+
+
+def test_credits_are_a_running_total_offered_again_by_quarters() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(*(world.completion(index, "#### 4") for index in range(8)))
+        found = [await world.broker.hear() for _ in range(1 + 8 + 4)]
+        assert world.broker.unheard == 0
+        return [message for message in found if isinstance(message, Offer)]
+
+    assert played(play, max_in_hand=8) == [Offer(8), Offer(10), Offer(12), Offer(14), Offer(16)]
+
+
+def test_one_credit_is_offered_again_each_time() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.completion(0, "#### 4"))
+        return [await world.broker.hear() for _ in range(3)]
+
+    assert played(play, max_in_hand=1) == [Offer(1), Scored(Unit(0, 0), 1.0, {"correct": 1.0}), Offer(2)]
+
+
+@pytest.mark.parametrize(
+    ("payload", "crc32", "said", "retryable"),
+    [
+        (b"", 0, "no longer has the payload at spool-0, segment 0, offset 0", True),
+        (b"\x91\x00", 1, "damaged: checksum", True),
+        (b"\x91\x00", None, "is no trajectory", False),
+        (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "expected Unit(group_id=0", False),
+    ],
+)
+def test_a_payload_that_cannot_be_read_is_a_failure_and_never_a_reward(
+    payload: bytes, crc32: int | None, said: str, retryable: bool
+) -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.grade(0, payload, crc32=crc32))
+        assert await world.broker.hear() == Offer(8)
+        return [await world.broker.hear()]
+
+    (failed,) = played(play)
+
+    assert isinstance(failed, Failed)
+    assert (failed.unit, failed.token, failed.stage, failed.retryable) == (Unit(0, 0), 70, "reward", retryable)
+    assert said in failed.reason
+
+
+def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef score(sample):\n    time.sleep(3600 * (sample.completion == 'hang'))\n    return 1\n"
+    )
+
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.completion(0, "hang"), world.completion(1, "fine"))
+        return [await world.broker.hear() for _ in range(3)][1:]
+
+    failed, scored = played(play, function=f"{tmp_path}/slow.py:score")
+
+    assert isinstance(failed, Failed)
+    assert failed.retryable
+    assert "hung" in failed.reason
+    assert scored == Scored(Unit(0, 1), 1.0, {"correct": 1.0})
+
+
+def test_stop_drops_what_is_in_hand(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import asyncio\nasync def score(sample):\n    await asyncio.sleep(3600)\n")
+
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.completion(0, "x"))
+        return [await world.broker.hear()]
+
+    assert played(play, function=f"{tmp_path}/slow.py:score") == [Offer(8)]
+
+
+def end_of(broker: LinkError | None = None, spool: LinkError | None = None) -> None:
+    """Run an actor whose links break."""
+
+    async def run() -> None:
+        async with WorkerPool("gsm8k") as pool:
+            world = World(pool, max_in_hand=1)
+            if broker:
+                world.broker.say(broker)
+            if spool:
+                world.spool.say(spool)
+            await world.actor.run()
+
+    asyncio.run(run())
+
+
+def test_a_closed_link_to_the_broker_ends_the_run_quietly() -> None:
+    end_of(broker=LinkClosed("closed"))
+
+
+def test_a_reset_link_and_a_lost_spool_are_raised_as_they_are() -> None:
+    with pytest.raises(LinkReset, match="restarted"):
+        end_of(broker=LinkReset("restarted"))
+    with pytest.raises(LinkReset, match="restarted"):
+        end_of(spool=LinkReset("restarted"))
+    with pytest.raises(LinkError, match="spool is closed"):
+        end_of(spool=LinkClosed("closed"))
+
+
+def test_cancelling_ends_the_run() -> None:
+    async def cancel() -> bool:
+        async with WorkerPool("gsm8k") as pool:
+            world = World(pool, max_in_hand=1)
+            running = asyncio.create_task(world.actor.run())
+            await world.broker.hear()
+            running.cancel()
+            await asyncio.wait([running])
+            return running.cancelled()
+
+    assert asyncio.run(cancel())
+
+
+def test_time_in_hand_is_busy_time() -> None:
+    now_s = 0.0
+
+    async def run() -> tuple[float, float]:
+        nonlocal now_s
+        async with WorkerPool("gsm8k") as pool:
+            world = World(pool, max_in_hand=1)
+            actor = RewardActor(pool=pool, link=world.broker, spool=world.spool, max_in_hand=1, clock=lambda: now_s)
+            running = asyncio.create_task(actor.run())
+            await world.broker.hear()
+            now_s = 2.0
+            world.broker.say(world.completion(0, "#### 4"))
+            request = await world.spool.hear()
+            now_s = 5.0
+            assert isinstance(request, Fetch)
+            world.spool.say(Fetched(request.request_id, [memoryview(b"")]))
+            await world.broker.hear()
+            now_s = 6.0
+            found = actor.busy_s, actor.wait_s
+            await world.broker.aclose()
+            await running
+            return found
+
+    assert asyncio.run(run()) == (3.0, 3.0)
+
+
+def test_a_verifier_sees_prompt_completion_and_length() -> None:
+    chat = [{"role": "user", "content": "2 + 2?"}]
+    told = trajectory(Unit(0, 0), "four")
+
+    sample = sample_of(Prompt(chat=chat, answer="4", data_source="sums", extra={"level": 1}), told)
+
+    assert sample.prompt == chat
+    assert (sample.completion, sample.answer, sample.data_source, sample.extra) == ("four", "4", "sums", {"level": 1})
+    assert (sample.finish_reason, sample.num_tokens) == ("stop", 3)
+    assert sample_of(Prompt(text="2 + 2?"), told).prompt == "2 + 2?"

@@ -1,0 +1,39 @@
+"""Text against text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifiers.exact import Exact
+
+
+def score(verifier: Exact, completion: str, answer: str) -> float:
+    return verifier(Sample(completion=completion, answer=answer))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "completion", "answer", "expected"),
+    [
+        (Exact(), " Paris\n", "Paris", 1.0),
+        (Exact(), "paris", "Paris", 0.0),
+        (Exact(ignore_case=True), "PARIS", "Paris", 1.0),
+        (Exact(), "It is Paris", "Paris", 0.0),
+        (Exact(after="Answer:"), "Answer: Rome\nAnswer: Paris", "Paris", 1.0),
+        (Exact(after="Answer:"), "Answer: Paris\nAnswer: Rome", "Paris", 0.0),
+        (Exact(after="Answer:"), "Paris", "Paris", 0.0),
+        (Exact(after="####"), "####", "", 1.0),
+        (Exact(), "", "Paris", 0.0),
+    ],
+)
+def test_scores_worked_by_hand(verifier: Exact, completion: str, answer: str, expected: float) -> None:
+    assert score(verifier, completion, answer) == expected
+
+
+@given(st.text(), st.text())
+def test_the_score_is_equality_up_to_outer_white_space(completion: str, answer: str) -> None:
+    assert score(Exact(), completion, answer) == float(completion.strip() == answer.strip())
+
+
+def test_a_hostile_megabyte_pays_nothing() -> None:
+    assert score(Exact(after="####"), "#" * 1_000_000, "4") == 0.0

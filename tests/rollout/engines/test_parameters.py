@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from asyncrl.errors import EngineError
+from asyncrl.rollout.engines import parameters
+from asyncrl.weights.plan import TensorSpec
+
+
+def test_specs_say_name_shape_and_dtype(make_model):
+    first = parameters.specs(make_model().bfloat16())[0]
+
+    assert first == TensorSpec(name="model.embed_tokens.weight", shape=(64, 32), dtype="bfloat16")
+
+
+def test_loading_changes_values_and_keeps_the_parameters(make_model):
+    model, new = make_model(), make_model(seed=1)
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+
+    parameters.load(model, dict(new.named_parameters()))
+
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), new.parameters(), strict=True))
+    assert torch.equal(model.lm_head.weight, new.model.embed_tokens.weight)
+
+
+def test_missing_and_unknown_names_are_told(make_model):
+    model = make_model()
+    weights = dict(model.named_parameters())
+    norm = weights.pop("model.norm.weight")
+
+    with pytest.raises(EngineError, match=r"weights lack 'model\.norm\.weight'; send"):
+        parameters.load(model, weights)
+    with pytest.raises(EngineError, match="weights have 'a' and 1 more, which the model has not"):
+        parameters.load(model, weights | {"model.norm.weight": norm, "a": norm, "b": norm})
+
+
+def test_one_wrong_shape_leaves_every_parameter_as_it_was(make_model):
+    model, before = make_model(), make_model()
+    weights = dict(make_model(seed=1).named_parameters()) | {"model.norm.weight": torch.ones(1)}
+
+    with pytest.raises(EngineError, match=r"is \(1,\), but the model's is \(32,\)"):
+        parameters.load(model, weights)
+
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))

@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from asyncrl.rollout.engines.forward import ModelForward
+from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.qwen3 import Qwen3Forward, fits
+
+SLOTS, POSITIONS = 3, 32
+
+
+def cache_for(model) -> KVCache:
+    return KVCache(model.config, slots=SLOTS, positions=POSITIONS, dtype=model.dtype, device=model.device)
+
+
+@torch.inference_mode()
+def decode(forward, ids, num_steps: int) -> list[torch.Tensor]:
+    """Logits of a prefill of all but the last tokens, and of ``num_steps`` greedy steps of rows of unequal length."""
+    lengths = torch.tensor([8, 5, 2])
+    forward.prefill(torch.tensor([2, 0, 1]), ids[[2, 0, 1], :7])
+    tokens, positions, out = ids[torch.arange(SLOTS), lengths - 1], lengths - 1, []
+    for _ in range(num_steps):
+        cells = torch.arange(SLOTS) * POSITIONS + positions
+        out.append(forward.step(tokens, positions, cells, int(positions.max()) + 1))
+        tokens, positions = out[-1].argmax(-1), positions + 1
+    return out
+
+
+def test_both_forwards_give_the_same_logits(make_model):
+    plain, fused, ids = make_model(), make_model(), torch.randint(0, 64, (SLOTS, 8))
+
+    expected = decode(ModelForward(plain, cache_for(plain)), ids, 10)
+    actual = decode(Qwen3Forward(fused, cache_for(fused)), ids, 10)
+
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=f"step {step}")
+
+
+def test_the_model_itself_still_computes_the_same_after_it_was_taken_over(make_model):
+    model, ids = make_model(), torch.randint(0, 64, (2, 8))
+    with torch.inference_mode():
+        before = model(ids).logits
+    Qwen3Forward(model, cache_for(model))
+
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_weights_written_into_the_parameters_are_the_weights_used(make_model):
+    model, new, ids = make_model(), make_model(seed=1), torch.randint(0, 64, (SLOTS, 8))
+    forward = Qwen3Forward(model, cache_for(model))
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), new.parameters(), strict=True):
+            parameter.copy_(value)
+
+    expected = decode(Qwen3Forward(new, cache_for(new)), ids, 3)
+
+    for ours, theirs in zip(decode(forward, ids, 3), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_model_that_computes_something_else_takes_the_general_path(make_model, change):
+    model = make_model()
+    assert fits(model)
+
+    model.config.update(change)
+
+    assert not fits(model)
+
+
+def test_another_family_takes_the_general_path(make_model):
+    assert not fits(make_model("llama"))

@@ -1,0 +1,161 @@
+from collections import deque
+
+import pytest
+import torch
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.job import Job
+from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.slots import PREFILL_TOKENS, SlotTable
+
+VOCAB = 10
+
+
+class CountingForward:
+    """Says that token + 1 follows, and writes down what it was asked to compute."""
+
+    def __init__(self, model, slots: int, positions: int) -> None:
+        self.cache = KVCache(model.config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
+        self.prefills: list[list[list[int]]] = []
+        self.steps: list[tuple[list[int], list[int], int]] = []
+
+    def prefill(self, slots: torch.Tensor, ids: torch.Tensor) -> None:
+        self.prefills.append(ids.tolist())
+
+    def step(self, ids, positions, cells, length) -> torch.Tensor:
+        assert (cells - torch.arange(len(ids)) * self.cache.positions).tolist() == positions.tolist()
+        self.steps.append((ids.tolist(), positions.tolist(), length))
+        return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float() * 100
+
+
+@pytest.fixture
+def make_table(make_model):
+    def make(slots: int = 4, positions: int = 40) -> tuple[SlotTable, CountingForward]:
+        forward = CountingForward(make_model(), slots, positions)
+        table = SlotTable(
+            forward,
+            slots=slots,
+            eos_ids=[0],
+            vocab_size=VOCAB,
+            stops_here=lambda ids, stop: any(word in "".join(map(str, ids)) for word in stop),
+            policy_version=0,
+            device=torch.device("cpu"),
+        )
+        return table, forward
+
+    return make
+
+
+def job(*prompt_ids: int, max_tokens: int = 3, stop: tuple[str, ...] = ()) -> Job:
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=list(stop))
+    return Job(Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=0))
+
+
+def ids_of(result: Completion | EngineError) -> list[int]:
+    assert isinstance(result, Completion)
+    return result.completion_ids
+
+
+def test_equal_prompts_are_prefilled_once(make_table):
+    table, forward = make_table()
+
+    table.admit(deque([job(1, 2, 3), job(1, 2, 3), job(4, 5), job(1, 2, 3)]))
+
+    assert forward.prefills == [[[1, 2], [4, 5]]]  # of 4 5 only the 4 is needed; the 5 is padding
+    assert len(table) == 4
+
+
+def test_a_prompt_that_is_still_running_is_not_prefilled_again(make_table):
+    table, forward = make_table()
+    table.admit(deque([job(1, 2, 3)]))
+    table.step()
+
+    table.admit(deque([job(1, 2, 3)]))
+
+    assert len(forward.prefills) == 1
+
+
+def test_after_new_weights_an_old_prompt_is_prefilled_again(make_table):
+    table, forward = make_table()
+    table.admit(deque([job(1, 2, 3)]))
+    table.turn(1)
+
+    table.admit(deque([job(1, 2, 3)]))
+
+    assert len(forward.prefills) == 2
+
+
+def test_one_prefill_is_bounded_and_the_rest_waits_for_the_next_step(make_table):
+    table, _ = make_table(slots=4, positions=PREFILL_TOKENS)
+    waiting = deque(job(*[1, *[n] * (PREFILL_TOKENS // 2 - 1)]) for n in (2, 3, 4))
+
+    table.admit(waiting)
+
+    assert (len(table), len(waiting)) == (2, 1)
+
+
+def test_only_running_rows_are_computed_and_slots_are_refilled_first(make_table):
+    table, forward = make_table(slots=3)
+    waiting = deque([job(1, max_tokens=1), job(2, max_tokens=4), job(3, max_tokens=2), job(5, max_tokens=1)])
+    done = []
+    while waiting or table:
+        table.admit(waiting)
+        done += [ids_of(result) for _, result in table.step()]
+
+    assert [ids for ids, _, _ in forward.steps] == [[1, 2, 3], [5, 3, 4], [4], [5]]
+    assert sorted(done) == [[2], [3, 4, 5, 6], [4, 5], [6]]
+
+
+def test_attention_reads_up_to_the_longest_row_rounded_up(make_table):
+    table, forward = make_table(positions=100)
+    table.admit(deque([job(*[1] * 31, max_tokens=3), job(1)]))
+    for _ in range(3):
+        table.step()
+
+    assert [length for _, _, length in forward.steps] == [32, 32, 64]
+
+
+def test_an_end_of_sequence_token_ends_a_row(make_table):
+    table, _ = make_table()
+    table.admit(deque([job(8, max_tokens=9)]))
+
+    [(_, result)] = table.step() + table.step()
+
+    assert isinstance(result, Completion)
+    assert (result.completion_ids, result.finish_reason) == ([9, 0], "stop")
+
+
+def test_a_stop_string_ends_a_row_and_its_neighbour_goes_on(make_table):
+    table, _ = make_table()
+    table.admit(deque([job(1, max_tokens=9, stop=("34",)), job(1, max_tokens=9)]))
+
+    [(_, result)] = table.step() + table.step() + table.step()
+
+    assert isinstance(result, Completion)
+    assert (result.completion_ids, result.finish_reason) == ([2, 3, 4], "stop")
+    assert len(table) == 1
+
+
+def test_recompute_prefills_what_every_row_has_so_far(make_table):
+    table, forward = make_table()
+    table.admit(deque([job(1, 2, max_tokens=9), job(5, max_tokens=9)]))
+    table.step()
+    table.step()
+    forward.prefills.clear()
+
+    list(table.recompute())
+
+    assert forward.prefills == [[[1, 2, 3], [5, 6, 7]]]  # the 7 is padding: its step is still to come
+
+
+def test_a_released_row_is_not_decoded(make_table):
+    table, forward = make_table()
+    first, second = job(1), job(4)
+    table.admit(deque([first, second]))
+    table.release(first)
+
+    table.step()
+
+    assert forward.steps == [([4], [0], 32)]

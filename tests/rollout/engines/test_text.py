@@ -1,0 +1,45 @@
+import pytest
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Prompt
+from asyncrl.rollout.engines import text
+
+
+def test_plain_text_is_given_to_the_tokenizer_as_it_is(tokenizer):
+    assert text.encode(tokenizer, Prompt(text="w5 w9 w7")) == [5, 9, 7]
+
+
+def test_a_chat_goes_through_the_template_and_ends_where_the_policy_begins(tokenizer):
+    assert text.encode(tokenizer, Prompt(chat=[{"role": "user", "content": "w5 w9"}])) == [1, 5, 9, 2]
+
+
+def test_decoding_leaves_special_tokens_out(tokenizer):
+    assert text.decode(tokenizer, [5, 9, 0]) == "w5 w9"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (Prompt(), "neither"),
+        (Prompt(text="w5", chat=[{"role": "user", "content": "w5"}]), "both"),
+    ],
+    ids=["empty", "two forms"],
+)
+def test_a_prompt_has_one_form(tokenizer, prompt, why):
+    with pytest.raises(EngineError, match=why):
+        text.encode(tokenizer, prompt)
+
+
+def test_a_chat_needs_a_template(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+
+    with pytest.raises(EngineError, match="no chat template"):
+        text.encode(tokenizer, Prompt(chat=[{"role": "user", "content": "w5"}]))
+
+
+def test_every_source_of_end_tokens_counts(make_model, tokenizer):
+    model = make_model()
+    model.generation_config.eos_token_id = [7, 9]
+    model.config.eos_token_id = None
+
+    assert text.eos_ids(model, tokenizer) == [0, 7, 9]

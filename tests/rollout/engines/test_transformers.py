@@ -1,0 +1,434 @@
+import asyncio
+from collections.abc import Coroutine
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.messages import Prompt, Sampling, Span
+from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.engines.transformers import TransformersEngine
+
+FAMILIES = pytest.mark.parametrize("family", ["qwen3", "llama"])
+"""One with its own forward, one that runs through the model's."""
+
+
+@pytest.fixture
+def make_engine(make_model, tokenizer):
+    def make(family: str = "qwen3", seed: int = 0, **options: Any) -> TransformersEngine:
+        return TransformersEngine(
+            make_model(family, seed), tokenizer, **{"slots": 4, "max_tokens_per_slot": 64} | options
+        )
+
+    return make
+
+
+def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: Any) -> Request:
+    return Request(
+        prompt_ids=list(prompt_ids or (5, 9, 7)), sampling=Sampling(max_tokens=max_tokens, **sampling), seed=seed
+    )
+
+
+def run(engine: Engine, *requests: Request) -> list[Completion]:
+    async def all_at_once() -> list[Completion]:
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return asyncio.run(all_at_once())
+
+
+def reference_logprobs(model, req: Request, ids: list[int]) -> list[float]:
+    """What each of ``ids`` has under the model's own forward, filters applied one token at a time in plain Python."""
+    sampling = req.sampling
+    with torch.inference_mode():
+        logits = model(torch.tensor([req.prompt_ids + ids])).logits[0, len(req.prompt_ids) - 1 : -1]
+    out = []
+    for row, token in zip(logits / (sampling.temperature or 1.0), ids, strict=True):
+        ranked = row.softmax(-1).tolist()
+        order = sorted(range(len(ranked)), key=lambda i: -ranked[i])[: sampling.top_k or None]
+        total, kept, mass = sum(ranked[i] for i in order), [], 0.0
+        for i in order:
+            kept.append(i)
+            mass += ranked[i] / total
+            if sampling.top_p < 1 and mass >= sampling.top_p:
+                break
+        out.append(float(torch.tensor(ranked[token] / sum(ranked[i] for i in kept)).log()))
+    return out
+
+
+async def after_tokens(engine: TransformersEngine, num_tokens: int) -> None:
+    """Let the engine decode ``num_tokens`` steps: it takes one at each turn of the loop."""
+    for _ in range(num_tokens + 1):
+        await asyncio.sleep(0)
+
+
+# ── what is sampled ─────────────────────────────────────────────────────────────────────────
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_p": 0.8},
+        {"top_k": 5},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 20},
+    ],
+    ids=str,
+)
+def test_behavior_logprobs_are_those_of_the_distribution_sampled_from(make_engine, make_model, family, sampling):
+    requests = [request(*range(3, 3 + n), seed=n, **sampling) for n in (1, 4, 9)]
+    model = make_model(family)
+
+    for req, done in zip(requests, run(make_engine(family), *requests), strict=True):
+        expected = reference_logprobs(model, req, done.completion_ids)
+        assert done.behavior_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@FAMILIES
+def test_temperature_zero_is_the_models_own_greedy_and_reports_unscaled_logprobs(make_engine, make_model, family):
+    model, req = make_model(family), request(5, 9, 7, temperature=0.0, max_tokens=20)
+    with torch.inference_mode():
+        expected = model.generate(torch.tensor([req.prompt_ids]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
+
+    [done] = run(make_engine(family), req)
+
+    assert done.completion_ids == expected
+    assert done.behavior_logprobs == pytest.approx(reference_logprobs(model, req, expected), abs=1e-4)
+
+
+def test_a_seeded_request_writes_the_same_tokens_alone_and_in_any_company(make_engine):
+    mine = request(5, 9, 7, seed=11, max_tokens=20)
+    company = [
+        request(4, seed=1, temperature=0.7),
+        request(8, 8, 8, 8, seed=2, top_p=0.5),
+        request(5, 9, 7, seed=3, temperature=0.0),
+    ]
+    [alone] = run(make_engine(), mine)
+
+    together = run(make_engine(), *company, mine)[-1]
+
+    assert together.completion_ids == alone.completion_ids
+    assert together.behavior_logprobs == pytest.approx(alone.behavior_logprobs, abs=1e-5)
+
+
+def test_members_of_a_group_differ_by_their_seed_alone(make_engine):
+    group = [request(5, 9, 7, seed=seed) for seed in (0, 1, 2, 0)]
+
+    ids = [done.completion_ids for done in run(make_engine(), *group)]
+
+    assert ids[0] == ids[3]
+    assert len(set(map(tuple, ids))) == 3
+
+
+# ── how a completion ends ───────────────────────────────────────────────────────────────────
+
+
+def test_a_completion_cut_at_max_tokens_says_length(make_engine):
+    [done] = run(make_engine(), request(max_tokens=3, temperature=0.0))
+
+    assert (len(done.completion_ids), done.finish_reason) == (3, "length")
+
+
+def test_the_end_of_sequence_token_ends_a_completion_and_is_kept(make_engine):
+    requests = [request(seed=seed, max_tokens=60) for seed in range(8)]
+
+    stopped = [done for done in run(make_engine(), *requests) if done.finish_reason == "stop"]
+
+    assert stopped
+    assert all(done.completion_ids.index(0) == len(done.completion_ids) - 1 for done in stopped)
+
+
+def test_a_stop_string_ends_a_completion_and_is_kept(make_engine):
+    engine = make_engine()
+    [free] = run(engine, request(seed=3, max_tokens=20))
+    text = engine.decode(free.completion_ids[4:6])  # two words, so that it spans tokens
+
+    [done] = run(make_engine(), request(seed=3, max_tokens=20, stop=["never", text]))
+
+    assert done.finish_reason == "stop"
+    assert engine.decode(done.completion_ids).endswith(text)
+    assert done.completion_ids == free.completion_ids[: len(done.completion_ids)]
+
+
+def test_a_stop_string_in_the_prompt_does_not_count(make_engine):
+    req = request(60, 61, temperature=0.0, max_tokens=4, stop=["w60 w61"])
+
+    [done] = run(make_engine(), req)
+
+    assert "w60 w61" not in make_engine().decode(done.completion_ids)
+    assert done.finish_reason == "length"
+
+
+# ── slots ───────────────────────────────────────────────────────────────────────────────────
+
+
+@FAMILIES
+def test_more_requests_than_slots_all_finish_as_they_would_alone(make_engine, family):
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.5, "top_k": 9}, {"top_p": 0.6}]
+    requests = [request(*range(3, 4 + n % 5), seed=n, max_tokens=3 + n % 7, **kinds[n % 4]) for n in range(17)]
+
+    crowded = run(make_engine(family, slots=3), *requests)
+
+    alone = [run(make_engine(family, slots=1), req)[0] for req in requests]
+    assert [done.completion_ids for done in crowded] == [done.completion_ids for done in alone]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_p": 0.3}, {"top_k": 2}], ids=str)
+def test_a_completion_that_moves_to_another_slot_takes_its_sampling_along(make_engine, sampling):
+    """The first two end early, and the last one moves into the slot of the first."""
+    brief, last = request(4, seed=1, max_tokens=2), request(5, 9, 7, seed=2, max_tokens=20, **sampling)
+    [alone] = run(make_engine(), last)
+
+    moved = run(make_engine(), brief, brief, last)[-1]
+
+    assert moved.completion_ids == alone.completion_ids
+
+
+def test_a_cancelled_request_frees_its_slot(make_engine):
+    async def scenario() -> tuple[str, Completion]:
+        engine = make_engine(slots=1)
+        task = asyncio.create_task(engine.generate(request(max_tokens=60, temperature=0.0)))
+        await after_tokens(engine, 2)
+        task.cancel()
+        await asyncio.wait([task])
+        return repr(engine), await engine.generate(request(4, seed=5))
+
+    state, done = asyncio.run(scenario())
+
+    assert state == "<TransformersEngine open running=0 waiting=0>"
+    assert done.completion_ids == run(make_engine(), request(4, seed=5))[0].completion_ids
+
+
+def test_a_cancelled_request_that_waited_leaves_the_queue(make_engine):
+    async def scenario() -> str:
+        engine = make_engine(slots=1)
+        first = asyncio.create_task(engine.generate(request(max_tokens=40, temperature=0.0)))
+        second = asyncio.create_task(engine.generate(request()))
+        await after_tokens(engine, 2)
+        second.cancel()
+        await asyncio.wait([second])
+        state = repr(engine)
+        await first
+        return state
+
+    assert asyncio.run(scenario()) == "<TransformersEngine open running=1 waiting=0>"
+
+
+# ── new weights ─────────────────────────────────────────────────────────────────────────────
+
+
+def swapped_at(engine: TransformersEngine, new, when: int, *requests: Request) -> list[Completion]:
+    """Sample, and bring in the weights of model ``new`` as version 7 once ``when`` tokens are written."""
+
+    async def scenario() -> list[Completion]:
+        tasks = [asyncio.create_task(engine.generate(req)) for req in requests]
+        await after_tokens(engine, when)
+        await engine.pause()
+        await engine.swap(7, dict(new.named_parameters()))
+        await engine.resume()
+        return await asyncio.gather(*tasks)
+
+    return asyncio.run(scenario())
+
+
+@FAMILIES
+def test_after_a_swap_the_engine_writes_what_the_new_model_would(make_engine, make_model, family):
+    engine, new, req = make_engine(family), make_model(family, seed=1), request(temperature=0.0, max_tokens=20)
+
+    async def swap() -> None:
+        await engine.pause()
+        await engine.swap(7, dict(new.named_parameters()))
+        await engine.resume()
+
+    asyncio.run(swap())
+
+    [done], [fresh] = run(engine, req), run(make_engine(family, seed=1), req)
+    assert done.completion_ids == fresh.completion_ids
+    assert done.spans == [Span(7, 0, len(done.completion_ids))]
+
+
+@FAMILIES
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_tokens_written_before_a_swap_keep_their_version_and_logprob(make_engine, make_model, family, kv):
+    requests = [request(*range(3, 3 + n), seed=n, max_tokens=30) for n in (1, 3, 3, 8)]
+    undisturbed = run(make_engine(family), *requests)
+
+    results = swapped_at(make_engine(family, kv=kv), make_model(family, seed=1), 6, *requests)
+
+    assert any(len(done.spans) == 2 for done in results)
+    for done, before in zip(results, undisturbed, strict=True):
+        old = done.spans[0]
+        assert (old.policy_version, old.start) == (0, 0)
+        assert done.completion_ids[: old.end] == before.completion_ids[: old.end]
+        assert done.behavior_logprobs[: old.end] == before.behavior_logprobs[: old.end]
+        assert done.spans[-1].end == len(done.completion_ids)
+        assert all(a.end == b.start for a, b in pairwise(done.spans))
+
+
+@FAMILIES
+def test_with_recompute_tokens_after_a_swap_are_the_new_models_given_the_whole_prefix(make_engine, make_model, family):
+    requests = [request(*range(3, 3 + n), seed=n, max_tokens=30) for n in (1, 3, 3, 8)]
+    old, new = make_model(family), make_model(family, seed=1)
+
+    results = swapped_at(make_engine(family, kv="recompute"), new, 6, *requests)
+
+    for req, done in zip(requests, results, strict=True):
+        cut = done.spans[0].end
+        before = reference_logprobs(old, req, done.completion_ids)[:cut]
+        after = reference_logprobs(new, req, done.completion_ids)[cut:]
+        assert done.behavior_logprobs == pytest.approx(before + after, abs=1e-4)
+
+
+def test_with_keep_a_request_that_comes_after_a_swap_shares_no_old_prompt(make_engine, make_model):
+    async def scenario() -> Completion:
+        engine, new = make_engine(kv="keep"), make_model(seed=1)
+        old = asyncio.create_task(engine.generate(request(max_tokens=40, temperature=0.0)))
+        await after_tokens(engine, 3)
+        await engine.pause()
+        await engine.swap(7, dict(new.named_parameters()))
+        await engine.resume()
+        done = await engine.generate(request(seed=4))
+        await old
+        return done
+
+    done, req = asyncio.run(scenario()), request(seed=4)
+
+    expected = reference_logprobs(make_model(seed=1), req, done.completion_ids)
+    assert done.behavior_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_no_token_is_written_while_paused(make_engine):
+    async def scenario() -> tuple[bool, Completion]:
+        engine = make_engine()
+        task = asyncio.create_task(engine.generate(request(max_tokens=5, temperature=0.0)))
+        await engine.pause()
+        await after_tokens(engine, 20)
+        stood_still = not task.done()
+        await engine.resume()
+        return stood_still, await task
+
+    stood_still, done = asyncio.run(scenario())
+
+    assert stood_still
+    assert len(done.completion_ids) == 5
+
+
+def test_weights_that_do_not_fit_change_nothing(make_engine, make_model):
+    engine, req = make_engine(), request(temperature=0.0)
+    [before] = run(engine, req)
+    weights = dict(make_model(seed=1).named_parameters())
+    weights["model.norm.weight"] = torch.ones(3)
+
+    async def swap() -> None:
+        await engine.pause()
+        with pytest.raises(EngineError, match=r"'model.norm.weight' is \(3,\), but the model's is \(32,\)"):
+            await engine.swap(7, weights)
+        await engine.resume()
+
+    asyncio.run(swap())
+
+    assert run(engine, req)[0].completion_ids == before.completion_ids
+    assert engine.policy_version == 0
+
+
+def test_swap_needs_a_pause(make_engine):
+    with pytest.raises(EngineError, match="call pause"):
+        asyncio.run(make_engine().swap(1, {}))
+
+
+# ── errors and the end ──────────────────────────────────────────────────────────────────────
+
+
+def failure(coroutine: Coroutine[Any, Any, Any]) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(coroutine)
+    return caught.value
+
+
+def test_a_prompt_that_does_not_fit_is_refused_for_good(make_engine):
+    error = failure(make_engine().generate(request(*[5] * 60, max_tokens=12)))
+
+    assert not error.retryable
+    assert "60 tokens and max_tokens=12 do not fit a slot of 64" in str(error)
+
+
+def test_broken_weights_are_an_error_and_not_a_completion(make_engine):
+    engine = make_engine()
+
+    async def scenario() -> None:
+        await engine.pause()
+        await engine.swap(3, {spec.name: torch.full(spec.shape, torch.nan) for spec in engine.specs()})
+        await engine.resume()
+        await engine.generate(request())
+
+    error = failure(scenario())
+
+    assert not error.retryable
+    assert "policy version 3 gave log-probabilities that are not finite" in str(error)
+
+
+def test_closing_fails_what_runs_and_what_waits_and_what_comes(make_engine):
+    async def scenario() -> list[Any]:
+        engine = make_engine(slots=1)
+        tasks = [asyncio.create_task(engine.generate(request(max_tokens=40, temperature=0.0))) for _ in range(2)]
+        await after_tokens(engine, 2)
+        await engine.aclose()
+        await engine.aclose()
+        return await asyncio.gather(*tasks, engine.generate(request()), return_exceptions=True)
+
+    errors = asyncio.run(scenario())
+
+    assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine was closed")] * 3
+
+
+def test_a_breakdown_reaches_every_caller_and_the_engine_goes_on(make_engine, monkeypatch):
+    engine, req = make_engine(), request(temperature=0.0)
+
+    async def scenario() -> tuple[list[Any], Completion]:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "log_softmax", lambda *_: 1 / 0)
+            failed = await asyncio.gather(*[engine.generate(req) for _ in range(6)], return_exceptions=True)
+        return failed, await engine.generate(req)
+
+    failed, done = asyncio.run(scenario())
+
+    assert all(isinstance(error, EngineError) and error.retryable for error in failed)
+    assert "decoding broke down: ZeroDivisionError" in str(failed[0])
+    assert done.completion_ids == run(make_engine(), req)[0].completion_ids
+
+
+def test_an_idle_engine_leaves_no_task_behind(make_engine):
+    async def scenario() -> int:
+        await make_engine().generate(request())
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(scenario()) == 1
+
+
+# ── what it is made of ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_model_directory_is_loaded_as_it_was_saved(make_engine, make_model, tokenizer, tmp_path):
+    make_model(seed=2).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    engine = TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
+
+    assert engine.encode(Prompt(text="w5 w9")) == [5, 9]
+    assert run(engine, request())[0].completion_ids == run(make_engine(seed=2), request())[0].completion_ids
+
+
+def test_a_directory_without_a_model_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path .* cannot be loaded"):
+        TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
+
+
+def test_specs_name_tied_parameters_once(make_engine, make_model):
+    names = [spec.name for spec in make_engine().specs()]
+
+    assert names == [name for name, _ in make_model().named_parameters()]
+    assert "lm_head.weight" not in names

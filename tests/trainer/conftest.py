@@ -1,0 +1,102 @@
+"""A tiny random Qwen3 with a word-level tokenizer, and ragged trajectories for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+from asyncrl.config import Config, decode
+from asyncrl.trainer.batch import TrainingSample
+
+VOCAB = 32
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_quiet_thread() -> None:
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCAB)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token="w1")
+
+
+@pytest.fixture(scope="session")
+def save_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
+    """Save a model of the given seed and settings; the same again is another copy."""
+
+    def save(seed: int = 0, **settings: Any) -> Path:
+        torch.manual_seed(seed)
+        shape: dict[str, Any] = {
+            "vocab_size": VOCAB,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.2,
+        }
+        path = tmp_path_factory.mktemp("model")
+        Qwen3ForCausalLM(Qwen3Config(**shape | settings)).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def model_path(save_model: Callable[..., Path]) -> Path:
+    return save_model()
+
+
+@pytest.fixture
+def config() -> Callable[..., Config]:
+    """``config(trainer={"lr": 1e-3})``"""
+
+    def build(**sections: dict[str, Any]) -> Config:
+        base: dict[str, Any] = {
+            "model": {"path": "unused"},
+            "data": {"train": "unused", "max_prompt_tokens": 16},
+            "sampling": {"max_tokens": 20},
+            "trainer": {"lr": 1e-3, "grad_clip": 0.0},
+        }
+        return decode({key: base.get(key, {}) | sections.get(key, {}) for key in base | sections})
+
+    return build
+
+
+@pytest.fixture
+def make_samples() -> Callable[..., list[TrainingSample]]:
+    """Ragged trajectories near a uniform policy; every third group has equal rewards."""
+
+    def make(num_groups: int = 6, group_size: int = 4, seed: int = 0) -> list[TrainingSample]:
+        random = np.random.default_rng(seed)
+        samples = []
+        for group_id in range(num_groups):
+            prompt = random.integers(0, VOCAB, random.integers(1, 9)).astype(np.int32)
+            for index in range(group_size):
+                length = int(random.integers(1, 20))
+                samples.append(
+                    TrainingSample(
+                        group_id=group_id,
+                        prompt_ids=prompt,
+                        completion_ids=random.integers(0, VOCAB, length).astype(np.int32),
+                        behavior_logprobs=random.normal(-3.4, 0.6, length).astype(np.float32),
+                        reward=1.0 if group_id % 3 == 2 else float(index % 2) + 0.1 * index,
+                    )
+                )
+        return samples
+
+    return make

@@ -1,0 +1,103 @@
+"""A trainer and its rollouts on one event loop, with a broker that knows nothing but the rendezvous."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import torch
+from torch import Tensor
+
+from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import Weights
+from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.weights.plan import Plan, TensorSpec
+from asyncrl.weights.publish import Publisher
+from asyncrl.weights.receive import Receiver
+
+BUCKET_BYTES = 64
+SPECS = [
+    TensorSpec(name="embed", shape=(5, 3), dtype="float32"),
+    TensorSpec(name="norm", shape=(7,), dtype="bfloat16"),
+    TensorSpec(name="scale", shape=(), dtype="float32"),
+    TensorSpec(name="adapter", shape=(0, 4), dtype="float32"),
+]
+PLAN = Plan(SPECS, BUCKET_BYTES)
+TRAINER = Member("trainer", "t1")
+SHORT_S = 0.3
+LONG_S = 20.0
+
+
+def tensors(seed: int) -> dict[str, Tensor]:
+    """Random contents for `SPECS`."""
+    generator = torch.Generator().manual_seed(seed)
+    return {s.name: torch.randn(s.shape, generator=generator).to(getattr(torch, s.dtype)) for s in SPECS}
+
+
+def member(rank: int) -> Member:
+    """Rank 0 is the trainer."""
+    return Member(f"rollout-{rank}", "r1") if rank else TRAINER
+
+
+def transfer(
+    epoch: int, policy_version: int, ranks: list[int], *, keep: bool = True, deadline_s: float = LONG_S
+) -> Transfer:
+    """With the trainer first."""
+    return Transfer(epoch, policy_version, [member(rank) for rank in (0, *ranks)], keep, deadline_s)
+
+
+class Rendezvous:
+    """The broker's part in forming groups; other messages are kept in ``others``."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._values: dict[tuple[str, str], bytes] = {}
+        self._waiting: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.others: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        while True:
+            peer, message = await self._hub.receive()
+            match message:
+                case StoreSet(group, key, value):
+                    self._values[group, key] = value
+                    for waiting in self._waiting.pop((group, key), []):
+                        self._hub.send(waiting, StoreValue(group, key, value))
+                case StoreGet(group, key) if (group, key) in self._values:
+                    self._hub.send(peer, StoreValue(group, key, self._values[group, key]))
+                case StoreGet(group, key):
+                    self._waiting[group, key].append(peer)
+                case _:
+                    self.others.put_nowait((peer, message))
+
+
+async def forward(link: Link, end: Publisher | Receiver) -> None:
+    """What an actor does with `StoreValue`."""
+    async for message in link:
+        if isinstance(message, StoreValue):
+            end.deliver(message)
+
+
+@asynccontextmanager
+async def party(*, receivers: int, plan: Plan = PLAN) -> AsyncIterator[tuple[Publisher, list[Receiver]]]:
+    """A publisher and receivers of ranks 1, 2 ... with links to a rendezvous."""
+    hub = MemoryHub()
+    links = [hub.connect(str(rank)) for rank in range(receivers + 1)]
+    publisher = Publisher(PLAN, TRAINER, links[0].send, Weights())
+    rollouts = [Receiver(plan, member(rank), links[rank].send, Weights()) for rank in range(1, receivers + 1)]
+    async with AsyncExitStack() as stack:
+        tasks = [asyncio.create_task(Rendezvous(hub).run())]
+        tasks += [asyncio.create_task(forward(*pair)) for pair in zip(links, [publisher, *rollouts], strict=True)]
+        for task in tasks:
+            stack.callback(task.cancel)
+        for end in (publisher, *rollouts):
+            stack.push_async_callback(end.aclose)
+        yield publisher, rollouts
+
+
+def same(received: dict[str, Tensor], sent: dict[str, Tensor]) -> bool:
+    """Equal bit for bit."""
+    return received.keys() == sent.keys() and all(
+        received[name].dtype == sent[name].dtype and torch.equal(received[name], sent[name]) for name in sent
+    )

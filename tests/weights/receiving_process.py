@@ -1,0 +1,73 @@
+"""
+A rollout's receiving end as a process: ``receiving_process.py ADDRESS NODE SIGNAL VERSION``.
+
+It sends itself SIGNAL when the second bucket of policy version VERSION is due; 0 is never.
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.config import Weights
+from asyncrl.errors import TransferError
+from asyncrl.messages import Bye, Member, Stop, StoreValue, Transfer, TransferFailed
+from asyncrl.weights.group import Group
+from asyncrl.weights.plan import Plan, TensorSpec
+from asyncrl.weights.receive import Receiver
+from asyncrl.weights.staging import HEADER
+
+PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abc"], 4 << 20)
+
+
+def die_in_second_bucket(signal: int, policy_version: int) -> None:
+    """Versions are counted by their headers."""
+    broadcast = Group.broadcast
+    version = bucket = 0
+
+    def counted(self, tensor, *args):
+        nonlocal version, bucket
+        version, bucket = (version + 1, 0) if len(tensor) == HEADER.size else (version, bucket + 1)
+        if (version, bucket) == (policy_version, 2):
+            os.kill(os.getpid(), signal)
+        broadcast(self, tensor, *args)
+
+    Group.broadcast = counted
+
+
+async def main(address: str, node: str) -> None:
+    link = ZmqLink(address, node)
+    receiver = Receiver(PLAN, Member(node, "r1"), link.send, Weights())
+
+    async def receive(transfer: Transfer) -> None:
+        try:
+            await receiver.transfer(transfer)
+        except TransferError as error:
+            await link.send(TransferFailed(transfer.epoch, transfer.policy_version, str(error)))
+        else:
+            await link.send(Bye(digest(receiver.weights())))
+
+    await link.send(Bye("ready"))
+    async with asyncio.TaskGroup() as tasks:
+        async for message in link:
+            match message:
+                case StoreValue():
+                    receiver.deliver(message)
+                case Transfer():
+                    tasks.create_task(receive(message))
+                case Stop():
+                    break
+    await receiver.aclose()
+    await link.aclose()
+
+
+def digest(weights) -> str:
+    """Of all bytes, in the plan's order."""
+    return hashlib.sha256(b"".join(weights[spec.name].numpy().tobytes() for spec in PLAN.specs)).hexdigest()
+
+
+if __name__ == "__main__":
+    if signal := int(sys.argv[3]):
+        die_in_second_bucket(signal, int(sys.argv[4]))
+    asyncio.run(main(*sys.argv[1:3]))
