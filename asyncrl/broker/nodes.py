@@ -21,6 +21,8 @@ class Node:
         """Running total of what it was given."""
         self.policy_version = -1
         """What its engine decodes with; -1 before its first weights."""
+        self.received_version = -1
+        """What lies in its staging buffers, decoding or not."""
         self.is_ready = False
         """Its model is loaded."""
         self.is_draining = False

@@ -67,7 +67,7 @@ class PublishBook:
             return None
         version = self._staged.policy_version
         keep = version > self.live_version
-        lacking = [node for node in rollouts if node.policy_version < version and not node.is_held]
+        lacking = [node for node in rollouts if node.received_version < version]
         receivers = list(rollouts) if keep else lacking[:1]
         if not receivers:
             return None

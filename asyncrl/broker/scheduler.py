@@ -211,7 +211,8 @@ class Scheduler:
                 self._failed(message)
             case Live():
                 self._live(node, message)
-            case Transferred(epoch=epoch):
+            case Transferred(epoch=epoch, policy_version=version):
+                node.received_version = max(node.received_version, version)
                 self.publishing.reported(peer, epoch)
             case TransferFailed(epoch=epoch, reason=reason):
                 self._event("transfer.failed", node=node.name, policy_version=message.policy_version, cause=reason)

@@ -3,6 +3,7 @@
 import asyncio
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.actor.greeting import Identity, join, leave, spool_link
 from asyncrl.config import Config, from_json
@@ -60,6 +61,7 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
 
 def _engine(config: Config) -> TransformersEngine:
     torch.set_num_threads(config.rollout.threads)
+    disable_progress_bar()  # a log is not a terminal
     return TransformersEngine.load(
         config.model.path,
         slots=config.rollout.slots,

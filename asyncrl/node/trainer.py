@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.actor.greeting import Identity, join, leave, spool_link
 from asyncrl.config import Config, from_json
@@ -55,5 +56,6 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
 def _learner(config: Config) -> tuple[Learner, Saves]:
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.run.seed)
+    disable_progress_bar()  # a log is not a terminal
     path = Path(config.model.path)
     return Learner(config, path), AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -18,11 +18,11 @@ from asyncrl.weights.plan import Plan, TensorSpec
 from asyncrl.weights.receive import Receiver
 from asyncrl.weights.staging import HEADER
 
-PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abc"], 4 << 20)
+PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
 
 
 def die_in_second_bucket(signal: int, policy_version: int) -> None:
-    """Versions are counted by their headers."""
+    """Versions are counted by their headers. Later buckets must exist: a signal may take effect a moment late."""
     broadcast = Group.broadcast
     version = bucket = 0
 
