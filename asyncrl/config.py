@@ -8,6 +8,8 @@ Where verl has a well-known name for a knob, the docstring gives it in brackets.
 """
 
 import difflib
+import math
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +161,7 @@ class Reward(Section, frozen=True, kw_only=True):
     float or a dict with ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
-    """Keyword arguments of the built-in verifiers."""
+    """Keyword arguments of the function, checked against its signature before anything starts."""
     workers: Count = 1
     """Processes that run the function, each killable."""
     timeout_s: Positive = 10.0
@@ -196,8 +199,8 @@ class Trainer(Section, frozen=True, kw_only=True):
     lr_schedule: Literal["constant", "cosine"] = "constant"
     min_lr_ratio: NonNegative = 0.0
     """Where the cosine ends, as a share of ``lr``."""
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.01
     grad_clip: NonNegative = 1.0
@@ -352,6 +355,20 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: The first contradiction found.
     """
+    _refuse_infinite(config)
+    _check_schedule(config)
+    _check_algorithm(config)
+    _check_trainer(config)
+    _check_addresses(config.broker)
+
+
+def _refuse_infinite(config: Config) -> None:
+    for key, value in _leaves(msgspec.to_builtins(config)):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key} is {value}: expected a finite number")
+
+
+def _check_schedule(config: Config) -> None:
     schedule, algorithm = config.schedule, config.algorithm
     batch = schedule.groups_per_step * schedule.steps_per_publish
     if schedule.window < batch:
@@ -363,37 +380,55 @@ def check(config: Config) -> None:
             f"schedule.group_size is 1, but algorithm.advantage={algorithm.advantage!r} compares the trajectories of a "
             f"group; use at least 2"
         )
+    if config.sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
+        )
+
+
+def _check_algorithm(config: Config) -> None:
+    algorithm = config.algorithm
+    if 0 < algorithm.dual_clip <= 1:
+        raise ConfigError(
+            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged policy; "
+            f"use a value above 1, or 0 to switch it off"
+        )
     if algorithm.aggregation_norm and algorithm.aggregation != "seq-mean-token-sum-norm":
         raise ConfigError(
             f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
             f"not {algorithm.aggregation!r}; remove it"
         )
-    if config.sampling.temperature == 0:
-        raise ConfigError(
-            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
-        )
-    if config.trainer.min_lr_ratio and config.trainer.lr_schedule == "constant":
+
+
+def _check_trainer(config: Config) -> None:
+    trainer = config.trainer
+    if trainer.min_lr_ratio and trainer.lr_schedule == "constant":
         raise ConfigError("trainer.min_lr_ratio is only read with lr_schedule='cosine'; remove it")
-    if config.trainer.warmup_steps > config.run.steps:
+    if trainer.min_lr_ratio > 1:
         raise ConfigError(
-            f"trainer.warmup_steps is {config.trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
+            f"trainer.min_lr_ratio is {trainer.min_lr_ratio:g}: the cosine would end above trainer.lr; use at most 1"
+        )
+    if trainer.warmup_steps > config.run.steps:
+        raise ConfigError(
+            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
         )
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
-    if config.trainer.max_tokens_per_micro_batch < longest:
+    if trainer.max_tokens_per_micro_batch < longest:
         raise ConfigError(
-            f"trainer.max_tokens_per_micro_batch is {config.trainer.max_tokens_per_micro_batch}, but one trajectory "
+            f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
         )
-    for key, address in (("broker.bind", config.broker.bind), ("broker.spool_bind", config.broker.spool_bind)):
+
+
+def _check_addresses(broker: Broker) -> None:
+    for key, address in (("broker.bind", broker.bind), ("broker.spool_bind", broker.spool_bind)):
         if not address.startswith(("tcp://127.0.0.1:", "tcp://localhost:", "ipc://")):
             raise ConfigError(
                 f"{key} is {address!r}: only loopback addresses (tcp://127.0.0.1:PORT, ipc://PATH) are served, because "
                 f"connections are not yet authenticated"
             )
-    if config.broker.node_ttl_s < 3 * config.broker.beat_s:
-        raise ConfigError(
-            f"broker.node_ttl_s is {config.broker.node_ttl_s:g} s, less than three beats of {config.broker.beat_s:g} s"
-        )
+    if broker.node_ttl_s < 3 * broker.beat_s:
+        raise ConfigError(f"broker.node_ttl_s is {broker.node_ttl_s:g} s, less than three beats of {broker.beat_s:g} s")
 
 
 def to_json(config: Config) -> bytes:
@@ -443,8 +478,7 @@ SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "sta
 
 
 def _split_override(override: str) -> tuple[str, Any]:
-    key, equals, text = override.partition("=")
-    key = key.strip()
+    key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: expected section.key=value")
     key = SHORTHANDS.get(key, key)
@@ -504,8 +538,8 @@ def _sentence(error: str) -> str:
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
     values = {k: v for k, v in table.items() if not isinstance(v, dict)}
     if where and (values or not table):
-        lines.append(f"\n[{'.'.join(where)}]")
-    lines.extend(f"{key} = {_toml(value)}" for key, value in values.items())
+        lines.append(f"\n[{'.'.join(map(_toml_key, where))}]")
+    lines.extend(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items())
     for key, value in table.items():
         if isinstance(value, dict):
             _write_table(value, (*where, key), lines)
@@ -517,5 +551,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        return msgspec.json.encode(value).decode()
+        return _toml_string(value)
     return repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    """JSON's escapes are TOML's too, but TOML wants DEL escaped as well."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")

@@ -7,9 +7,8 @@ turn. The descriptor is edge-triggered, so after every send its events are looke
 """
 
 import asyncio
-import contextlib
-from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import zmq
 
@@ -34,8 +33,6 @@ class FdSocket:
         self._on_tick = on_tick
         self._loop = asyncio.get_running_loop()
         self._fd = socket.fileno()
-        self._out: deque[list[bytes]] = deque()
-        self._idle = asyncio.Event()
         self._scheduled = False
         self._paused = False
         self.closed = False
@@ -43,23 +40,18 @@ class FdSocket:
         self._tick_handle = self._loop.call_later(TICK_S, self._tick)
         self._look_soon()
 
-    async def flushed(self, deadline_s: float) -> None:
-        """Return once ZeroMQ has taken everything, or ``deadline_s`` has passed."""
-        if self._out and not self.closed:
-            self._idle.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), deadline_s)
-
-    def send(self, frames: list[bytes]) -> None:
-        """
-        Send, or queue if ZeroMQ will not take it now.
-
-        Raises:
-            zmq.ZMQError: EHOSTUNREACH, if a ROUTER has no such peer.
-        """
-        if self._out or not self._try_send(frames):
-            self._out.append(frames)
+    def send(self, frames: list[bytes]) -> bool:
+        """Send, or return False: ZeroMQ's queue is full, a ROUTER has no such peer now, or this is closed."""
+        if self.closed:
+            return False
         self._look_soon()
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
 
     def pause(self) -> None:
         """Stop receiving: whoever consumes is behind."""
@@ -80,13 +72,6 @@ class FdSocket:
         self._loop.remove_reader(self._fd)
         self._socket.close(linger=linger_ms)
 
-    def _try_send(self, frames: list[bytes]) -> bool:
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
-
     def _look_soon(self) -> None:
         if not self._scheduled and not self.closed:
             self._scheduled = True
@@ -96,22 +81,9 @@ class FdSocket:
         self._scheduled = False
         if self.closed:
             return
-        events = self._socket.events
-        if events & zmq.POLLOUT:
-            self._flush()
+        events = cast("int", self._socket.getsockopt(zmq.EVENTS))
         if events & zmq.POLLIN and not self._paused:
             self._drain()
-
-    def _flush(self) -> None:
-        while self._out:
-            try:
-                if not self._try_send(self._out[0]):
-                    return
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-            self._out.popleft()
-        self._idle.set()
 
     def _drain(self) -> None:
         deadline = self._loop.time() + DRAIN_S
@@ -127,5 +99,5 @@ class FdSocket:
 
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_S, self._tick)
-        self._on_tick()
         self._look()
+        self._on_tick()

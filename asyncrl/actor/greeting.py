@@ -1,6 +1,7 @@
 """The first words of a session: find the broker, say Hello, be welcomed, and keep saying that one is alive."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -36,21 +37,20 @@ async def join(address: str, who: Identity, deadline_s: float) -> tuple[ZmqLink,
     Connect to the broker and be welcomed.
 
     Raises:
-        LinkError: Nobody answered within ``deadline_s``.
+        LinkError: Nobody answered within ``deadline_s``, or the address is not one.
         LinkRefused: The broker said no; its reason is the message.
     """
-    link = ZmqLink(address, who.peer)
-    try:
-        async with asyncio.timeout(deadline_s):
-            welcome = await greet(link, who)
-    except TimeoutError:
-        await link.aclose()
-        raise LinkError(
-            f"no broker answered at {address} within {deadline_s:g} s: is it running, and is the address right?"
-        ) from None
-    except LinkError:
-        await link.aclose()
-        raise
+    async with contextlib.AsyncExitStack() as unless_welcome:
+        link = ZmqLink(address, who.peer)
+        unless_welcome.push_async_callback(link.aclose)
+        try:
+            async with asyncio.timeout(deadline_s):
+                welcome = await greet(link, who)
+        except TimeoutError:
+            raise LinkError(
+                f"no broker answered at {address} within {deadline_s:g} s: is it running, and is the address right?"
+            ) from None
+        unless_welcome.pop_all()
     return link, welcome
 
 

@@ -8,6 +8,9 @@ from asyncrl.errors import LinkError
 
 T = TypeVar("T")
 
+TURN_S = 0.001
+"""A consumer that finds something each time it asks would never let the loop turn; after so long it does."""
+
 
 class Inbox(Generic[T]):
     """A queue with one consumer. After `fail`, what is queued is handed out first, then the error."""
@@ -18,6 +21,7 @@ class Inbox(Generic[T]):
         self._bytes = 0
         self._error: LinkError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._turn_ends_s = 0.0
 
     @property
     def is_full(self) -> bool:
@@ -42,10 +46,14 @@ class Inbox(Generic[T]):
         Raises:
             LinkError: What `fail` was given, once the queue is empty.
         """
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._turn_ends_s:
+            await asyncio.sleep(0)
+            self._turn_ends_s = loop.time() + TURN_S
         while not self._items:
             if self._error is not None:
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = loop.create_future()
             await self._waiter
         item, num_bytes = self._items.popleft()
         self._bytes -= num_bytes

@@ -1,16 +1,116 @@
-"""Reads trajectories back from a spool: ask by reference, check, decode. Used by every role that looks inside."""
+"""
+Trajectories out of a spool, by reference: checked, decoded, and asked for together.
+
+    fetch(ref) ─┐
+    fetch(ref) ─┼─▶ Fetch [ref, ref, ref] ─▶ spool ─▶ Fetched [bytes, bytes, bytes] ─▶ a `Trajectory` each
+    fetch(ref) ─┘
+
+What is wanted while a request is being sent travels in the next one.
+"""
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Sequence
+from itertools import count
 
 import msgspec
+from msgspec import Struct
 
 from asyncrl.actor.link import Link
-from asyncrl.errors import DecodeError, LinkError
+from asyncrl.errors import DecodeError, LinkClosed, LinkError
 from asyncrl.messages import Fetch, Fetched, SpoolRef, Trajectory
 
+MAX_REFS = 64
+"""In one `Fetch`: at 20 kB a payload its answer is about a megabyte."""
+
 _decoder = msgspec.msgpack.Decoder(Trajectory)
+
+
+class Wanted(Struct, frozen=True, eq=False):
+    """A payload somebody waits for."""
+
+    ref: SpoolRef
+    payload: "asyncio.Future[memoryview]"
+
+
+class PayloadClient:
+    """
+    One end of a link to a spool, for many who fetch at once.
+
+    Args:
+        link: To the spool. Borrowed; `run` must be running for anything to arrive.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._wanted: deque[Wanted] = deque()
+        self._is_wanted = asyncio.Event()
+        self._asked: dict[int, list[Wanted]] = {}
+        self._request_ids = count(1)
+
+    async def run(self) -> None:
+        """
+        Ask and hand out until cancelled.
+
+        Raises:
+            LinkError: The spool is gone; `LinkReset` if it restarted.
+        """
+        asking = asyncio.create_task(self._ask())
+        hearing = asyncio.create_task(self._hear())
+        try:
+            done, _ = await asyncio.wait([asking, hearing], return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        except LinkClosed as error:
+            raise LinkError("the link to the spool is closed: payloads cannot be read, reconnect") from error
+        finally:
+            asking.cancel()
+            hearing.cancel()
+            await asyncio.gather(asking, hearing, return_exceptions=True)
+
+    async def fetch(self, ref: SpoolRef) -> Trajectory:
+        """
+        One trajectory.
+
+        Raises:
+            DecodeError: The spool no longer has it, or it is not what was stored.
+        """
+        wanted = Wanted(ref, asyncio.get_running_loop().create_future())
+        self._wanted.append(wanted)
+        self._is_wanted.set()
+        return read_trajectory(ref, await wanted.payload)
+
+    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
+        """
+        Trajectories in the order of ``refs``.
+
+        Raises:
+            DecodeError: One of them cannot be read.
+            TimeoutError: Not all came within ``deadline_s``.
+        """
+        async with asyncio.timeout(deadline_s):
+            return list(await asyncio.gather(*map(self.fetch, refs)))
+
+    async def _ask(self) -> None:
+        while True:
+            await self._is_wanted.wait()
+            batch = [self._wanted.popleft() for _ in range(min(MAX_REFS, len(self._wanted)))]
+            if not self._wanted:
+                self._is_wanted.clear()
+            request_id = next(self._request_ids)
+            self._asked[request_id] = batch
+            await self._link.send(Fetch(request_id, [wanted.ref for wanted in batch]))
+
+    async def _hear(self) -> None:
+        while True:
+            message = await self._link.receive()
+            if isinstance(message, Fetched):
+                self._hand_out(message)
+
+    def _hand_out(self, answer: Fetched) -> None:
+        for wanted, payload in zip(self._asked.pop(answer.request_id, []), answer.payloads, strict=False):
+            if not wanted.payload.done():
+                wanted.payload.set_result(payload)
 
 
 def read_trajectory(ref: SpoolRef, payload: memoryview) -> Trajectory:
@@ -20,63 +120,12 @@ def read_trajectory(ref: SpoolRef, payload: memoryview) -> Trajectory:
     Raises:
         DecodeError: The spool no longer has it, or it is not what was stored.
     """
-    if len(payload) != ref.length or zlib.crc32(payload) != ref.crc32:
-        raise DecodeError(
-            f"payload at {ref.spool}/{ref.segment}+{ref.offset}: expected {ref.length} bytes with checksum "
-            f"{ref.crc32:08x}, got {len(payload)} bytes"
-        )
+    place = f"the payload at {ref.spool}, segment {ref.segment}, offset {ref.offset}"
+    if not payload:
+        raise DecodeError(f"the spool no longer has {place}")
+    if (found := zlib.crc32(payload)) != ref.crc32:
+        raise DecodeError(f"{place} is damaged: expected checksum {ref.crc32:#010x}, got {found:#010x}")
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DecodeError(f"payload at {ref.spool}/{ref.segment}+{ref.offset} is no trajectory: {error}") from error
-
-
-class PayloadClient:
-    """
-    Many fetches at once over one link.
-
-    Args:
-        link: To a spool. Borrowed; `run` must be running for answers to arrive.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[list[memoryview]]] = {}
-
-    async def run(self) -> None:
-        """Hand answers to whoever asked, until the link closes; then they all fail."""
-        try:
-            while True:
-                message = await self._link.receive()
-                if isinstance(message, Fetched):
-                    self._answer(message)
-        except LinkError as error:
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(error)
-            raise
-
-    def _answer(self, message: Fetched) -> None:
-        future = self._waiting.pop(message.request_id, None)
-        if future is not None and not future.done():
-            future.set_result(message.payloads)
-
-    async def fetch(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[memoryview]:
-        """
-        The payloads of ``refs``, in order; one the spool no longer has is empty.
-
-        Raises:
-            LinkError: The link broke.
-            TimeoutError: No answer within ``deadline_s``.
-        """
-        self._next_id += 1
-        request_id = self._next_id
-        future: asyncio.Future[list[memoryview]] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._link.send(Fetch(request_id, list(refs)))
-                return await future
-        finally:
-            self._waiting.pop(request_id, None)
+        raise DecodeError(f"{place} is no trajectory: {error}") from error

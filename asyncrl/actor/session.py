@@ -1,29 +1,43 @@
 """
-Exactly once, in order, between two living ends: sequence numbers, acknowledgements, resending. No I/O, no clock.
+Exactly once, in order, between two living ends: sequence numbers, acknowledgements, repetition. No I/O, no clock.
 
     send(m) ─▶ [seq 7, ack 3, m] ─────────▶ accept ─▶ m        7 is remembered until an ack covers it
     accept  ◀─ [seq 4, ack 7, n] ◀───────── send(n)            4 below expected: a repeat, dropped
-                                                               4 above expected: a gap, ``Resend`` is due
+                                                               4 above expected: a gap, `Resend` is asked for once
 
 A TCP connection under ZeroMQ loses what it held when it breaks, and a send that "succeeded" may still vanish; so
 nothing counts as sent until the other end acknowledged it. A session lives as long as both ends do. An end that gets
 the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`.
+
+        all transmitted ──Resend──▶ go back to the oldest unacknowledged frame, at most 64 in flight ──caught up──┐
+           ▲          └─silence──▶ go back to it, 1 in flight: perhaps the other end is only busy                 │
+           └──────────────────────────────────────────────────────────────────────────────────────────────────────┘
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
-from asyncrl.errors import DecodeError, LinkReset
+from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
 from asyncrl.messages import AnyMessage, Message
 
 ACK_EVERY_BYTES = 1 << 20
 ACK_EVERY_MESSAGES = 32
 """Received since the last acknowledgement. Small against the sender's limit, so that it never waits for the tick."""
 
+REPEAT_FRAMES = 64
+"""At most so many in flight while repeating; above `ACK_EVERY_MESSAGES`, so that acknowledgements keep them coming."""
+REPEAT_TICKS = 8
+"""Ticks without progress before the oldest unacknowledged frame is sent again."""
+
 FRAME_OVERHEAD_BYTES = 64
 """Counted on top of each remembered frame, so that many tiny messages are bounded too."""
+
+
+Transmit = Callable[[bytes], bool]
+"""Puts one frame on the wire; False if the wire will not take it now."""
 
 
 class Ack(Struct, frozen=True, array_like=True, tag=True):
@@ -75,16 +89,30 @@ RESET_FRAME = encode(Envelope(0, 0, Reset()))
 
 
 class Session:
-    """One end's half of a conversation."""
+    """
+    One end's half of a conversation.
 
-    def __init__(self, max_unacked_bytes: int) -> None:
+    Every method that may have something to say takes ``transmit``, which puts one frame on the wire and returns False
+    if the wire will not take it now; the frame is then due again.
+    """
+
+    def __init__(self, max_unacked_bytes: int, max_frame_bytes: int) -> None:
         self._max_unacked_bytes = max_unacked_bytes
-        self._unacked: deque[tuple[int, bytes]] = deque()
+        self._max_frame_bytes = max_frame_bytes
+        self._unacked: deque[bytes] = deque()
         self.unacked_bytes = 0
         self._sent = 0
+        self._transmitted = 0
+        self._acked = 0
         self._received = 0
         self._owed_messages = 0
         self._owed_bytes = 0
+        self._asks_resend = False
+        self._asked_after = -1
+        self._is_repeating = False
+        self._in_flight_limit = REPEAT_FRAMES
+        self._acked_at_tick = 0
+        self._silent_ticks = 0
 
     @property
     def has_room(self) -> bool:
@@ -97,69 +125,114 @@ class Session:
         return len(self._unacked)
 
     @property
-    def owes_ack(self) -> bool:
-        """Has anything arrived that was not acknowledged yet?"""
-        return self._owed_messages > 0
+    def is_transmitted(self) -> bool:
+        """Has every message been on the wire, at least once since the last trouble?"""
+        return self._transmitted == self._sent
 
-    @property
-    def ack_is_due(self) -> bool:
-        """So much has arrived that the sender should hear of it now, not at the next tick."""
-        return self._owed_messages >= ACK_EVERY_MESSAGES or self._owed_bytes >= ACK_EVERY_BYTES
-
-    def send(self, message: Message) -> bytes:
-        """The frame that carries ``message``, remembered until acknowledged."""
-        self._sent += 1
-        frame = encode(Envelope(self._sent, self._received, message))  # type: ignore[arg-type]
-        self._unacked.append((self._sent, frame))
-        self.unacked_bytes += len(frame) + FRAME_OVERHEAD_BYTES
-        self._paid()
-        return frame
-
-    def accept(self, envelope: Envelope, num_bytes: int) -> Message | None:
+    def send(self, message: Message, transmit: Transmit) -> None:
         """
-        Take one frame in. Returns its message, or None if it carries none, repeats one, or leaves a gap.
+        Remember ``message`` until it is acknowledged, and transmit what is due.
 
-        After a gap the caller sends `resend_request`; `wants_resend` says so.
+        Raises:
+            BrokenInvariant: The other end would close the connection over so large a frame, for ever again.
+        """
+        frame = encode(Envelope(self._sent + 1, self._received, message))  # type: ignore[arg-type]
+        if len(frame) > self._max_frame_bytes:
+            raise BrokenInvariant(
+                f"{type(message).__name__} makes a frame of {len(frame)} bytes, but at most {self._max_frame_bytes} "
+                f"are allowed on this link; split it"
+            )
+        self._sent += 1
+        self._unacked.append(frame)
+        self.unacked_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+        self._transmit_messages(transmit)
+        if self.is_transmitted:
+            self._acknowledged()  # By the very frame that has just gone out.
+
+    def accept(self, envelope: Envelope, num_bytes: int, transmit: Transmit) -> Message | None:
+        """
+        Take one frame in, and transmit what is due after it.
+
+        Returns:
+            Its message, or None if it carries none, repeats one, or leaves a gap.
 
         Raises:
             LinkReset: The other end does not know this session.
         """
-        self._forget(envelope.ack)
         body = envelope.body
         if isinstance(body, Reset):
             raise LinkReset("the other end restarted and does not know this session")
-        if isinstance(body, Ack | Resend):
+        self._forget(envelope.ack)
+        if isinstance(body, Resend):
+            self._go_back(REPEAT_FRAMES)
+        message = None if isinstance(body, Ack | Resend) else self._take(envelope.seq, body, num_bytes)
+        self._transmit_messages(transmit)
+        if self._asks_resend:
+            self._asks_resend = not self._say(Resend(), transmit)
+        elif self._owed_messages >= ACK_EVERY_MESSAGES or self._owed_bytes >= ACK_EVERY_BYTES:
+            self._say(Ack(), transmit)
+        return message
+
+    def tick(self, transmit: Transmit) -> None:
+        """A moment has passed: transmit the acknowledgement that is owed, and repeat what nobody acknowledged."""
+        made_progress = self._acked != self._acked_at_tick or not self._unacked
+        self._silent_ticks = 0 if made_progress else self._silent_ticks + 1
+        self._acked_at_tick = self._acked
+        if self._silent_ticks >= REPEAT_TICKS:
+            self._silent_ticks = 0
+            self._go_back(1)
+        self._transmit_messages(transmit)
+        if self._asks_resend:
+            self._asks_resend = not self._say(Resend(), transmit)
+        elif self._owed_messages:
+            self._say(Ack(), transmit)
+
+    def _take(self, seq: int, message: Message, num_bytes: int) -> Message | None:
+        if seq > self._received + 1:
+            # Once for each gap: what is in flight behind it would ask for the same again. If the answer is lost too,
+            # the sender's own ticks end the silence.
+            self._asks_resend = self._asks_resend or self._asked_after != self._received
+            self._asked_after = self._received
             return None
-        self._owed_messages += 1
+        self._owed_messages += 1  # For a repeat as well: it came because its acknowledgement did not.
         self._owed_bytes += num_bytes
-        if envelope.seq != self._received + 1:
+        if seq <= self._received:
             return None
         self._received += 1
-        return body
-
-    def wants_resend(self, envelope: Envelope) -> bool:
-        """Did this frame skip something?"""
-        return envelope.seq > self._received
-
-    def ack(self) -> bytes:
-        """A frame that only acknowledges."""
-        self._paid()
-        return encode(Envelope(0, self._received, Ack()))
-
-    def resend_request(self) -> bytes:
-        """A frame that asks for everything after what has arrived."""
-        self._paid()
-        return encode(Envelope(0, self._received, Resend()))
-
-    def unacked(self, limit: int) -> list[bytes]:
-        """The oldest remembered frames, to be sent again."""
-        return [frame for _, frame in list(self._unacked)[:limit]]
+        return message
 
     def _forget(self, ack: int) -> None:
-        while self._unacked and self._unacked[0][0] <= ack:
-            _, frame = self._unacked.popleft()
-            self.unacked_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
+        if ack > self._sent:
+            raise LinkReset("the other end acknowledges what was never sent: it knows another session")
+        if ack <= self._acked:
+            return
+        for _ in range(ack - self._acked):
+            self.unacked_bytes -= len(self._unacked.popleft()) + FRAME_OVERHEAD_BYTES
+        self._acked = ack
+        self._transmitted = max(self._transmitted, ack)
+        self._in_flight_limit = REPEAT_FRAMES
 
-    def _paid(self) -> None:
+    def _go_back(self, in_flight_limit: int) -> None:
+        self._transmitted = self._acked
+        self._in_flight_limit = in_flight_limit
+        self._is_repeating = True
+
+    def _transmit_messages(self, transmit: Transmit) -> None:
+        limit = min(self._sent, self._acked + self._in_flight_limit) if self._is_repeating else self._sent
+        while self._transmitted < limit:
+            if not transmit(self._unacked[self._transmitted - self._acked]):
+                self._is_repeating = True
+                return
+            self._transmitted += 1
+            if self._transmitted == self._sent:
+                self._is_repeating = False
+
+    def _say(self, body: Ack | Resend, transmit: Transmit) -> bool:
+        taken = transmit(encode(Envelope(0, self._received, body)))
+        if taken:
+            self._acknowledged()
+        return taken
+
+    def _acknowledged(self) -> None:
         self._owed_messages = 0
         self._owed_bytes = 0

@@ -12,13 +12,18 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from asyncrl.errors import BrokenInvariant
 
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
+LAST_WORDS_BYTES = 4096
+"""How much of the end of a log is searched for its last line."""
 
 
 class RestartBudget:
@@ -36,7 +41,8 @@ class RestartBudget:
         if len(self._spent) >= self._max_restarts:
             return None
         self._spent.append(now_s)
-        return min(FIRST_PAUSE_S * 2 ** (len(self._spent) - 1), MAX_PAUSE_S)
+        doublings = min(len(self._spent) - 1, 10)
+        return min(FIRST_PAUSE_S * 2.0**doublings, MAX_PAUSE_S)
 
 
 class Child:
@@ -49,6 +55,8 @@ class Child:
         self._command = command
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
+        self._session: int | None = None
+        """Of the child and what it started, until it was ended: a number the kernel may give away afterwards."""
 
     @property
     def pid(self) -> int | None:
@@ -65,43 +73,45 @@ class Child:
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_dies_with(os.getpid()),
             )
+        self._session = self._process.pid
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal."""
+        """The exit code, negative for a signal. What the child had started has ended too."""
         if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return await self._process.wait()
+            raise BrokenInvariant(f"{self.name} was never started")
+        code = await self._process.wait()
+        self._kill_session()
+        return code
 
     async def end(self, drain_s: float) -> None:
         """SIGTERM; after ``drain_s`` SIGKILL to its whole session. Idempotent."""
         if self._process is None:
             return
         if self._process.returncode is None:
-            self._signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), drain_s)
-        self._signal_session(signal.SIGKILL)
+        self._kill_session()
         await self._process.wait()
 
     def last_line(self) -> str:
         """The last thing it said: usually why it ended."""
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            with self.log.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES, 0))
+                lines = log.read().decode(errors="replace").strip().splitlines()
         except OSError:
             return ""
         return lines[-1].removeprefix("asyncrl: ") if lines else ""
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process:
+    def _kill_session(self) -> None:
+        if self._session is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-    def _signal_session(self, number: signal.Signals) -> None:
-        if self._process:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self._session, signal.SIGKILL)
+            self._session = None
 
 
 def describe_exit(code: int) -> str:
@@ -114,6 +124,16 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before exec: an orphan would hold ports, memory and devices."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _dies_with(parent: int) -> Callable[[], None] | None:
+    """To be run in the child before exec: an orphan would hold ports, memory and devices."""
+    if sys.platform != "linux":
+        return None
+    # Looked up here: after a fork, the loader's lock may be held by a thread that is gone.
+    prctl = ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # It died before the line above.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return die_with_parent

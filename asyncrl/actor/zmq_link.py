@@ -7,6 +7,7 @@ them): the session bounds unacknowledged bytes, the inbox bounds received ones.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import structlog
@@ -15,7 +16,7 @@ import zmq
 from asyncrl.actor.fd_socket import FdSocket
 from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.memory import MemoryHub, MemoryLink
-from asyncrl.actor.session import RESET_FRAME, Envelope, Resend, Session, decode
+from asyncrl.actor.session import RESET_FRAME, Envelope, Session, decode
 from asyncrl.errors import DecodeError, LinkClosed, LinkError, LinkReset
 from asyncrl.messages import Message
 
@@ -27,11 +28,6 @@ DATA_FRAME_BYTES = 256 << 20
 
 MAX_UNACKED_BYTES = 64 << 20
 MAX_INBOX_BYTES = 128 << 20
-RESEND_TICKS = 8
-"""Ticks (of 0.25 s) without progress before unacknowledged frames are sent again."""
-RESEND_FRAMES = 64
-"""At most so many at once: the rest follows when these are acknowledged."""
-
 LINGER_MS = 1000
 
 
@@ -49,49 +45,37 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, max_frame_byte
     return socket
 
 
-class _Resending:
-    """Counts ticks without progress of one session."""
-
-    def __init__(self) -> None:
-        self._last_unacked: bytes | None = None
-        self._ticks = 0
-
-    def due(self, session: Session) -> list[bytes]:
-        """Frames to send again at this tick."""
-        oldest = session.unacked(1)
-        head = oldest[0] if oldest else None
-        self._ticks = self._ticks + 1 if head is not None and head is self._last_unacked else 0
-        self._last_unacked = head
-        if self._ticks < RESEND_TICKS:
-            return []
-        self._ticks = 0
-        return session.unacked(RESEND_FRAMES)
-
-
 class ZmqLink:
-    """One DEALER. Make it inside the running loop; ``identity`` must be unique for each incarnation."""
+    """
+    One DEALER. Make it inside the running loop; ``identity`` must be unique for each incarnation.
+
+    Raises:
+        LinkError: The address or the identity is not one ZeroMQ can use.
+    """
 
     def __init__(self, address: str, identity: str, *, max_frame_bytes: int = CONTROL_FRAME_BYTES) -> None:
         socket = _socket(zmq.Context.instance(), zmq.DEALER, max_frame_bytes)
-        socket.setsockopt(zmq.ROUTING_ID, identity.encode())
-        socket.connect(address)
+        try:
+            socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise LinkError(f"cannot connect to {address} as {identity!r}: {error.strerror}") from error
         self.address = address
-        self._session = Session(MAX_UNACKED_BYTES)
-        self._resending = _Resending()
+        self._session = Session(MAX_UNACKED_BYTES, max_frame_bytes)
         self._inbox: Inbox[Message] = Inbox(MAX_INBOX_BYTES)
         self._error: LinkError | None = None
-        self._room = asyncio.Event()
-        self._room.set()
+        self._moved = asyncio.Event()
+        """Something was acknowledged, or the link has failed."""
         self._fd = FdSocket(socket, self._on_frames, self._on_tick)
 
     async def send(self, message: Message, /) -> None:
         """Hand a message over; waits while too many bytes are unacknowledged."""
         while self._error is None and not self._session.has_room:
-            self._room.clear()
-            await self._room.wait()
+            await self._movement()
         if self._error is not None:
             raise self._error
-        self._fd.send([self._session.send(message)])
+        self._session.send(message, self._transmit)
 
     async def receive(self) -> Message:
         """The next message."""
@@ -113,62 +97,68 @@ class ZmqLink:
         """Send what is queued, within a second, and close. Idempotent."""
         if self._error is None:
             self._fail(LinkClosed("this link was closed"))
-            await self._fd.flushed(LINGER_MS / 1000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_MS / 1000):
+                    while not self._session.is_transmitted:
+                        await self._movement()
         self._fd.close(linger_ms=LINGER_MS)
+
+    async def _movement(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
 
     def _on_frames(self, frames: list[zmq.Frame]) -> None:
         if len(frames) != 1:
             log.warning("frame.refused", address=self.address, expected_frames=1, got=len(frames))
             return
         try:
-            envelope = decode(frames[0].buffer)
-            message = self._session.accept(envelope, len(frames[0]))
+            message = self._session.accept(decode(frames[0].buffer), len(frames[0]), self._transmit)
         except DecodeError as error:
             log.warning("frame.refused", address=self.address, reason=str(error))
             return
         except LinkReset as error:
             self._fail(error)
+            self._fd.close()
             return
-        if isinstance(envelope.body, Resend):
-            self._send_all(self._session.unacked(RESEND_FRAMES))
-        elif self._session.wants_resend(envelope):
-            self._fd.send([self._session.resend_request()])
-        elif message is not None:
+        if message is not None:
             self._inbox.put(message, len(frames[0]))
             if self._inbox.is_full:
                 self._fd.pause()
-        if self._session.ack_is_due:
-            self._fd.send([self._session.ack()])
-        if self._session.has_room:
-            self._room.set()
+        self._moved.set()
 
     def _on_tick(self) -> None:
-        if self._session.owes_ack:
-            self._fd.send([self._session.ack()])
-        self._send_all(self._resending.due(self._session))
+        self._session.tick(self._transmit)
 
-    def _send_all(self, frames: list[bytes]) -> None:
-        for frame in frames:
-            self._fd.send([frame])
+    def _transmit(self, frame: bytes) -> bool:
+        return self._fd.send([frame])
 
     def _fail(self, error: LinkError) -> None:
         self._error = self._error or error
         self._inbox.fail(error)
-        self._room.set()
+        self._moved.set()
 
 
 class _Peer:
     """What a hub keeps for each peer."""
 
-    def __init__(self, routing_id: bytes) -> None:
-        self.routing_id = routing_id
+    def __init__(self, routing_id: bytes, socket: FdSocket, max_frame_bytes: int) -> None:
         self.name = routing_id.decode(errors="replace")
-        self.session = Session(MAX_UNACKED_BYTES)
-        self.resending = _Resending()
+        self.session = Session(MAX_UNACKED_BYTES, max_frame_bytes)
+        self._routing_id = routing_id
+        self._socket = socket
+
+    def transmit(self, frame: bytes) -> bool:
+        """False while the peer is not connected or takes nothing: its session remembers, and tries again."""
+        return self._socket.send([self._routing_id, frame])
 
 
 class ZmqHub:
-    """One ROUTER. Make it inside the running loop."""
+    """
+    One ROUTER. Make it inside the running loop.
+
+    Raises:
+        LinkError: The address cannot be bound.
+    """
 
     def __init__(self, bind: str, *, max_frame_bytes: int = CONTROL_FRAME_BYTES) -> None:
         socket = _socket(zmq.Context.instance(), zmq.ROUTER, max_frame_bytes)
@@ -182,7 +172,8 @@ class ZmqHub:
                     f"cannot bind {bind}: the port is in use; stop what holds it, or bind port 0"
                 ) from error
             raise LinkError(f"cannot bind {bind}: {error.strerror}") from error
-        self._address = socket.last_endpoint.rstrip(b"\0").decode()
+        self._address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._max_frame_bytes = max_frame_bytes
         self._peers: dict[str, _Peer] = {}
         self._inbox: Inbox[tuple[str, Message]] = Inbox(MAX_INBOX_BYTES)
         self._local = MemoryHub(self._inbox)
@@ -201,7 +192,7 @@ class ZmqHub:
         """Queue a message for one peer; a peer that is gone is no error."""
         self._local.send(peer, message)
         if known := self._peers.get(peer):
-            self._send_frame(known, known.session.send(message))
+            known.session.send(message, known.transmit)
 
     async def receive(self) -> tuple[str, Message]:
         """The next message and who sent it."""
@@ -211,14 +202,14 @@ class ZmqHub:
         return item
 
     def forget(self, peer: str, /) -> None:
-        """Drop a peer's session: if it speaks again it is told to start anew."""
+        """Drop a peer's session and tell it so; if it speaks again it is told again."""
         self._local.forget(peer)
-        self._peers.pop(peer, None)
+        if known := self._peers.pop(peer, None):
+            known.transmit(RESET_FRAME)
 
     async def aclose(self) -> None:
-        """Send what is queued, within a second, and close. Idempotent."""
+        """Close; ZeroMQ may go on sending for a second. Idempotent."""
         await self._local.aclose()
-        await self._fd.flushed(LINGER_MS / 1000)
         self._fd.close(linger_ms=LINGER_MS)
 
     def _on_frames(self, frames: list[zmq.Frame]) -> None:
@@ -231,48 +222,28 @@ class ZmqHub:
         except DecodeError as error:
             log.warning("frame.refused", peer=routing_id, reason=str(error))
             return
-        name = routing_id.decode(errors="replace")
-        peer = self._peers.get(name)
+        peer = self._peers.get(routing_id.decode(errors="replace"))
         if peer is None:
-            if envelope.seq != 1:
-                if envelope.seq:  # A message; bare acknowledgements of a forgotten session need no answer.
-                    self._send_raw(routing_id, RESET_FRAME)
+            peer = _Peer(routing_id, self._fd, self._max_frame_bytes)
+            if envelope.seq > 1:
+                peer.transmit(RESET_FRAME)
+            if envelope.seq != 1:  # A bare acknowledgement of a forgotten session needs no answer.
                 return
-            peer = self._peers[name] = _Peer(routing_id)
+            self._peers[peer.name] = peer
         self._on_envelope(peer, envelope, len(frames[1]))
 
     def _on_envelope(self, peer: _Peer, envelope: Envelope, num_bytes: int) -> None:
         try:
-            message = peer.session.accept(envelope, num_bytes)
-        except LinkReset:
+            message = peer.session.accept(envelope, num_bytes, peer.transmit)
+        except LinkReset as error:
+            log.warning("peer.reset", peer=peer.name, reason=str(error))
             self.forget(peer.name)
             return
-        if isinstance(envelope.body, Resend):
-            for old in peer.session.unacked(RESEND_FRAMES):
-                self._send_frame(peer, old)
-        elif peer.session.wants_resend(envelope):
-            self._send_frame(peer, peer.session.resend_request())
-        elif message is not None:
+        if message is not None:
             self._inbox.put((peer.name, message), num_bytes)
             if self._inbox.is_full:
                 self._fd.pause()
-        if peer.session.ack_is_due:
-            self._send_frame(peer, peer.session.ack())
 
     def _on_tick(self) -> None:
-        for peer in list(self._peers.values()):
-            if peer.session.owes_ack:
-                self._send_frame(peer, peer.session.ack())
-            for frame in peer.resending.due(peer.session):
-                self._send_frame(peer, frame)
-
-    def _send_frame(self, peer: _Peer, frame: bytes) -> None:
-        self._send_raw(peer.routing_id, frame)
-
-    def _send_raw(self, routing_id: bytes, frame: bytes) -> None:
-        try:
-            self._fd.send([routing_id, frame])
-        except zmq.ZMQError as error:
-            # The peer is not connected now. Its session remembers the frame; it is sent again if the peer returns.
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+        for peer in self._peers.values():
+            peer.session.tick(peer.transmit)

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import structlog
 
 from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.nodes import Node
@@ -266,8 +266,7 @@ class BrokerActor:
         refs = [slot.ref for slot in slots if slot.ref]
         rewards = [(slot.reward, slot.metrics) for slot in slots]
         try:
-            payloads = await self._payloads.fetch(refs, FETCH_S)
-            trajectories = [read_trajectory(ref, payload) for ref, payload in zip(refs, payloads, strict=True)]
+            trajectories = await self._payloads.fetch_all(refs, FETCH_S)
         except (DecodeError, TimeoutError) as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
             return

@@ -5,6 +5,7 @@ Which complete groups go into which step. Asked again, a step gets the same answ
 """
 
 from collections import deque
+from itertools import islice
 
 from asyncrl.broker.groups import Group
 
@@ -42,14 +43,13 @@ class BatchBook:
 
     def form(self, step: int) -> list[Group] | None:
         """The batch of the next step, or None while its groups are not complete."""
-        head = [self._queue[i] for i in range(min(self._groups_per_step, len(self._queue)))]
-        if step != self.next_step or len(head) < self._groups_per_step or not all(g.is_complete for g in head):
+        if step != self.next_step or len(self._queue) < self._groups_per_step:
             return None
-        for _ in head:
-            self._queue.popleft()
-        self._taken[step] = head
+        if not all(group.is_complete for group in islice(self._queue, self._groups_per_step)):
+            return None
+        self._taken[step] = [self._queue.popleft() for _ in range(self._groups_per_step)]
         self.next_step += 1
-        return head
+        return self._taken[step]
 
     def forget(self, step: int) -> list[Group]:
         """A checkpoint contains every step up to ``step``: they will not be asked for again."""

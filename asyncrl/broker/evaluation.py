@@ -6,10 +6,10 @@ Held-out prompts, answered by one rollout held at one version while the others g
 A lost node ends an evaluation without a result; it starts anew on another node, at the version that one has.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 from asyncrl.broker.groups import Group, Slot
+from asyncrl.broker.waiting import WaitingGroups
 from asyncrl.config import Evaluation
 from asyncrl.messages import Evaluated, Prompt
 
@@ -20,8 +20,8 @@ class Ongoing:
     def __init__(self, peer: str, policy_version: int, groups: list[Group]) -> None:
         self.peer = peer
         self.policy_version = policy_version
-        self.waiting = deque(groups)
-        """Not leased yet."""
+        self.waiting = WaitingGroups(groups)
+        """To be leased."""
         self.open = {group.group_id: group for group in groups}
         """Without a verdict."""
         self.done: list[Slot] = []
@@ -63,6 +63,11 @@ class EvaluationBook:
         """Nothing under way and nothing owed: the run may end."""
         return self.ongoing is None and not self._is_due
 
+    @property
+    def is_waiting(self) -> bool:
+        """One is owed and none is under way: a node is wanted."""
+        return self._is_due and self.ongoing is None
+
     def version_live(self, policy_version: int) -> None:
         """A version went live: is it one to evaluate?"""
         every = self._config.every_versions
@@ -75,7 +80,7 @@ class EvaluationBook:
 
     def start(self, peer: str, policy_version: int) -> Ongoing | None:
         """Begin on this node if an evaluation is due and none is under way."""
-        if not self._is_due or self.ongoing:
+        if not self.is_waiting:
             return None
         groups = [
             Group(self._next_group_id + i, prompt, 1, min_version=policy_version, split="held_out")

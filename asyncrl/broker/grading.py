@@ -3,7 +3,6 @@
 from collections import deque
 
 from asyncrl.broker.groups import Slot
-from asyncrl.broker.nodes import Node
 from asyncrl.messages import Unit
 
 
@@ -21,18 +20,16 @@ class GradeBook:
         """A trajectory is stored and wants a verdict."""
         self._waiting.append(slot)
 
-    def assign(self, nodes: list[Node]) -> list[tuple[Node, Slot]]:
-        """Hand out what waits, most credits first."""
-        assigned = []
-        while self._waiting and nodes:
-            node = max(nodes, key=lambda n: n.credits)
-            if node.credits <= 0:
-                break
-            slot = self._waiting.popleft()
-            node.granted += 1
-            self._in_hand[slot.unit] = (slot, node.peer)
-            assigned.append((node, slot))
-        return assigned
+    @property
+    def num_waiting(self) -> int:
+        """Trajectories that no reward node has in hand."""
+        return len(self._waiting)
+
+    def assign(self, peer: str) -> Slot:
+        """Hand the one that waits longest to a reward node."""
+        slot = self._waiting.popleft()
+        self._in_hand[slot.unit] = (slot, peer)
+        return slot
 
     def settle(self, unit: Unit) -> Slot | None:
         """A verdict or a failure came: the slot, or None if nobody waits for it."""

@@ -38,6 +38,7 @@ class LeaseBook:
         self._next_token = (broker_epoch << 32) + 1
         self._lease_s = lease_s
         self._open: dict[int, Lease] = {}
+        self._of_node: dict[str, dict[int, Lease]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -52,6 +53,7 @@ class LeaseBook:
         """A new lease of ``indices`` to ``node``."""
         lease = Lease(self.next_token(), node, group_id, split, indices, now_s + self._lease_s)
         self._open[lease.token] = lease
+        self._of_node.setdefault(node, {})[lease.token] = lease
         return lease
 
     def settle(self, token: int, index: int) -> None:
@@ -59,13 +61,12 @@ class LeaseBook:
         if lease := self._open.get(token):
             lease.open.discard(index)
             if not lease.open:
-                del self._open[token]
+                self._take([lease])
 
     def renew(self, node: str, now_s: float) -> None:
         """The node is alive: its leases go on."""
-        for lease in self._open.values():
-            if lease.node == node:
-                lease.deadline_s = now_s + self._lease_s
+        for lease in self._of_node.get(node, {}).values():
+            lease.deadline_s = now_s + self._lease_s
 
     def expire(self, now_s: float) -> list[Lease]:
         """Take overdue leases back."""
@@ -73,7 +74,7 @@ class LeaseBook:
 
     def revoke(self, node: str) -> list[Lease]:
         """Take back everything a node holds."""
-        return self._take([lease for lease in self._open.values() if lease.node == node])
+        return self._take(list(self._of_node.get(node, {}).values()))
 
     def cancel(self, group_id: int, split: Split) -> list[Lease]:
         """Take back everything on one group."""
@@ -84,4 +85,8 @@ class LeaseBook:
     def _take(self, leases: list[Lease]) -> list[Lease]:
         for lease in leases:
             del self._open[lease.token]
+            held = self._of_node[lease.node]
+            del held[lease.token]
+            if not held:
+                del self._of_node[lease.node]
         return leases

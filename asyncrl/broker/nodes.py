@@ -27,8 +27,6 @@ class Node:
         """Its model is loaded."""
         self.is_draining = False
         """It wants no more leases."""
-        self.is_held = False
-        """Told to stay at its version for an evaluation."""
 
     @property
     def credits(self) -> int:
@@ -40,6 +38,11 @@ class Node:
         """As a transfer names it."""
         return Member(self.name, self.incarnation)
 
+    @property
+    def is_able(self) -> bool:
+        """Can it be given work now? A rollout needs weights first."""
+        return self.credits > 0 and (self.role != "rollout" or self.policy_version >= 0)
+
     def __repr__(self) -> str:
         return f"<Node {self.name} v{self.policy_version} credits={self.credits}>"
 
@@ -50,15 +53,19 @@ class NodeBook:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._nodes: dict[str, Node] = {}
+        self._by_role: dict[Role, dict[str, Node]] = {}
 
     def join(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello."""
         node = self._nodes[peer] = Node(peer, hello, now_s)
+        self._by_role.setdefault(node.role, {})[peer] = node
         return node
 
     def leave(self, peer: str) -> Node | None:
         """A node is gone."""
-        return self._nodes.pop(peer, None)
+        if node := self._nodes.pop(peer, None):
+            del self._by_role[node.role][peer]
+        return node
 
     def get(self, peer: str) -> Node | None:
         """The node behind a peer, if it said Hello."""
@@ -75,12 +82,16 @@ class NodeBook:
         return [node for node in self._nodes.values() if now_s - node.heard_s > self._ttl_s]
 
     def earlier(self, hello: Hello) -> list[Node]:
-        """Other incarnations of the node that says Hello: they are dead, or about to be told."""
-        return [n for n in self._nodes.values() if n.name == hello.node and n.incarnation != hello.incarnation]
+        """Starts of the node that says Hello: they are dead, or have forgotten what they held."""
+        return [node for node in self._nodes.values() if node.name == hello.node]
+
+    def all(self) -> list[Node]:
+        """Everybody, in the order they joined."""
+        return list(self._nodes.values())
 
     def of(self, role: Role) -> list[Node]:
         """All nodes of one role, in the order they joined."""
-        return [node for node in self._nodes.values() if node.role == role]
+        return list(self._by_role.get(role, {}).values())
 
     def rollouts(self) -> list[Node]:
         """Those that can take part in transfers."""
@@ -88,5 +99,4 @@ class NodeBook:
 
     def trainer(self) -> Node | None:
         """The one trainer."""
-        trainers = self.of("trainer")
-        return trainers[0] if trainers else None
+        return next(iter(self._by_role.get("trainer", {}).values()), None)

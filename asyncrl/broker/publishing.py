@@ -3,34 +3,38 @@ Which version is live, and who takes part in which weight transfer. One transfer
 
     Publishing(v) ─▶ Transfer to trainer and rollouts ─▶ Transferred, Live, Live ─▶ v is live
     a rollout joins ─▶ Transfer of the pair (trainer, joiner), so that nobody else waits
+    a pair that breaks too often ─▶ the joiner is given up, and the run goes on
 
 A membership epoch names a process group. It changes only when the members do, or when a transfer in it broke: the
 next transfer then makes a new group. Who was late is named and taken out; the others go on.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
-from asyncrl.broker.nodes import Node
+from asyncrl.broker.nodes import Node, NodeBook
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Publishing, Transfer
 
 MAX_FAILURES = 5
-"""Transfers of one version that may break before the run gives up."""
+"""Transfers of one version that may break before the run gives up; of one joiner, before that joiner is given up."""
 
 
 class Ongoing:
     """The transfer under way."""
 
-    def __init__(self, message: Transfer, peers: list[str], next_step: int, expires_s: float) -> None:
+    def __init__(self, message: Transfer, receivers: Sequence[Node], peers: list[str], next_step: int) -> None:
         self.message = message
         self.peers = peers
         """By rank; the trainer first."""
         self.next_step = next_step
-        self.expires_s = expires_s
+        self.expires_s = 0.0
         self.unreported = set(peers)
         """Their side of the transfer has neither ended nor broken yet."""
-        self.swapping = set(peers[1:])
-        """They do not decode with the version yet."""
+        self.swapped = {node.peer for node in receivers if node.policy_version >= message.policy_version}
+        """They decode with the version."""
+        self.swapping = set(peers[1:]) - self.swapped
+        """They do not yet."""
         self.failures: list[str] = []
 
 
@@ -44,6 +48,8 @@ class PublishBook:
         """Epoch and members of the group that is reused; None: the next transfer makes a new one."""
         self._staged: Publishing | None = None
         self._num_failures = 0
+        self._broken_pairs: Counter[str] = Counter()
+        """Failures so far of joiners that are not up to date yet, by peer."""
         self.ongoing: Ongoing | None = None
         self.live_version = -1
 
@@ -57,18 +63,22 @@ class PublishBook:
         self._staged = publishing
         self._num_failures = 0
 
-    def start(self, trainer: Node | None, rollouts: Sequence[Node], now_s: float) -> Ongoing | None:
+    @property
+    def limit_s(self) -> float:
+        """How long the members of a transfer have to report. They give up by themselves at half of it."""
+        return 2 * self._deadline_s
+
+    def start(self, nodes: NodeBook, now_s: float) -> Ongoing | None:
         """
         The next transfer, if one is due: a new version to everybody, or the live one to a node that lacks it.
 
         Call it whenever something changed; while a transfer is under way it returns None.
         """
-        if self.ongoing or self._staged is None or trainer is None:
+        if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None:
             return None
         version = self._staged.policy_version
         keep = version > self.live_version
-        lacking = [node for node in rollouts if node.received_version < version]
-        receivers = list(rollouts) if keep else lacking[:1]
+        receivers = nodes.rollouts() if keep else self._joiner(nodes.rollouts(), version)
         if not receivers:
             return None
         peers = [trainer.peer, *(node.peer for node in receivers)]
@@ -79,7 +89,8 @@ class PublishBook:
             keep=keep,
             deadline_s=self._deadline_s,
         )
-        self.ongoing = Ongoing(message, peers, self._staged.next_step, now_s + 2 * self._deadline_s)
+        self.ongoing = Ongoing(message, receivers, peers, self._staged.next_step)
+        self.ongoing.expires_s = now_s + self.limit_s
         return self.ongoing
 
     def reported(self, peer: str, epoch: int, failure: str = "") -> None:
@@ -91,8 +102,15 @@ class PublishBook:
             ongoing.failures.append(failure)
             self._kept = None if ongoing.message.keep else self._kept
 
+    def live(self, peer: str, policy_version: int) -> None:
+        """A rollout decodes with this version."""
+        if (ongoing := self.ongoing) and peer in ongoing.swapping and policy_version >= ongoing.message.policy_version:
+            ongoing.swapping.discard(peer)
+            ongoing.swapped.add(peer)
+
     def left(self, peer: str, name: str) -> None:
         """A node is gone; a group it was in is of no more use."""
+        self._broken_pairs.pop(peer, None)
         if self._kept and peer in self._kept[1]:
             self._kept = None
         if (ongoing := self.ongoing) is None or peer not in ongoing.peers:
@@ -101,6 +119,11 @@ class PublishBook:
             ongoing.failures.append(f"{name} was lost")
         ongoing.unreported.discard(peer)
         ongoing.swapping.discard(peer)
+        ongoing.swapped.discard(peer)
+
+    def given_up(self) -> list[str]:
+        """Joiners that could not be brought up to date in `MAX_FAILURES` tries: to be declared lost."""
+        return [peer for peer, failures in self._broken_pairs.items() if failures >= MAX_FAILURES]
 
     def expired(self, now_s: float) -> list[str]:
         """Members that have not ended their side in time: to be declared lost."""
@@ -108,11 +131,12 @@ class PublishBook:
             return []
         return sorted(self.ongoing.unreported)
 
-    def conclude(self, rollouts: Sequence[Node]) -> Ongoing | None:
+    def conclude(self, held: Collection[str]) -> Ongoing | None:
         """
         The transfer that has just ended with its version in use, else None.
 
-        A broken one is forgotten, so that `start` makes another with the members there are then.
+        A broken one is forgotten, so that `start` makes another with the members there are then. Nodes ``held`` for
+        an evaluation are not waited for; if all are, the first one released makes the version live.
 
         Raises:
             RunFailed: The same version broke too often.
@@ -121,28 +145,34 @@ class PublishBook:
             return None
         if ongoing.failures:
             self.ongoing = None
-            self._num_failures += 1
-            if self._num_failures >= MAX_FAILURES:
-                raise RunFailed(
-                    f"version {ongoing.message.policy_version} could not be published in {MAX_FAILURES} tries: "
-                    f"{'; '.join(ongoing.failures)}"
-                )
+            self._broke(ongoing)
             return None
-        return self._swapped(ongoing, {node.peer: node for node in rollouts})
-
-    def _swapped(self, ongoing: Ongoing, nodes: dict[str, Node]) -> Ongoing | None:
-        version = ongoing.message.policy_version
-        receivers = [nodes[peer] for peer in ongoing.peers[1:] if peer in nodes]
-        ongoing.swapping = {n.peer for n in receivers if n.policy_version < version and not n.is_held}
-        if ongoing.swapping:
+        if ongoing.swapping.difference(held) or (ongoing.swapping and not ongoing.swapped):
             return None
-        if receivers and not any(node.policy_version >= version for node in receivers):
-            return None  # All of them are held for an evaluation; the first released one makes it live.
         self.ongoing = None
-        if not receivers:
+        if not ongoing.swapped:
             return None  # All were lost after the transfer: whoever joins next gets the version anew.
-        self.live_version = max(self.live_version, version)
+        for peer in ongoing.swapped:
+            self._broken_pairs.pop(peer, None)
+        self.live_version = max(self.live_version, ongoing.message.policy_version)
         return ongoing
+
+    def _broke(self, ongoing: Ongoing) -> None:
+        if not ongoing.message.keep:
+            self._broken_pairs[ongoing.peers[1]] += 1
+            return
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:
+            raise RunFailed(
+                f"version {ongoing.message.policy_version} could not be published in {MAX_FAILURES} tries: "
+                f"{'; '.join(ongoing.failures)}"
+            )
+
+    def _joiner(self, rollouts: Sequence[Node], version: int) -> list[Node]:
+        """[<= 1] The rollout to bring up to date next: one whose transfer broke least often."""
+        lacking = [node for node in rollouts if node.received_version < version]
+        able = [node for node in lacking if self._broken_pairs[node.peer] < MAX_FAILURES]
+        return sorted(able, key=lambda node: self._broken_pairs[node.peer])[:1]
 
     def _epoch_for(self, peers: list[str], keep: bool) -> int:
         if keep and self._kept and self._kept[1] == peers:

@@ -10,20 +10,21 @@ its own (window, leases, groups, grading, batches, publishing, evaluation); here
 What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, and nothing else.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from msgspec import Struct
 
+from asyncrl.broker.absence import AbsenceBook, Wait
 from asyncrl.broker.batches import BatchBook
+from asyncrl.broker.credits import CreditBook
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.broker.grading import GradeBook
 from asyncrl.broker.groups import Group, Slot, State
 from asyncrl.broker.leases import Lease as OpenLease
 from asyncrl.broker.leases import LeaseBook
 from asyncrl.broker.nodes import Node, NodeBook
-from asyncrl.broker.publishing import PublishBook
+from asyncrl.broker.publishing import MAX_FAILURES, PublishBook
 from asyncrl.broker.records import (
     Admitted,
     AnyRecord,
@@ -38,10 +39,11 @@ from asyncrl.broker.records import (
     Verdict,
     VersionLive,
 )
+from asyncrl.broker.waiting import WaitingGroups
 from asyncrl.broker.window import Window
 from asyncrl.config import Config
 from asyncrl.data.prompts import PromptStream
-from asyncrl.errors import BrokenInvariant
+from asyncrl.errors import BrokenInvariant, RunFailed
 from asyncrl.messages import (
     Batch,
     Beat,
@@ -64,6 +66,7 @@ from asyncrl.messages import (
     Publishing,
     Ready,
     Release,
+    Role,
     Scored,
     Settled,
     Stepped,
@@ -116,14 +119,18 @@ class Scheduler:
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.window = Window(schedule.window)
         self.nodes = NodeBook(config.broker.node_ttl_s)
+        self._credits: dict[Role, CreditBook] = {"rollout": CreditBook(), "reward": CreditBook()}
         self.leases = LeaseBook(broker_epoch, schedule.lease_s)
         self.groups: dict[int, Group] = {}
-        self._unleased: deque[Group] = deque()
+        self._unleased = WaitingGroups()
         self.grading = GradeBook()
         self.batches = BatchBook(schedule.groups_per_step, schedule.order)
         self.publishing = PublishBook(config.weights.deadline_s)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
+        self._absence = AbsenceBook()
         self._wanted_step: tuple[int, str] | None = None
+        self._versions_moved = False
+        """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
         self.committed_step = -1
         self.outbox: list[Outgoing] = []
         self.records: list[AnyRecord] = []
@@ -146,16 +153,26 @@ class Scheduler:
             self.left(earlier.peer, "another start of it said Hello", now_s)
         node = self.nodes.join(peer, hello, now_s)
         self._event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
-        self._advance(now_s)
         return node
 
-    def left(self, peer: str, cause: str, now_s: float) -> None:
-        """A node is gone: what it held is given to others."""
+    def left(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
+        """
+        A node is gone: what it held is given to others.
+
+        Args:
+            cause: In words.
+            on_purpose: It said Bye; otherwise it is lost.
+
+        Raises:
+            RunFailed: It is the trainer, and the run is not finished.
+        """
+        is_finished = self.is_finished
         if (node := self.nodes.leave(peer)) is None:
             return
         revoked = self.leases.revoke(peer)
+        how = "left" if on_purpose else "lost"
         self._event(
-            "node.lost",
+            f"node.{how}",
             node=node.name,
             role=node.role,
             incarnation=node.incarnation,
@@ -163,32 +180,50 @@ class Scheduler:
             leases_reissued=len(revoked),
         )
         for lease in revoked:
-            self._lease_lost(lease, "node_lost")
+            self._lease_lost(lease, f"node_{how}")
+        self._credits_changed(node)
         self.grading.revoke(peer)
         self.publishing.left(peer, node.name)
         if lost := self.evaluation.left(peer):
             self._event("eval.lost", node=node.name, policy_version=lost.policy_version)
             for group_id in lost.open:
                 self.grading.drop(group_id, "held_out")
+        if node.role == "trainer" and not is_finished:
+            raise RunFailed(f"the trainer {node.name} {'left' if on_purpose else 'was lost'} before the end: {cause}")
+        self._versions_moved = True
         self._advance(now_s)
 
     def tick(self, now_s: float) -> list[Node]:
-        """Time passed. Returns nodes that are now lost; the caller makes the hub forget them."""
-        lost = self.nodes.silent(now_s)
-        for node in lost:
-            self.left(node.peer, f"silent for {self._config.broker.node_ttl_s:g} s", now_s)
+        """
+        Time passed. Returns nodes that are now lost; the caller makes the hub forget them.
+
+        Raises:
+            RunFailed: The trainer is among them, or one version could not be published in many tries.
+        """
+        overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
         for peer in self.publishing.expired(now_s):
-            if late := self.nodes.get(peer):
-                lost.append(late)
-                self.left(peer, f"did not finish a weight transfer within {self._config.weights.deadline_s:g} s", now_s)
+            overdue.setdefault(peer, f"did not report on a weight transfer within {self.publishing.limit_s:g} s")
+        for peer in self.publishing.given_up():
+            overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
+        lost = [node for peer in overdue if (node := self.nodes.get(peer))]
+        for node in lost:
+            self.left(node.peer, overdue[node.peer], now_s)
         for lease in self.leases.expire(now_s):
             self._event("lease.expired", group_id=lease.group_id, node=lease.node)
             self._lease_lost(lease, "expired")
+        self._versions_moved = True
         self._advance(now_s)
+        for wait, sentence in self._absence.overdue(self._waits(), now_s):
+            self._event("run.waiting", role=wait.role, cause=sentence)
         return lost
 
     def handle(self, peer: str, message: ToBroker, now_s: float) -> None:
-        """Take in one message of a node that said Hello before."""
+        """
+        Take in one message of a node that said Hello before.
+
+        Raises:
+            RunFailed: One version could not be published in many tries.
+        """
         node = self.nodes.heard(peer, now_s)
         if node is None:
             return
@@ -197,32 +232,14 @@ class Scheduler:
                 node.beat = message
                 self.leases.renew(peer, now_s)
                 return  # Beats decide nothing: half of all messages need not look at every rule.
-            case Ready():
-                node.is_ready = True
-            case Draining():
-                node.is_draining = True
-            case Offer(limit=limit):
-                node.credit_limit = max(node.credit_limit, limit)
-            case Stored():
-                self._stored(message)
-            case Scored():
-                self._scored(message)
-            case Failed():
-                self._failed(message)
-            case Live():
-                self._live(node, message)
-            case Transferred(epoch=epoch, policy_version=version):
-                node.received_version = max(node.received_version, version)
-                self.publishing.reported(peer, epoch)
-            case TransferFailed(epoch=epoch, reason=reason):
-                self._event("transfer.failed", node=node.name, policy_version=message.policy_version, cause=reason)
-                self.publishing.reported(peer, epoch, f"{node.name}: {reason}")
-            case Take(step=step):
-                self._wanted_step = (step, peer)
-            case Commit():
-                self._commit(message)
-            case Publishing():
-                self.publishing.stage(message)
+            case Ready() | Draining() | Offer():
+                self._said_of_itself(node, message)
+            case Stored() | Scored() | Failed():
+                self._trajectory(message)
+            case Transferred() | TransferFailed() | Live():
+                self._received(node, message)
+            case Take() | Commit() | Publishing():
+                self._trained(node, message)
             case Hello() | Bye() | StoreSet() | StoreGet() | Stepped() | Exited():
                 raise BrokenInvariant(f"{type(message).__name__} is the shell's to handle")
             case _:
@@ -236,6 +253,51 @@ class Scheduler:
         return out
 
     # ── one message each ────────────────────────────────────────────────────────────────────
+
+    def _said_of_itself(self, node: Node, message: Ready | Draining | Offer) -> None:
+        match message:
+            case Ready():
+                node.is_ready = True
+                self._versions_moved = True
+            case Draining():
+                node.is_draining = True
+            case Offer(limit=limit):
+                node.credit_limit = max(node.credit_limit, limit)
+        self._credits_changed(node)
+
+    def _trajectory(self, message: Stored | Scored | Failed) -> None:
+        match message:
+            case Stored():
+                self._stored(message)
+            case Scored():
+                self._scored(message)
+            case Failed():
+                self._failed(message)
+
+    def _received(self, node: Node, message: Transferred | TransferFailed | Live) -> None:
+        version = message.policy_version
+        match message:
+            case Transferred(epoch=epoch):
+                node.received_version = max(node.received_version, version)
+                self.publishing.reported(node.peer, epoch)
+            case TransferFailed(epoch=epoch, reason=reason):
+                self._event("transfer.failed", node=node.name, policy_version=version, cause=reason)
+                self.publishing.reported(node.peer, epoch, f"{node.name}: {reason}")
+            case Live():
+                node.policy_version = max(node.policy_version, version)
+                self._credits_changed(node)
+                self.publishing.live(node.peer, version)
+        self._versions_moved = True
+
+    def _trained(self, node: Node, message: Take | Commit | Publishing) -> None:
+        match message:
+            case Take(step=step):
+                self._wanted_step = (step, node.peer)
+            case Commit():
+                self._commit(message)
+            case Publishing():
+                self.publishing.stage(message)
+                self._versions_moved = True
 
     def _stored(self, message: Stored) -> None:
         unit = message.unit
@@ -256,7 +318,7 @@ class Scheduler:
         slot.state, slot.reward, slot.metrics = State.SCORED, message.reward, message.metrics
         self.records.append(Verdict(message.unit, message.reward, message.metrics))
         if message.unit.split == "held_out":
-            self._evaluated(self.evaluation.settle(message.unit.group_id, failed=False))
+            self._settle_held_out(message.unit.group_id, failed=False)
             return
         group = self.groups[message.unit.group_id]
         group.num_scored += 1
@@ -294,9 +356,6 @@ class Scheduler:
             self.records.append(Reissued(unit, message.token, "failed"))
             self._lease_again(unit)
 
-    def _live(self, node: Node, message: Live) -> None:
-        node.policy_version = max(node.policy_version, message.policy_version)
-
     def _commit(self, message: Commit) -> None:
         self.committed_step = max(self.committed_step, message.step)
         self.records.append(Committed(message.step, message.checkpoint))
@@ -311,10 +370,12 @@ class Scheduler:
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
     def _advance(self, now_s: float) -> None:
-        """Do everything that has become possible."""
-        self._conclude_transfer()
-        self._start_evaluation()
-        self._start_transfer(now_s)
+        """Do everything that has become possible. Where nothing has, this costs the same with any number of nodes."""
+        if self._versions_moved:
+            self._versions_moved = False
+            self._conclude_transfer()
+            self._start_evaluation()
+            self._start_transfer(now_s)
         self._admit()
         self._grant(now_s)
         self._assign_grading()
@@ -322,7 +383,7 @@ class Scheduler:
 
     def _conclude_transfer(self) -> None:
         before = self.publishing.live_version
-        ended = self.publishing.conclude(self.nodes.rollouts())
+        ended = self.publishing.conclude([self.evaluation.ongoing.peer] if self.evaluation.ongoing else [])
         if ended is None or self.publishing.live_version == before:
             return
         version = ended.message.policy_version
@@ -334,24 +395,26 @@ class Scheduler:
             self._send(trainer.peer, Published(version))
 
     def _start_transfer(self, now_s: float) -> None:
-        if started := self.publishing.start(self.nodes.trainer(), self.nodes.rollouts(), now_s):
+        if started := self.publishing.start(self.nodes, now_s):
             for peer in started.peers:
                 self._send(peer, started.message)
 
     def _start_evaluation(self) -> None:
-        version = self.publishing.live_version
-        ready = [n for n in self.nodes.rollouts() if n.policy_version == version >= 0 and not n.is_held]
-        if ready and self.evaluation.start(ready[0].peer, version):
-            ready[0].is_held = True
-            self._send(ready[0].peer, Hold(version))
-
-    def _evaluated(self, result: Evaluated | None) -> None:
-        if result is None:
+        """Not during a transfer: a node that swaps just then would answer with two versions."""
+        if not self.evaluation.is_waiting or self.publishing.ongoing:
             return
-        for node in self.nodes.rollouts():
-            if node.is_held:
-                node.is_held = False
-                self._send(node.peer, Release())
+        version = self.publishing.live_version
+        able = (node for node in self.nodes.rollouts() if node.policy_version == version and not node.is_draining)
+        if (node := next(able, None)) and self.evaluation.start(node.peer, version):
+            self._send(node.peer, Hold(version))
+
+    def _settle_held_out(self, group_id: int, *, failed: bool) -> None:
+        ongoing = self.evaluation.ongoing
+        result = self.evaluation.settle(group_id, failed=failed)
+        if result is None or ongoing is None:
+            return
+        self._versions_moved = True
+        self._send(ongoing.peer, Release())
         self.records.append(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
         self._event(
             "eval.finished",
@@ -372,28 +435,25 @@ class Scheduler:
             self._next_group_id += 1
             self._still_needed -= 1
             self.groups[group.group_id] = group
-            self._unleased.append(group)
+            self._unleased.add(group)
             self.batches.admitted(group)
             self.records.append(Admitted(draw.group_id, draw.epoch, draw.row, version))
 
     def _grant(self, now_s: float) -> None:
-        if (ongoing := self.evaluation.ongoing) and (node := self.nodes.get(ongoing.peer)):
-            while ongoing.waiting and node.credits > 0:
-                self._lease(ongoing.waiting.popleft(), node, now_s)
-        rollouts = self.nodes.rollouts()
-        for _ in range(len(self._unleased)):
-            group = self._unleased[0]
+        if (ongoing := self.evaluation.ongoing) and (held := self.nodes.get(ongoing.peer)):
+            while held.credits > 0 and (group := ongoing.waiting.first()):
+                self._lease(group, held, now_s)
+        while group := self._unleased.first():
             num = len(group.indices(State.MISSING))  # Whole leases, so that a prompt is prefilled once.
-            able = [n for n in rollouts if n.policy_version >= group.min_version and n.credits >= num]
-            if not able:
+            node = self._credits["rollout"].most(num, group.min_version)
+            if node is None:
                 return
-            self._unleased.popleft()
-            self._lease(group, max(able, key=lambda n: n.credits), now_s)
+            self._lease(group, node, now_s)
 
     def _lease(self, group: Group, node: Node, now_s: float) -> None:
         indices = group.indices(State.MISSING)
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
-        node.granted += len(indices)
+        self._spend(node, len(indices))
         for index in indices:
             group.slots[index].state = State.LEASED
             group.slots[index].token = lease.token
@@ -422,10 +482,12 @@ class Scheduler:
         )
 
     def _assign_grading(self) -> None:
-        for node, slot in self.grading.assign(self.nodes.of("reward")):
+        while self.grading.num_waiting and (node := self._credits["reward"].most(1)):
+            slot = self.grading.assign(node.peer)
             group = self._group(slot.unit)
             if group is None or slot.ref is None:
                 raise BrokenInvariant(f"{slot.unit} waits for a verdict but is not stored")
+            self._spend(node, 1)
             slot.token = self.leases.next_token()
             self._send(node.peer, Grade(unit=slot.unit, token=slot.token, ref=slot.ref, prompt=group.prompt))
 
@@ -458,16 +520,10 @@ class Scheduler:
 
     def _lease_again(self, unit: Unit) -> None:
         """Only the missing indices, and before fresh groups: oldest first."""
-        group = self._group(unit)
-        if group is None:
-            return
-        queue = self._unleased
-        if unit.split == "held_out":
-            if self.evaluation.ongoing is None:
-                return
-            queue = self.evaluation.ongoing.waiting
-        if group not in queue:
-            queue.appendleft(group)
+        if group := self._group(unit):
+            ongoing = self.evaluation.ongoing
+            waiting = ongoing.waiting if ongoing and unit.split == "held_out" else self._unleased
+            waiting.add(group)
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         group = self._group(unit)
@@ -475,12 +531,11 @@ class Scheduler:
             return
         self.grading.drop(unit.group_id, unit.split)
         if unit.split == "held_out":
-            self._evaluated(self.evaluation.settle(unit.group_id, failed=True))
+            self._settle_held_out(unit.group_id, failed=True)
             return
         for lease in self.leases.cancel(unit.group_id, unit.split):
             self._send(lease.node, Cancelled([lease.token]))
-        if group in self._unleased:
-            self._unleased.remove(group)
+        self._unleased.discard(unit.group_id)
         del self.groups[unit.group_id]
         self.batches.dropped(group)
         self.window.drop(unit.group_id)
@@ -489,6 +544,32 @@ class Scheduler:
         self._event("group.dropped", group_id=unit.group_id, reason=reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
+
+    def _waits(self) -> list[Wait]:
+        """Work nobody is there to do. A trainer that was there and is gone has ended the run."""
+        waits = []
+        if self.nodes.trainer() is None and self.nodes.rollouts():
+            waits.append(Wait("trainer", f"{len(self.nodes.rollouts())} rollouts without weights"))
+        if not self.nodes.rollouts():
+            if self.publishing.staged_version > self.publishing.live_version:
+                waits.append(Wait("rollout", f"the weights of version {self.publishing.staged_version}"))
+            elif self._unleased or not self.evaluation.is_finished:
+                waits.append(Wait("rollout", f"{len(self._unleased)} groups"))
+        if self.grading.num_waiting and not self.nodes.of("reward"):
+            waits.append(Wait("reward", f"{self.grading.num_waiting} trajectories"))
+        return waits
+
+    def _spend(self, node: Node, count: int) -> None:
+        node.granted += count
+        self._credits_changed(node)
+
+    def _credits_changed(self, node: Node) -> None:
+        if (book := self._credits.get(node.role)) is None:
+            return
+        if self.nodes.get(node.peer) is node:
+            book.update(node)
+        else:
+            book.remove(node.peer)
 
     def _group(self, unit: Unit) -> Group | None:
         find: Callable[[int], Group | None] = self.evaluation.group if unit.split == "held_out" else self.groups.get

@@ -6,13 +6,13 @@ How far rollouts may run ahead of the trainer.
     admitted ─▶ consumed by a step ─▶ retired, once the weights that step made are live
     └────────────── open: never more than W ──────────────┘
 
-Why this bounds staleness (first in, first out, S whole). Group g is consumed in version ``g // (P T)``. It is admitted
-when at most W - 1 earlier groups are open, so group ``g - W`` has retired, so version ``(g - W) // (P T) + 1``, which is
-``g // (P T) - S``, is live; and it is leased only to nodes that decode with that version or a newer one. So no token
-in it is older than S versions when it is trained on. Freeing the window when a batch is *taken*, before its weights are live, would admit
-groups that are born stale.
+Why this bounds staleness (first in, first out, S whole). The g-th group that is trained on is consumed in version
+``g // (P T)``. It is admitted when at most W - 1 earlier groups are open, so the one W places before it has retired, so
+version ``(g - W) // (P T) + 1``, which is ``g // (P T) - S``, is live; and it is leased only to nodes that decode with
+that version or a newer one. So no token in it is older than S versions when it is trained on. Freeing the window when a
+batch is *taken*, before its weights are live, would admit groups that are born stale.
 
-Dropped groups help make no weights and leave at once.
+Dropped groups help make no weights and leave at once; while they are open they only make the bound tighter.
 """
 
 from asyncrl.errors import BrokenInvariant

@@ -140,7 +140,7 @@ class Supervisor:
 
     async def _beats(self, link: Link, beat_s: float) -> None:
         with contextlib.suppress(LinkError):
-            await beat(link, beat_s, lambda lag_s: Beat(lag_s))
+            await beat(link, beat_s, Beat)
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

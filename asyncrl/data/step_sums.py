@@ -18,20 +18,20 @@ Invariants:
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
+from asyncrl.errors import DataError
 from asyncrl.messages import Split
+from asyncrl.observe.atomic import replacing
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe")
 LABELS = tuple(f" {letter}" for letter in "abcdefghijklmn")
 MIN_STEPS, MAX_STEPS = 2, len(LABELS)
 MAX_CHANGE = 5
 MAX_TOTAL = 99
-"""Two digits."""
 QUESTION = " How many now?"
 ANSWER = " #### "
 WORDS = (*NAMES, *LABELS, *"0123456789", "+", "-", "=", QUESTION, ANSWER)
@@ -41,6 +41,9 @@ HELD_OUT_STEPS = 4
 """Held-out problems have at least so many steps: shorter ones are few, and known by heart."""
 CONTINUE = 0.75
 """Chance of one more step: a geometric tail, cut at `MAX_STEPS`."""
+
+DATA_SOURCE = "step_sums"
+NUM_ROWS: dict[Split, int] = {"train": 4096, "held_out": 256}
 
 
 class Problem(Struct, frozen=True):
@@ -53,7 +56,7 @@ class Problem(Struct, frozen=True):
     @property
     def totals(self) -> list[int]:
         """Running total after each change."""
-        return [sum(self.changes[: i + 1]) for i in range(len(self.changes))]
+        return list(accumulate(self.changes))
 
     @property
     def prompt(self) -> str:
@@ -81,8 +84,11 @@ class Problem(Struct, frozen=True):
         return [f"{label}{change:+d}" for label, change in zip(LABELS, self.changes, strict=False)]
 
 
-def clean_chain(problem: Problem, rng: random.Random) -> str:  # noqa: ARG001  (one signature for all demonstrations)
-    """The skill: always right."""
+Demonstration = Callable[[Problem, random.Random], str]
+
+
+def clean_chain(problem: Problem, rng: random.Random) -> str:
+    """The skill: always right. ``rng`` is for the signature all demonstrations share."""
     return problem.chain()
 
 
@@ -102,9 +108,6 @@ def noisy_chain(problem: Problem, rng: random.Random) -> str:
     return problem.chain(totals[:start] + [total + by for total in totals[start:]])
 
 
-Demonstration = Callable[[Problem, random.Random], str]
-
-
 def problems(seed: int, split: Split, *, min_steps: int = MIN_STEPS, more: float = CONTINUE) -> Iterator[Problem]:
     """
     Problems of one split without end, a function of the arguments alone.
@@ -120,11 +123,19 @@ def problems(seed: int, split: Split, *, min_steps: int = MIN_STEPS, more: float
             yield problem
 
 
-def write(directory: Path, seed: int, *, num_train: int = 4096, num_held_out: int = 256) -> None:
-    """Write ``train.parquet`` and ``held_out.parquet``, with the columns ``prompt``, ``answer`` and ``data_source``."""
-    train, held_out = problems(seed, "train"), problems(seed, "held_out", min_steps=HELD_OUT_STEPS)
-    _write_rows(directory / "train.parquet", [next(train) for _ in range(num_train)])
-    _write_rows(directory / "held_out.parquet", [next(held_out) for _ in range(num_held_out)])
+def write(path: Path, split: Split, seed: int, *, num_rows: int | None = None) -> None:
+    """
+    Write problems of one split as parquet, with the columns ``prompt``, ``answer`` and ``data_source``.
+
+    Args:
+        path: Replaced at once.
+        split: Held-out problems have `HELD_OUT_STEPS` or more.
+        num_rows: `NUM_ROWS` of the split, unless given.
+    """
+    min_steps = HELD_OUT_STEPS if split == "held_out" else MIN_STEPS
+    drawn = islice(problems(seed, split, min_steps=min_steps), num_rows or NUM_ROWS[split])
+    rows = [{"prompt": problem.prompt, "answer": problem.answer, "data_source": DATA_SOURCE} for problem in drawn]
+    _write(rows, path)
 
 
 def _draw(rng: random.Random, min_steps: int, more: float) -> Problem:
@@ -140,10 +151,12 @@ def _draw(rng: random.Random, min_steps: int, more: float) -> Problem:
     return Problem(rng.choice(NAMES), tuple(changes))
 
 
-def _write_rows(path: Path, rows: list[Problem]) -> None:
-    columns = {
-        "prompt": [row.prompt for row in rows],
-        "answer": [row.answer for row in rows],
-        "data_source": ["step_sums"] * len(rows),
-    }
-    pq.write_table(pa.table(columns), path)
+def _write(rows: list[dict[str, str]], path: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - a tenth of a second that `asyncrl --help` need not wait for
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with replacing(path) as unfinished:
+            pq.write_table(pa.Table.from_pylist(rows), unfinished)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error

@@ -80,7 +80,7 @@ async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: floa
     who = identity("spool", SPOOL)
     link = hub.connect_local(who.peer)
     await greet(link, who)
-    beats = asyncio.create_task(beat(link, beat_s, lambda lag_s: Beat(lag_s)))
+    beats = asyncio.create_task(beat(link, beat_s, Beat))
     try:
         await SpoolActor(SPOOL, segments, bulk, link).run()
     finally:

@@ -39,10 +39,10 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
     actor = TrainerActor(
         config,
         learner,
-        tokenizer,
         publisher,
         link,
         spool,
+        tokenizer=tokenizer,
         plan_hash=plan.hash,
         checkpoints=RunDirectory(Path(welcome.run_dir)).checkpoints,
     )

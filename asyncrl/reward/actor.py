@@ -13,16 +13,13 @@ policy, starts no thread, and stops when its task is cancelled. Pool and links a
 
 import asyncio
 import time
-import zlib
 from collections.abc import Callable
 
-import msgspec
-
 from asyncrl.actor.link import Link
-from asyncrl.errors import LinkClosed, VerifierError
-from asyncrl.messages import Beat, Failed, Grade, Offer, Prompt, Scored, SpoolRef, Stop, Trajectory
-from asyncrl.reward.occupancy import Occupancy
-from asyncrl.reward.payloads import Payloads
+from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.payloads import PayloadClient
+from asyncrl.errors import DecodeError, LinkClosed, VerifierError
+from asyncrl.messages import Beat, Failed, Grade, Offer, Prompt, Scored, Stop, Trajectory
 from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample
 
@@ -43,7 +40,7 @@ class RewardActor:
         link: To the broker, greeted already.
         spool: To the spool that serves this node, greeted already.
         max_in_hand: Trajectories in hand at once; so many credits are offered.
-        clock: Seconds, for ``busy_s`` and ``wait_s``.
+        clock: Seconds, for beats.
     """
 
     def __init__(
@@ -57,26 +54,15 @@ class RewardActor:
     ) -> None:
         self._pool = pool
         self._link = link
-        self._payloads = Payloads(spool)
+        self._payloads = PayloadClient(spool)
         self._max_in_hand = max_in_hand
         self._occupancy = Occupancy(clock)
-        self._decoder = msgspec.msgpack.Decoder(Trajectory)
         self._offered = 0
         self._settled = 0
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds at least one trajectory was in hand, for beats."""
-        return self._occupancy.busy_s
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds there was none, for beats."""
-        return self._occupancy.wait_s
-
     def beat(self, lag_s: float) -> Beat:
         """A sign of life, with running totals."""
-        return Beat(lag_s, self.busy_s, self.wait_s)
+        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
 
     async def run(self) -> None:
         """
@@ -88,8 +74,7 @@ class RewardActor:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._payloads.ask())
-                tasks.create_task(self._payloads.hear())
+                tasks.create_task(self._payloads.run())
                 await self._listen(tasks)
                 raise _Stopped
         except ExceptionGroup as errors:
@@ -119,21 +104,15 @@ class RewardActor:
     async def _answer(self, grade: Grade) -> Scored | Failed:
         """A verdict, or why there is none."""
         try:
-            trajectory = self._decode(grade, await self._payloads.fetch(grade.ref))
+            trajectory = await self._payloads.fetch(grade.ref)
+            if trajectory.unit != grade.unit:
+                raise VerifierError(f"the payload of {grade.unit} is one of {trajectory.unit}")
             verdict = await self._pool.judge(sample_of(grade.prompt, trajectory))
+        except DecodeError as error:  # Another try may sample, or read, it anew.
+            return Failed(grade.unit, grade.token, "reward", str(error), retryable=True)
         except VerifierError as error:
             return Failed(grade.unit, grade.token, "reward", str(error), error.retryable)
         return Scored(grade.unit, verdict.score, verdict.metrics)
-
-    def _decode(self, grade: Grade, payload: memoryview) -> Trajectory:
-        _check(grade.ref, payload)
-        try:
-            trajectory = self._decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise VerifierError(f"the payload at {_place(grade.ref)} is no trajectory: {error}") from error
-        if trajectory.unit != grade.unit:
-            raise VerifierError(f"the payload at {_place(grade.ref)} is of {trajectory.unit}, expected {grade.unit}")
-        return trajectory
 
     async def _offer(self) -> None:
         """Offer again once a quarter of the credits is free: fewer messages, and the broker never runs out first."""
@@ -154,19 +133,3 @@ def sample_of(prompt: Prompt, trajectory: Trajectory) -> Sample:
         finish_reason=trajectory.finish_reason,
         num_tokens=len(trajectory.completion_ids) // 4,
     )
-
-
-def _check(ref: SpoolRef, payload: memoryview) -> None:
-    """
-    Raises:
-        VerifierError: The bytes are not those that were stored. Retryable: another try samples, or reads, them anew.
-    """
-    if not payload:
-        raise VerifierError(f"the spool no longer has the payload at {_place(ref)}", retryable=True)
-    if (found := zlib.crc32(payload)) != ref.crc32:
-        what = f"checksum {found:#010x}, expected {ref.crc32:#010x}"
-        raise VerifierError(f"the payload at {_place(ref)} is damaged: {what}", retryable=True)
-
-
-def _place(ref: SpoolRef) -> str:
-    return f"{ref.spool}, segment {ref.segment}, offset {ref.offset}"

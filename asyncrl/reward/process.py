@@ -85,7 +85,7 @@ class WorkerProcess:
     async def kill(self) -> None:
         """End it, and everything in its process group. Idempotent."""
         with suppress(ProcessLookupError, PermissionError):  # gone already; macOS says the latter of a zombie
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is not None and stdout is not None:
             stdin.close()

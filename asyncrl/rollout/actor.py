@@ -8,18 +8,15 @@ Safe to run inside someone else's process: it installs no signal handler, touche
 thread of its own, and stops when its task is cancelled. Engine, links and receiver are the host's: borrowed, not owned.
 """
 
-import array
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 import structlog
 
 from asyncrl.actor.link import Link
-from asyncrl.actor.work_clock import WorkClock
+from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.messages import (
     Beat,
@@ -39,14 +36,13 @@ from asyncrl.messages import (
     Settled,
     Stop,
     StoreValue,
-    Summary,
-    Trajectory,
     Transfer,
     TransferFailed,
     Transferred,
     Unit,
 )
-from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.engine import Engine, Request
+from asyncrl.rollout.results import RESEND_S, UnsettledResults, result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,9 +50,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = structlog.get_logger()
-
-RESEND_S = 5.0
-"""A result not settled for this long is put again. The spool and the broker know repeats when they see them."""
 
 
 class Receives(Protocol):
@@ -114,14 +107,13 @@ class RolloutActor:
         self._plan_hash = plan_hash
         self._partial_rollout = partial_rollout
         self._clock = clock
-        self._work = WorkClock(clock)
+        self._occupancy = Occupancy(clock)
         self._given_back = 0
         """Trajectories settled or failed: their credit is offered again."""
         self._running: dict[Unit, asyncio.Task[None]] = {}
         self._num_generating = 0
         self._tokens_of: dict[Unit, int] = {}
-        self._unsettled: dict[Unit, tuple[PutItem, float]] = {}
-        self._fresh: list[PutItem] = []
+        self._unsettled = UnsettledResults()
         self._has_fresh = asyncio.Event()
         self._may_start = asyncio.Event()
         self._may_start.set()
@@ -135,6 +127,7 @@ class RolloutActor:
         self._receive_s = 0.0
         self._num_tokens = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._children: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """
@@ -147,11 +140,12 @@ class RolloutActor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                jobs = [tasks.create_task(self._put_fresh()), tasks.create_task(self._put_again())]
+                self._spawn(self._put_fresh())
+                self._spawn(self._put_again())
                 await self._link.send(Ready(self._plan_hash))
                 await self._offer()
                 await self._serve()
-                for task in (*jobs, *self._running.values()):
+                for task in self._children:
                     task.cancel()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -171,8 +165,7 @@ class RolloutActor:
 
     def beat(self, lag_s: float) -> Beat:
         """A sign of life, with running totals."""
-        busy_s, wait_s = self._work.totals()
-        return Beat(lag_s, busy_s, wait_s, self._num_tokens)
+        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -218,28 +211,37 @@ class RolloutActor:
             return  # Crossed with our Draining; it is leased to another when we say Bye.
         for index in lease.indices:
             unit = Unit(lease.group_id, index, lease.split)
+            self._drop(unit)  # An earlier lease of it expired: the broker counts a credit for each.
             self._tokens_of[unit] = lease.token
             self._running[unit] = self._spawn(self._generate(lease, unit))
-        self._work.set_busy(bool(self._running))
 
     async def _generate(self, lease: Lease, unit: Unit) -> None:
+        self._occupancy.begin()
         try:
-            await self._may_start.wait()
-            self._num_generating += 1
-            try:
-                prompt_ids = self._encode(lease)
-                request = Request(prompt_ids=prompt_ids, sampling=lease.sampling, seed=lease.seed + unit.index)
-                completion = await self._engine.generate(request)
-            finally:
-                self._num_generating -= 1
+            item = await self._result(lease, unit)
         except EngineError as error:
             await self._fail(lease, unit, error)
         else:
-            self._finish(lease, unit, prompt_ids, completion)
+            self._num_tokens += item.summary.num_tokens
+            self._unsettled.add(item, self._clock())
+            self._has_fresh.set()
         finally:
-            self._running.pop(unit, None)
-            self._work.set_busy(bool(self._running))
+            if self._running.get(unit) is asyncio.current_task():
+                del self._running[unit]
+            self._occupancy.end()
             self._changed.set()
+
+    async def _result(self, lease: Lease, unit: Unit) -> PutItem:
+        await self._may_start.wait()
+        self._num_generating += 1
+        try:
+            prompt_ids = self._encode(lease)
+            request = Request(prompt_ids=prompt_ids, sampling=lease.sampling, seed=lease.seed + unit.index)
+            completion = await self._engine.generate(request)
+        finally:
+            self._num_generating -= 1
+        text = self._engine.decode(completion.completion_ids)
+        return result(lease, unit, prompt_ids, completion, text=text, node=self._node)
 
     def _encode(self, lease: Lease) -> list[int]:
         prompt_ids = self._engine.encode(lease.prompt)
@@ -257,44 +259,20 @@ class RolloutActor:
         await self._link.send(Failed(unit, lease.token, "rollout", str(error), error.retryable))
         await self._offer()
 
-    def _finish(self, lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion) -> None:
-        self._num_tokens += len(completion.completion_ids)
-        item = PutItem(
-            unit,
-            lease.token,
-            _summary(len(prompt_ids), completion),
-            memoryview(
-                _encoder.encode(
-                    Trajectory(
-                        unit=unit,
-                        prompt_ids=_int32(prompt_ids),
-                        completion_ids=_int32(completion.completion_ids),
-                        behavior_logprobs=_float32(completion.behavior_logprobs),
-                        spans=completion.spans,
-                        finish_reason=completion.finish_reason,
-                        text=self._engine.decode(completion.completion_ids),
-                        node=self._node,
-                        generate_s=completion.generate_s,
-                    )
-                )
-            ),
-        )
-        self._unsettled[unit] = (item, self._clock())
-        self._fresh.append(item)
-        self._has_fresh.set()
-
     def _give_back(self, unit: Unit) -> None:
-        self._unsettled.pop(unit, None)
+        self._unsettled.settle(unit)
         if self._tokens_of.pop(unit, None) is not None:
             self._given_back += 1
         self._changed.set()
 
+    def _drop(self, unit: Unit) -> None:
+        if task := self._running.pop(unit, None):
+            task.cancel()
+        self._give_back(unit)
+
     async def _cancel(self, tokens: set[int]) -> None:
         for unit in [unit for unit, token in self._tokens_of.items() if token in tokens]:
-            if task := self._running.pop(unit, None):
-                task.cancel()
-            self._give_back(unit)
-        self._work.set_busy(bool(self._running))
+            self._drop(unit)
         await self._offer()
 
     # ── results ─────────────────────────────────────────────────────────────────────────────
@@ -303,15 +281,12 @@ class RolloutActor:
         while True:
             await self._has_fresh.wait()
             self._has_fresh.clear()
-            items, self._fresh = self._fresh, []
-            await self._spool.send(Put(self._node, self._incarnation, items))
+            await self._spool.send(Put(self._node, self._incarnation, self._unsettled.take_fresh()))
 
     async def _put_again(self) -> None:
         while True:
-            await asyncio.sleep(RESEND_S)
-            now_s = self._clock()
-            late = [item for item, put_s in self._unsettled.values() if now_s - put_s > RESEND_S]
-            if late:
+            await asyncio.sleep(RESEND_S / 2)
+            if late := self._unsettled.overdue(self._clock()):
                 log.warning("results.put_again", count=len(late))
                 await self._spool.send(Put(self._node, self._incarnation, late))
 
@@ -324,6 +299,7 @@ class RolloutActor:
             return
         try:
             async with self._swap_lock:
+                self._staged_version = -1  # What waited there is being written over, and gone if this breaks.
                 seconds = await self._receiver.transfer(transfer)
                 self._staged_version, self._receive_s = version, seconds
         except TransferError as error:
@@ -341,9 +317,11 @@ class RolloutActor:
                 self._may_start.clear()
                 await self._until(lambda: not self._num_generating)
             started_s = self._clock()
-            await self._engine.pause()
-            await self._engine.swap(self._staged_version, self._receiver.weights())
-            await self._engine.resume()
+            try:
+                await self._engine.pause()
+                await self._engine.swap(self._staged_version, self._receiver.weights())
+            finally:
+                await self._engine.resume()  # Whatever happened: the engine is the host's.
             self._may_start.set()
             self._policy_version = self._staged_version
             log.debug("policy.live", policy_version=self._policy_version)
@@ -357,33 +335,7 @@ class RolloutActor:
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         if self._tasks is None:
             raise LinkClosed("this rollout is not running")
-        return self._tasks.create_task(coroutine)
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def _summary(prompt_tokens: int, completion: Completion) -> Summary:
-    versions = [span.policy_version for span in completion.spans]
-    return Summary(
-        num_tokens=len(completion.completion_ids),
-        prompt_tokens=prompt_tokens,
-        oldest_version=min(versions),
-        newest_version=max(versions),
-        num_spans=len(versions),
-        finish_reason=completion.finish_reason,
-    )
-
-
-def _int32(values: list[int]) -> memoryview:
-    return _little_endian(array.array("i", values))
-
-
-def _float32(values: list[float]) -> memoryview:
-    return _little_endian(array.array("f", values))
-
-
-def _little_endian(values: "array.array[int] | array.array[float]") -> memoryview:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return memoryview(values).cast("B")
+        task = self._tasks.create_task(coroutine)
+        self._children.add(task)
+        task.add_done_callback(self._children.discard)
+        return task

@@ -33,7 +33,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     completion_ids: list[int]
     """[T] token ids, the end-of-sequence token included if the policy wrote it."""
     behavior_logprobs: list[float]
-    """[T] log-probabilities under the distribution that was sampled from (temperature, top-p and top-k applied), nats."""
+    """[T] log-probabilities under the distribution sampled from (temperature, top-p and top-k applied), nats."""
     spans: list[Span]
     """Contiguous, covering 0 .. T."""
     finish_reason: FinishReason

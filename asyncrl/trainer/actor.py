@@ -5,8 +5,8 @@ Turns batches into published versions.
                  └ Take(k + 1) is asked, and its payloads fetched, while step k trains
     every T steps: stage ─▶ Publishing ─▶ transfers, while the next step trains ─▶ Published
 
-The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging before
-they travel, so a transfer never sees a step half done; the next version is staged only once the last one is live.
+The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging
+before they travel, so a transfer never sees a step half done; the next version is staged only once the last is live.
 
 Safe to run inside someone else's process: no signal handler, no logging configuration; its thread ends with `run`.
 """
@@ -20,12 +20,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import structlog
+from msgspec import Struct
 
 from asyncrl.actor.link import Link
-from asyncrl.actor.payloads import PayloadClient, read_trajectory
-from asyncrl.actor.work_clock import WorkClock
+from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.payloads import PayloadClient
 from asyncrl.config import Config
-from asyncrl.errors import LinkRefused, TransferError
+from asyncrl.errors import BrokenInvariant, LinkError, LinkRefused, TransferError
 from asyncrl.messages import (
     Batch,
     Beat,
@@ -62,16 +63,26 @@ class Saves(Protocol):
         """Write its files into a folder."""
 
 
+class _Times(Struct, frozen=True):
+    """Where the seconds of one step went."""
+
+    wait_s: float
+    """For its batch."""
+    train_s: float
+    stage_s: float
+    """For the version before to be live, and for the copy of the new one; about 0 if this step publishes nothing."""
+
+
 class TrainerActor:
     """
     The trainer.
 
     Args:
         learner: The policy and its optimizer.
-        tokenizer: Goes into checkpoints.
         publisher: Sends weights. Owned by the caller.
         link: To the broker, after Hello and Welcome.
         spool: To the spool.
+        tokenizer: Goes into checkpoints.
         plan_hash: Of the publisher's plan.
         checkpoints: Folder they go to.
     """
@@ -80,11 +91,11 @@ class TrainerActor:
         self,
         config: Config,
         learner: Learner,
-        tokenizer: Saves,
         publisher: Publisher,
         link: Link,
         spool: Link,
         *,
+        tokenizer: Saves,
         plan_hash: str,
         checkpoints: Path,
         clock: Callable[[], float] = time.monotonic,
@@ -98,14 +109,19 @@ class TrainerActor:
         self._plan_hash = plan_hash
         self._checkpoints = checkpoints
         self._clock = clock
-        self._work = WorkClock(clock)
+        self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
+        self._upcoming: asyncio.Task[list[TrainingSample]] | None = None
+        """The batch of the next step, on its way."""
+        self._version = -1
+        """The newest staged."""
         self._live_version = -1
         self._went_live = asyncio.Event()
         self._num_tokens = 0
         self._publish_s = 0.0
         self._compute: ThreadPoolExecutor
+        self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
         """
@@ -114,21 +130,23 @@ class TrainerActor:
         Raises:
             LinkRefused: The broker rejected us.
             LinkReset: The broker restarted.
+            LinkError: The spool did not answer.
+            DecodeError: The spool lost a trajectory of a batch.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
             try:
-                async with asyncio.TaskGroup() as tasks:
+                async with asyncio.TaskGroup() as self._tasks:
+                    tasks = self._tasks
                     jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._transfer, self._train)]
                     await self._serve()
-                    for task in jobs:
+                    for task in filter(None, (*jobs, self._upcoming)):
                         task.cancel()
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
         """A sign of life, with running totals."""
-        busy_s, wait_s = self._work.totals()
-        return Beat(lag_s, busy_s, wait_s, self._num_tokens)
+        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -158,31 +176,34 @@ class TrainerActor:
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
     async def _train(self) -> None:
-        schedule, steps = self._config.schedule, self._config.run.steps
         await self._link.send(Ready(self._plan_hash))
-        version = 0
-        await self._publish(version, next_step=0)
-        upcoming = asyncio.create_task(self._batch(0))
-        for step in range(steps):
-            started_s = self._clock()
-            samples = await upcoming
-            wait_s = self._clock() - started_s
-            if step + 1 < steps:
-                upcoming = asyncio.create_task(self._batch(step + 1))
-            metrics = await self._in_thread(self._learner.train, samples)
-            trained_s = self._clock()
-            is_last = step + 1 == steps
-            stage_s = 0.0
-            if (step + 1) % schedule.steps_per_publish == 0 or is_last:
-                await self._publish(version + 1, next_step=step + 1)
-                stage_s = self._clock() - trained_s
-            await self._step_done(step, version, metrics, started_s, wait_s, trained_s - started_s - wait_s, stage_s)
-            if stage_s:
-                version += 1
-            if is_last or (
-                self._config.checkpoint.every_steps and (step + 1) % self._config.checkpoint.every_steps == 0
-            ):
-                await self._checkpoint(step, version)
+        await self._publish(next_step=0)
+        self._upcoming = self._tasks.create_task(self._batch(0))
+        for step in range(self._config.run.steps):
+            await self._step(step)
+
+    async def _step(self, step: int) -> None:
+        started_s = self._clock()
+        is_last = step + 1 == self._config.run.steps
+        samples = await self._next_batch(None if is_last else step + 1)
+        taken_s = self._clock()
+        metrics = await self._in_thread(self._learner.train, samples)
+        trained_s = self._clock()
+        version = self._version
+        if is_last or _every(self._config.schedule.steps_per_publish, step):
+            await self._publish(next_step=step + 1)
+        times = _Times(taken_s - started_s, trained_s - taken_s, self._clock() - trained_s)
+        await self._step_done(step, version, metrics, times)
+        if is_last or _every(self._config.checkpoint.every_steps, step):
+            await self._checkpoint(step)
+
+    async def _next_batch(self, following: int | None) -> list[TrainingSample]:
+        """What was asked for last, with the step after it asked for as soon as this one is here."""
+        if self._upcoming is None:
+            raise BrokenInvariant("a step began before its batch was asked for")
+        samples = await self._upcoming
+        self._upcoming = None if following is None else self._tasks.create_task(self._batch(following))
+        return samples
 
     async def _batch(self, step: int) -> list[TrainingSample]:
         future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
@@ -190,45 +211,40 @@ class TrainerActor:
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
-        payloads = await self._payloads.fetch([sample.ref for sample in batch.samples], FETCH_S)
+        try:
+            trajectories = await self._payloads.fetch_all([sample.ref for sample in batch.samples], FETCH_S)
+        except TimeoutError:
+            raise LinkError(f"the spool did not send the batch of step {step} within {FETCH_S:g} s") from None
         return [
-            _training_sample(read_trajectory(sample.ref, payload), sample.reward)
-            for sample, payload in zip(batch.samples, payloads, strict=True)
+            _training_sample(trajectory, sample.reward)
+            for trajectory, sample in zip(trajectories, batch.samples, strict=True)
         ]
 
-    async def _step_done(
-        self,
-        step: int,
-        version: int,
-        metrics: dict[str, float],
-        started_s: float,
-        wait_s: float,
-        train_s: float,
-        stage_s: float,
-    ) -> None:
-        step_s = self._clock() - started_s
+    async def _step_done(self, step: int, version: int, metrics: dict[str, float], times: _Times) -> None:
+        step_s = times.wait_s + times.train_s + times.stage_s
         tokens = metrics["num_tokens"]
         self._num_tokens += int(tokens)
         timing = {
             "step_s": step_s,
-            "train_s": train_s,
-            "wait_s": wait_s,
-            "stage_s": stage_s,
+            "train_s": times.train_s,
+            "wait_s": times.wait_s,
+            "stage_s": times.stage_s,
             "publish_s": self._publish_s,
-            "wait_trainer": wait_s / step_s if step_s else 0.0,
+            "wait_trainer": times.wait_s / step_s if step_s else 0.0,
             "tokens_per_s": tokens / step_s if step_s else 0.0,
         }
         await self._link.send(Stepped(step, version, metrics | timing))
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
-    async def _publish(self, version: int, *, next_step: int) -> None:
+    async def _publish(self, *, next_step: int) -> None:
         """Copy the weights and offer them. Returns once the copy is made; they travel while the next step trains."""
-        while self._live_version < version - 1:
+        while self._live_version < self._version:
             self._went_live.clear()
             await self._went_live.wait()
-        await self._in_thread(self._publisher.stage, version, self._learner.named_weights())
-        await self._link.send(Publishing(version, next_step))
+        await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
+        self._version += 1
+        await self._link.send(Publishing(self._version, next_step))
 
     async def _transfer(self) -> None:
         """Transfers one after the other, in the order the broker asked."""
@@ -245,15 +261,15 @@ class TrainerActor:
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
-    async def _checkpoint(self, step: int, version: int) -> None:
-        path = await self._in_thread(self._write_checkpoint, step, version)
+    async def _checkpoint(self, step: int) -> None:
+        path = await self._in_thread(self._write_checkpoint, step)
         await self._link.send(Commit(step, str(path)))
 
-    def _write_checkpoint(self, step: int, version: int) -> Path:
+    def _write_checkpoint(self, step: int) -> Path:
         path = checkpoint.write(
             self._checkpoints,
             step=step + 1,
-            policy_version=version,
+            policy_version=self._version,
             frontier={"next_step": step + 1},
             model=self._learner.policy.model,
             tokenizer=self._tokenizer,
@@ -263,11 +279,11 @@ class TrainerActor:
         return path
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        self._work.set_busy(True)
+        self._occupancy.begin()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
         finally:
-            self._work.set_busy(False)
+            self._occupancy.end()
 
 
 def _training_sample(trajectory: Trajectory, reward: float) -> TrainingSample:
@@ -278,3 +294,8 @@ def _training_sample(trajectory: Trajectory, reward: float) -> TrainingSample:
         behavior_logprobs=np.frombuffer(trajectory.behavior_logprobs, "<f4"),
         reward=reward,
     )
+
+
+def _every(interval: int, step: int) -> bool:
+    """Does ``step`` end one more ``interval`` of steps? An interval of 0 never ends."""
+    return bool(interval) and (step + 1) % interval == 0

@@ -126,9 +126,9 @@ def test_one_credit_is_offered_again_each_time() -> None:
     ("payload", "crc32", "said", "retryable"),
     [
         (b"", 0, "no longer has the payload at spool-0, segment 0, offset 0", True),
-        (b"\x91\x00", 1, "damaged: checksum", True),
-        (b"\x91\x00", None, "is no trajectory", False),
-        (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "expected Unit(group_id=0", False),
+        (b"\x91\x00", 1, "damaged: expected checksum", True),
+        (b"\x91\x00", None, "is no trajectory", True),
+        (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "the payload of Unit(group_id=0", False),
     ],
 )
 def test_a_payload_that_cannot_be_read_is_a_failure_and_never_a_reward(
@@ -232,7 +232,8 @@ def test_time_in_hand_is_busy_time() -> None:
             world.spool.say(Fetched(request.request_id, [memoryview(b"")]))
             await world.broker.hear()
             now_s = 6.0
-            found = actor.busy_s, actor.wait_s
+            beat = actor.beat(0.0)
+            found = beat.busy_s, beat.wait_s
             await world.broker.aclose()
             await running
             return found

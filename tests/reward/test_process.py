@@ -78,18 +78,21 @@ def test_an_async_function_that_blocks_its_loop_is_killed(functions: Path) -> No
     assert "its worker was killed" in str(error)
 
 
+@pytest.mark.timeout(20)
 def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tmp_path: Path) -> None:
     fifo = tmp_path / "alive"
     script = functions.read_text().replace('["sleep", "3600"]', f'"exec sleep 3600 > {fifo}", shell=True')
     functions.write_text(script)
 
+    os.mkfifo(fifo)
+
     async def spawn_and_kill() -> bytes:
-        os.mkfifo(fifo)
         worker = await WorkerProcess.start(f"{functions}:decide", {}, timeout_s=10.0)
         await worker.judge([raw("spawn")], lambda judged: None)
-        with await asyncio.to_thread(fifo.open, "rb") as still_open:
-            await worker.kill()
-            return await asyncio.to_thread(still_open.read)  # ends when nobody can write any more
+        reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
+        await worker.kill()
+        with os.fdopen(reader, "rb") as still_open:
+            return still_open.read()  # ends when nobody can write any more
 
     assert asyncio.run(spawn_and_kill()) == b""
 

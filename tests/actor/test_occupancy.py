@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.reward.occupancy import Occupancy
+from asyncrl.actor.occupancy import Occupancy
 
 
 class Clock:

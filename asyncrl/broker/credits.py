@@ -1,0 +1,41 @@
+"""
+Who can take work, most credits first. Finding them costs the same with ten nodes as with ten thousand.
+
+    credits   6: a   4: c d   1: b        most(at_least=2) ─▶ a, then, once a has 3 left: c, d, ...
+
+Nodes with equally many credits are served in turn.
+"""
+
+from asyncrl.broker.nodes import Node
+
+
+class CreditBook:
+    """Nodes of one role that have credits, by how many. Whoever changes a node's credits says so with `update`."""
+
+    def __init__(self) -> None:
+        self._by_credits: dict[int, dict[str, Node]] = {}
+        self._credits_of: dict[str, int] = {}
+
+    def update(self, node: Node) -> None:
+        """Its credits, its version or its being here changed."""
+        self.remove(node.peer)
+        if node.is_able:
+            self._credits_of[node.peer] = node.credits
+            self._by_credits.setdefault(node.credits, {})[node.peer] = node
+
+    def remove(self, peer: str) -> None:
+        """It takes no more work."""
+        if (credits := self._credits_of.pop(peer, 0)) and (shelf := self._by_credits[credits]):
+            del shelf[peer]
+            if not shelf:
+                del self._by_credits[credits]
+
+    def most(self, at_least: int, min_version: int = -1) -> Node | None:
+        """The node with most credits, of those that have enough and decode with ``min_version`` or a newer one."""
+        for credits in sorted(self._by_credits, reverse=True):
+            if credits < at_least:
+                return None
+            for node in self._by_credits[credits].values():
+                if node.policy_version >= min_version:
+                    return node
+        return None

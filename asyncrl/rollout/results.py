@@ -1,0 +1,121 @@
+"""
+Finished trajectories, until they are known to be on disk.
+
+    add ─▶ fresh ─▶ put ─▶ settled: forgotten
+                     └─ not settled for `RESEND_S` ─▶ put again
+
+Pure bookkeeping: callers pass the time in and send what comes out.
+"""
+
+import array
+import sys
+
+import msgspec
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Lease, PutItem, Summary, Trajectory, Unit
+from asyncrl.rollout.engine import Completion
+
+RESEND_S = 5.0
+"""A result not settled for this long is put again. The spool and the broker know repeats when they see them."""
+
+
+class UnsettledResults:
+    """Results by unit. Nothing is forgotten before it is settled."""
+
+    def __init__(self) -> None:
+        self._items: dict[Unit, tuple[PutItem, float]] = {}
+        self._fresh: list[PutItem] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: PutItem, now_s: float) -> None:
+        """A completion is finished."""
+        self._items[item.unit] = (item, now_s)
+        self._fresh.append(item)
+
+    def settle(self, unit: Unit) -> None:
+        """It is on disk, or nobody wants it."""
+        self._items.pop(unit, None)
+
+    def take_fresh(self) -> list[PutItem]:
+        """What was never put."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def overdue(self, now_s: float) -> list[PutItem]:
+        """What was put `RESEND_S` ago or earlier; it counts as put now."""
+        late = [item for item, put_s in self._items.values() if now_s - put_s >= RESEND_S]
+        for item in late:
+            self._items[item.unit] = (item, now_s)
+        return late
+
+
+def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, *, text: str, node: str) -> PutItem:
+    """
+    A completion as it goes to the spool.
+
+    Args:
+        text: The completion, decoded.
+        node: Who wrote it.
+
+    Raises:
+        EngineError: Not retryable: tokens, log-probs and spans do not fit each other.
+    """
+    _check(completion)
+    trajectory = Trajectory(
+        unit=unit,
+        prompt_ids=_little_endian(array.array("i", prompt_ids)),
+        completion_ids=_little_endian(array.array("i", completion.completion_ids)),
+        behavior_logprobs=_little_endian(array.array("f", completion.behavior_logprobs)),
+        spans=completion.spans,
+        finish_reason=completion.finish_reason,
+        text=text,
+        node=node,
+        generate_s=completion.generate_s,
+    )
+    payload = memoryview(_encoder.encode(trajectory))
+    return PutItem(unit, lease.token, _summary(len(prompt_ids), completion), payload)
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _check(completion: Completion) -> None:
+    """A host's engine is input: what it gets wrong must not reach the trainer."""
+    num_tokens, num_logprobs = len(completion.completion_ids), len(completion.behavior_logprobs)
+    if not num_tokens or num_logprobs != num_tokens:
+        raise EngineError(
+            f"the engine returned {num_tokens} tokens and {num_logprobs} log-probs; expected as many, and at least one",
+            retryable=False,
+        )
+    end = 0
+    for span in completion.spans:
+        if span.start != end or span.end <= span.start:
+            break
+        end = span.end
+    if end != num_tokens:
+        raise EngineError(
+            f"the engine's spans {[(span.start, span.end) for span in completion.spans]} do not cover its "
+            f"{num_tokens} tokens one after the other",
+            retryable=False,
+        )
+
+
+def _summary(prompt_tokens: int, completion: Completion) -> Summary:
+    versions = [span.policy_version for span in completion.spans]
+    return Summary(
+        num_tokens=len(completion.completion_ids),
+        prompt_tokens=prompt_tokens,
+        oldest_version=min(versions),
+        newest_version=max(versions),
+        num_spans=len(versions),
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _little_endian(values: "array.array[int] | array.array[float]") -> memoryview:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return memoryview(values).cast("B")

@@ -1,0 +1,81 @@
+"""
+Demonstrations as tensors: prompt, completion, end of sequence.
+
+    prompt  prompt  prompt │ completion  completion  <eos> │ <pad> <pad>
+    labels    -      -         completion  completion  <eos>     -     -
+
+Padding is on the right, where a causal model never looks, so no attention mask is needed.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from msgspec import Struct
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+IGNORED = -100
+"""Label of a token that is not learned: prompt and padding."""
+
+
+class Encoded(Struct, frozen=True):
+    """One demonstration."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    """Ends with the end-of-sequence token."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]) -> list[Encoded]:
+    """Token ids of each prompt with its completion."""
+    asked, written = tokenizer(list(prompts)).input_ids, tokenizer(list(completions)).input_ids
+    return [
+        Encoded(prompt_ids, [*completion_ids, tokenizer.eos_token_id])
+        for prompt_ids, completion_ids in zip(asked, written, strict=True)
+    ]
+
+
+def of_like_length(demonstrations: list[Encoded], batch_size: int) -> list[list[Encoded]]:
+    """All of them in batches with little padding, shortest first."""
+    by_length = sorted(demonstrations, key=len)
+    return [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
+
+
+def loss(model: PreTrainedModel, batch: Sequence[Encoded]) -> Tensor:
+    """[] mean cross-entropy of the completion tokens, nats."""
+    logits, labels = _predictions(model, batch)
+    return F.cross_entropy(logits, labels)
+
+
+@torch.no_grad()
+def share_written(model: PreTrainedModel, demonstrations: list[Encoded], batch_size: int = 64) -> float:
+    """
+    Share of prompts to which greedy decoding answers with exactly the completion given.
+
+    Nothing is decoded: greedy decoding follows a completion if and only if each of its tokens is the likeliest one
+    after those before it, which one forward pass tells.
+    """
+    written = 0
+    for batch in of_like_length(demonstrations, batch_size):
+        logits, labels = _predictions(model, batch)
+        hits = iter((logits.argmax(-1) == labels).tolist())
+        written += sum(all(list(islice(hits, len(row.completion_ids)))) for row in batch)
+    return written / len(demonstrations)
+
+
+def _predictions(model: PreTrainedModel, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """[N, V] logits and [N] labels of the N completion tokens, row after row."""
+    width = max(map(len, batch))
+    input_ids, labels = torch.zeros(len(batch), width, dtype=torch.long), torch.full((len(batch), width), IGNORED)
+    for row, (one, row_labels) in enumerate(zip(batch, labels, strict=True)):
+        input_ids[row, : len(one)] = torch.tensor(one.prompt_ids + one.completion_ids)
+        row_labels[len(one.prompt_ids) : len(one)] = torch.tensor(one.completion_ids)
+    following = labels[:, 1:]
+    is_learned = following != IGNORED
+    states = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+    return model.get_output_embeddings()(states[is_learned]), following[is_learned]

@@ -1,0 +1,267 @@
+"""
+asyncrl with all its promises: the real broker process, its ledger and the spool it hosts, on a real disk.
+
+    producer ── Put ──▶ ┌────────────────────┐ ◀─ Fetch ── consumer
+      (rollout) ◀ Lease │ broker: spool sync,│   (trainer) Take ▶ Batch, Publishing, Stepped, Commit
+    reward ◀─ Grade ──▶ │ ledger sync        │
+                        └────────────────────┘
+
+A trajectory is leased, put, synced to the spool, synced to the ledger, graded, taken in a batch, fetched, checked,
+decoded, published and committed before it is out of the window. Nodes are scripted: no engine, no verifier, no weights.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import uvloop
+from meter import Meter, Rate
+from payloads import PROMPT_TEXT, SUMMARY, payloads
+from processes import Processes, free_address, report
+
+from asyncrl.actor.greeting import Identity, beat, identity, join, spool_link
+from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.messages import (
+    Batch,
+    Beat,
+    Commit,
+    Grade,
+    Lease,
+    Live,
+    Offer,
+    Published,
+    Publishing,
+    Put,
+    PutItem,
+    Ready,
+    Sample,
+    Scored,
+    Stepped,
+    StoreGet,
+    StoreSet,
+    StoreValue,
+    Take,
+    Transfer,
+    Transferred,
+    Unit,
+)
+
+NAME = "asyncrl"
+PATIENCE_S = 60.0
+GROUP_SIZE = 8
+GROUPS_PER_STEP = 64
+STALENESS = 7
+"""With these the window holds 4096 trajectories: more than twice what is on its way at full speed."""
+FETCHES_IN_FLIGHT = 8
+NO_LIMIT = 1 << 40
+"""Credits: a window limits this run, not what a node can hold."""
+
+CONFIG = f"""
+[run]
+name = "run"
+dir = "{{path}}"
+steps = 1000000
+[model]
+path = "{{path}}/model"
+[data]
+train = "{{path}}/train.jsonl"
+[schedule]
+groups_per_step = {GROUPS_PER_STEP}
+group_size = {GROUP_SIZE}
+staleness = {STALENESS}
+[broker]
+samples = false
+[evaluation]
+every_versions = 0
+at_start = false
+at_end = false
+"""
+
+
+async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
+    """Trajectories a second from lease to trainer."""
+    broker_pid, address = await start_broker(processes)
+    await processes.start(__name__, "reward", address)
+    await processes.start(__name__, "produce", address, batch)
+    consumer = await processes.start(__name__, "consume", address, batch, seconds, broker_pid, str(processes.path))
+    return await processes.result(consumer, Rate, seconds + PATIENCE_S)
+
+
+async def round_trips(processes: Processes, seconds: float) -> list[float]:
+    """Seconds of each `StoreGet` and its `StoreValue`."""
+    _, address = await start_broker(processes)
+    caller = await processes.start(__name__, "call", address, seconds, str(processes.path))
+    return await processes.result(caller, list[float], seconds + PATIENCE_S)
+
+
+async def start_broker(processes: Processes) -> tuple[int, str]:
+    """Process id and address of ``asyncrl-node --role broker``."""
+    config = processes.path / "bench.toml"
+    config.write_text(CONFIG.format(path=processes.path))
+    (processes.path / "train.jsonl").write_text(f'{{"prompt": "{PROMPT_TEXT}", "answer": "1"}}\n' * 64)
+    address = free_address()
+    arguments = ["-m", "asyncrl.cli.node", "--role", "broker", "--broker", address, "--config", str(config)]
+    broker = await processes.command("broker", arguments)
+    return broker.pid or 0, address
+
+
+# ── producer: a rollout without an engine ───────────────────────────────────────────────────
+
+
+async def produce(address: str, batch: str) -> None:
+    link, spool, who = await _join(address, identity("rollout", "producer"))
+    forever = _forever()
+    size = int(batch)
+    fresh: list[PutItem] = []
+    await link.send(Ready())
+    await link.send(Offer(NO_LIMIT))
+    async for message in link:
+        match message:
+            case Lease():
+                fresh += _finished(message, forever)
+                while len(fresh) >= size:
+                    await spool.send(Put(who.node, who.incarnation, fresh[:size]))
+                    del fresh[:size]
+            case Transfer(epoch=epoch, policy_version=version):
+                await link.send(Transferred(epoch, version, 0.0, 0))
+                await link.send(Live(version, 0.0, 0.0))
+
+
+def _finished(lease: Lease, forever: Iterator[memoryview]) -> list[PutItem]:
+    return [
+        PutItem(Unit(lease.group_id, index, lease.split), lease.token, SUMMARY, next(forever))
+        for index in lease.indices
+    ]
+
+
+def _forever() -> Iterator[memoryview]:
+    ones = [memoryview(payload) for payload in payloads()]
+    while True:
+        yield from ones
+
+
+# ── reward: a verdict without a verifier ────────────────────────────────────────────────────
+
+
+async def reward(address: str) -> None:
+    link, _, _ = await _join(address, identity("reward", "reward"))
+    await link.send(Offer(NO_LIMIT))
+    async for message in link:
+        if isinstance(message, Grade):
+            await link.send(Scored(message.unit, 1.0, {"correct": 1.0}))
+
+
+# ── consumer: a trainer without a model ─────────────────────────────────────────────────────
+
+
+async def consume(address: str, batch: str, seconds: str, broker_pid: str, result: str) -> None:
+    link, spool, _ = await _join(address, identity("trainer", "consumer"))
+    trainer = _Trainer(link, spool, int(batch), Meter(float(seconds), int(broker_pid)))
+    tasks = [asyncio.create_task(job()) for job in (trainer.serve, trainer.fetched, trainer.train)]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    report(result, trainer.meter.rate)
+
+
+class _Trainer:
+    def __init__(self, link: ZmqLink, spool: ZmqLink, batch: int, meter: Meter) -> None:
+        self.meter = meter
+        self._link = link
+        self._payloads = PayloadClient(spool)
+        self._batch = batch
+        self._batches: asyncio.Queue[Batch] = asyncio.Queue()
+        self._live_version = -1
+        self._went_live = asyncio.Event()
+        self._in_flight = asyncio.Semaphore(FETCHES_IN_FLIGHT)
+
+    async def fetched(self) -> None:
+        await self._payloads.run()
+
+    async def serve(self) -> None:
+        async for message in self._link:
+            match message:
+                case Batch():
+                    self._batches.put_nowait(message)
+                case Transfer(epoch=epoch, policy_version=version):
+                    await self._link.send(Transferred(epoch, version, 0.0, 0))
+                case Published(policy_version=version):
+                    self._live_version = version
+                    self._went_live.set()
+
+    async def train(self) -> None:
+        """Steps without end; the next batch is asked for while this one is fetched, as the trainer does."""
+        await self._link.send(Ready())
+        await self._link.send(Publishing(0, 0))
+        await self._link.send(Take(0))
+        step = 0
+        while self.meter.rate is None:
+            batch = await self._batches.get()
+            await self._link.send(Take(step + 1))
+            await self._fetch_all(batch.samples)
+            await self._link.send(Stepped(step, step, {}))
+            await self._link.send(Commit(step, "nowhere"))
+            while self._live_version < step:
+                self._went_live.clear()
+                await self._went_live.wait()
+            step += 1
+            await self._link.send(Publishing(step, step))
+
+    async def _fetch_all(self, samples: list[Sample]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for first in range(0, len(samples), self._batch):
+                await self._in_flight.acquire()
+                tasks.create_task(self._fetch(samples[first : first + self._batch]))
+
+    async def _fetch(self, samples: list[Sample]) -> None:
+        got = await self._payloads.fetch([sample.ref for sample in samples], PATIENCE_S)
+        self._in_flight.release()
+        for sample, payload in zip(samples, got, strict=True):
+            read_trajectory(sample.ref, payload)
+        self.meter.add(len(got), sum(map(len, got)))
+
+
+# ── a small call ────────────────────────────────────────────────────────────────────────────
+
+
+async def call(address: str, seconds: str, result: str) -> None:
+    link, _ = await join(address, identity("trainer", "caller"), PATIENCE_S)
+    await link.send(StoreSet("bench", "key", bytes(100)))
+    took_s: list[float] = []
+    ends_s = time.perf_counter() + float(seconds)
+    while (start_s := time.perf_counter()) < ends_s:
+        await link.send(StoreGet("bench", "key"))
+        while not isinstance(await link.receive(), StoreValue):
+            pass
+        took_s.append(time.perf_counter() - start_s)
+    report(result, took_s)
+
+
+async def _join(address: str, who: Identity) -> tuple[ZmqLink, ZmqLink, Identity]:
+    """Links to broker and spool; the process beats for as long as it lives."""
+    link, welcome = await join(address, who, PATIENCE_S)
+    beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+    beats.add_done_callback(lambda task: task.cancelled() or task.exception())
+    _kept.append(beats)
+    return link, spool_link(welcome, who), who
+
+
+_kept: list["asyncio.Task[None]"] = []
+"""The event loop itself keeps tasks only weakly."""
+
+
+def _in_loop(job: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def run(*arguments: str) -> None:
+        uvloop.run(job(*arguments))
+
+    return run
+
+
+CHILDREN = {
+    "produce": _in_loop(produce),
+    "reward": _in_loop(reward),
+    "consume": _in_loop(consume),
+    "call": _in_loop(call),
+}

@@ -1,0 +1,125 @@
+"""
+asyncrl's data plane alone: one process with a spool, and a consumer that asks for each payload once it is stored.
+
+    producer ── Put ──▶ spool: one sync for all that waits ◀── Fetch ── consumer
+        ▲                     └───────────── Stored ───────────────────▶ │
+        └──────────────────────────── Settled ──────────────────────────┘
+
+The consumer binds the hub that is the broker's otherwise. No leases, no grading, no batches, no ledger.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from meter import Meter, Rate
+from payloads import SUMMARY, payloads
+from processes import Processes, free_address, report
+
+from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
+from asyncrl.messages import Put, PutItem, Ready, Settled, SpoolRef, Stored, Trim, Unit
+from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.segments import Segments
+
+PATIENCE_S = 60.0
+WINDOW = 4096
+"""Trajectories put and not yet fetched; as many as in ``durable``."""
+SEGMENT_BYTES = 256 << 20
+TRIM_EVERY = 20_000
+"""Trajectories; the disk of a long measurement is finite."""
+
+
+async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
+    """Trajectories a second through the spool."""
+    control, bulk = free_address(), free_address()
+    keeper = await processes.start(__name__, "keep", control, bulk, processes.path / "spool")
+    await processes.start(__name__, "produce", control, bulk, batch)
+    consumer = await processes.start(
+        __name__, "consume", control, bulk, batch, seconds, keeper.pid or 0, str(processes.path)
+    )
+    return await processes.result(consumer, Rate, seconds + PATIENCE_S)
+
+
+async def keep(control: str, bulk: str, directory: str) -> None:
+    hub = ZmqHub(bulk, max_frame_bytes=DATA_FRAME_BYTES)
+    segments = Segments(Path(directory), segment_bytes=SEGMENT_BYTES)
+    await SpoolActor("spool", segments, hub, ZmqLink(control, "spool")).run()
+
+
+async def produce(control: str, bulk: str, batch: str) -> None:
+    size = int(batch)
+    link = ZmqLink(control, "producer.1")
+    spool = ZmqLink(bulk, "producer.1", max_frame_bytes=DATA_FRAME_BYTES)
+    fresh = _items()
+    credit = WINDOW
+    await link.send(Ready())
+    while True:
+        while credit >= size:
+            await spool.send(Put("producer", "1", [next(fresh) for _ in range(size)]))
+            credit -= size
+        message = await link.receive()
+        if isinstance(message, Settled):
+            credit += len(message.units)
+
+
+def _items() -> Iterator[PutItem]:
+    ones = [memoryview(payload) for payload in payloads()]
+    for number in count():
+        yield PutItem(Unit(number, 0), 1, SUMMARY, ones[number % len(ones)])
+
+
+async def consume(control: str, bulk: str, batch: str, seconds: str, spool_pid: str, result: str) -> None:
+    consumer = _Consumer(control, bulk, int(batch), Meter(float(seconds), int(spool_pid)))
+    await consumer.run()
+    report(result, consumer.meter.rate)
+
+
+class _Consumer:
+    def __init__(self, control: str, bulk: str, batch: int, meter: Meter) -> None:
+        self.meter = meter
+        self._hub = ZmqHub(control)
+        self._payloads = PayloadClient(ZmqLink(bulk, "consumer", max_frame_bytes=DATA_FRAME_BYTES))
+        self._batch = batch
+        self._stored: list[Stored] = []
+        self._num_fetched = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            answers = tasks.create_task(self._payloads.run())
+            while self.meter.rate is None:
+                peer, message = await self._hub.receive()
+                if isinstance(message, Stored):
+                    self._stored.append(message)
+                while len(self._stored) >= self._batch:
+                    tasks.create_task(self._fetch(peer, self._stored[: self._batch]))
+                    del self._stored[: self._batch]
+            answers.cancel()
+
+    async def _fetch(self, spool: str, facts: list[Stored]) -> None:
+        refs = [fact.ref for fact in facts]
+        got = await self._payloads.fetch(refs, PATIENCE_S)
+        for ref, payload in zip(refs, got, strict=True):
+            read_trajectory(ref, payload)
+        self.meter.add(len(got), sum(map(len, got)))
+        self._hub.send("producer.1", Settled([fact.unit for fact in facts]))
+        self._trim(spool, refs)
+
+    def _trim(self, spool: str, refs: list[SpoolRef]) -> None:
+        """Whole segments that were fetched; one is kept for fetches that overtook each other."""
+        before, self._num_fetched = self._num_fetched, self._num_fetched + len(refs)
+        if before // TRIM_EVERY != self._num_fetched // TRIM_EVERY:
+            self._hub.send(spool, Trim(refs[0].segment - 1))
+
+
+def _in_loop(job: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def run(*arguments: str) -> None:
+        uvloop.run(job(*arguments))
+
+    return run
+
+
+CHILDREN = {"keep": _in_loop(keep), "produce": _in_loop(produce), "consume": _in_loop(consume)}

@@ -1,0 +1,60 @@
+"""What all contenders carry: encoded trajectories of 2,560 tokens, about 20 kB each."""
+
+import array
+import random
+
+import msgspec
+
+from asyncrl.messages import Span, Summary, Trajectory, Unit
+
+PROMPT_TOKENS = 512
+COMPLETION_TOKENS = 2048
+TEXT_CHARS = 2000
+NUM_PAYLOADS = 64
+"""Different ones, sent in turn."""
+
+PROMPT_TEXT = "What is the sum of the digits of this number? " * (4 * PROMPT_TOKENS // 46)
+"""About 4 characters a token."""
+
+SUMMARY = Summary(
+    num_tokens=COMPLETION_TOKENS,
+    prompt_tokens=PROMPT_TOKENS,
+    oldest_version=0,
+    newest_version=0,
+    num_spans=1,
+    finish_reason="length",
+)
+
+decode = msgspec.msgpack.Decoder(Trajectory).decode
+
+
+def payloads() -> list[bytes]:
+    """[NUM_PAYLOADS] encoded trajectories, the same in every process."""
+    rng = random.Random(0)
+    return [_payload(rng, index) for index in range(NUM_PAYLOADS)]
+
+
+def batches(size: int) -> list[list[bytes]]:
+    """Payloads in batches of ``size``; together each payload at least once."""
+    ones = payloads()
+    return [[ones[(first + i) % NUM_PAYLOADS] for i in range(size)] for first in range(0, NUM_PAYLOADS, size)]
+
+
+def _payload(rng: random.Random, index: int) -> bytes:
+    return msgspec.msgpack.encode(
+        Trajectory(
+            unit=Unit(0, index),
+            prompt_ids=_bytes("i", [rng.randrange(150_000) for _ in range(PROMPT_TOKENS)]),
+            completion_ids=_bytes("i", [rng.randrange(150_000) for _ in range(COMPLETION_TOKENS)]),
+            behavior_logprobs=_bytes("f", [-rng.random() for _ in range(COMPLETION_TOKENS)]),
+            spans=[Span(0, 0, COMPLETION_TOKENS)],
+            finish_reason="length",
+            text="".join(rng.choices("0123456789 +-*/=", k=TEXT_CHARS)),
+            node="rollout",
+            generate_s=1.0,
+        )
+    )
+
+
+def _bytes(code: str, values: list[int] | list[float]) -> memoryview:
+    return memoryview(array.array(code, values)).cast("B")

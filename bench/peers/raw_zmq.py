@@ -1,0 +1,109 @@
+"""
+The limit: pyzmq and nothing else. Three blocking processes, a credit window, no accounts, no acknowledgements, no disk.
+
+    producer ─ DEALER ─▶ ROUTER relay ROUTER ─▶ DEALER ─ consumer         batch: one frame of concatenated payloads
+       ▲─────────────────── credit ──────────────┘
+"""
+
+import time
+
+import zmq
+from meter import Meter, Rate
+from payloads import batches, decode
+from processes import Processes, free_address, report
+
+NAME = "raw zmq relay"
+REQUIRES = "zmq"
+WINDOW = 2048
+"""Trajectories between producer and consumer."""
+MIN_BATCHES = 8
+PATIENCE_S = 60.0
+
+PRODUCER, CONSUMER = b"producer", b"consumer"
+
+
+async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
+    """Trajectories a second through the relay."""
+    address = free_address()
+    relaying = await processes.start(__name__, "relay", address)
+    await processes.start(__name__, "produce", address, batch)
+    consumer = await processes.start(
+        __name__, "consume", address, batch, seconds, relaying.pid or 0, str(processes.path)
+    )
+    return await processes.result(consumer, Rate, seconds + PATIENCE_S)
+
+
+async def round_trips(processes: Processes, seconds: float) -> list[float]:
+    """Seconds of each call of an echo."""
+    address = free_address()
+    await processes.start(__name__, "echo", address)
+    caller = await processes.start(__name__, "call", address, seconds, str(processes.path))
+    return await processes.result(caller, list[float], seconds + PATIENCE_S)
+
+
+def relay(address: str) -> None:
+    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(address)
+    while True:
+        sender, body = socket.recv_multipart(copy=False)
+        socket.send_multipart([CONSUMER if sender.bytes == PRODUCER else PRODUCER, body], copy=False)
+
+
+def produce(address: str, batch: str) -> None:
+    socket = _dealer(address, PRODUCER)
+    frames = [b"".join(some) for some in batches(int(batch))]
+    turn = 0
+    while True:
+        for _ in range(int(socket.recv())):
+            socket.send(frames[turn % len(frames)], copy=False)
+            turn += 1
+
+
+def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str) -> None:
+    socket = _dealer(address, CONSUMER)
+    num = int(batch)
+    meter = Meter(float(seconds), int(relay_pid))
+    window = max(MIN_BATCHES, WINDOW // num)
+    time.sleep(0.5)  # The relay refuses credit for a producer that has not connected yet.
+    socket.send(str(window).encode())
+    owed = 0
+    while meter.rate is None:
+        body = memoryview(socket.recv(copy=False))
+        size = len(body) // num
+        for first in range(0, len(body), size):
+            decode(body[first : first + size])
+        meter.add(num, len(body))
+        owed += 1
+        if owed >= window // 4:
+            socket.send(str(owed).encode())
+            owed = 0
+    report(result, meter.rate)
+
+
+def echo(address: str) -> None:
+    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.bind(address)
+    while True:
+        socket.send_multipart(socket.recv_multipart())
+
+
+def call(address: str, seconds: str, result: str) -> None:
+    socket = _dealer(address, b"caller")
+    took_s: list[float] = []
+    ends_s = time.perf_counter() + float(seconds)
+    while (start_s := time.perf_counter()) < ends_s:
+        socket.send(bytes(100))
+        socket.recv()
+        took_s.append(time.perf_counter() - start_s)
+    report(result, took_s)
+
+
+def _dealer(address: str, name: bytes) -> "zmq.Socket[bytes]":
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, name)
+    socket.connect(address)
+    return socket
+
+
+CHILDREN = {"relay": relay, "produce": produce, "consume": consume, "echo": echo, "call": call}

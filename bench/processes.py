@@ -1,0 +1,97 @@
+"""The processes of one measurement, and the directory they meet in. All are gone when it is over."""
+
+import asyncio
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from asyncrl.actor.supervise import Child, describe_exit
+
+HERE = Path(__file__).parent
+MAIN = HERE / "messages.py"
+ENVIRONMENT = {
+    "PYTHONPATH": str(HERE),
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+END_S = 5.0
+
+Read = TypeVar("Read")
+
+
+class ChildFailed(Exception):
+    """A process of the measurement ended too early."""
+
+
+class Processes:
+    """
+    An async context: children, and a directory of their own.
+
+    Args:
+        parent: Where the directory is made; it decides what a sync to disk costs.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=parent, ignore_cleanup_errors=True)
+        self.path = Path(self._directory.name)
+        self._children: list[Child] = []
+
+    async def __aenter__(self) -> "Processes":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        # The last one started measures and the first one serves: end them in that order.
+        for child in reversed(self._children):
+            await child.end(END_S)
+        self._directory.cleanup()
+
+    async def start(self, module: str, role: str, *arguments: object) -> Child:
+        """Run ``module.CHILDREN[role]`` in a process of its own."""
+        return await self.command(role, [str(MAIN), "--child", module, role, *map(str, arguments)])
+
+    async def command(self, name: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT) -> Child:
+        """Run this Python with ``arguments``."""
+        child = Child(name, [sys.executable, *arguments], self.path / f"{name}.log", environment)
+        self._children.append(child)
+        await child.start()
+        return child
+
+    async def result(self, child: Child, kind: type[Read], deadline_s: float) -> Read:
+        """
+        What ``child`` gave to `report`, once it has ended.
+
+        Raises:
+            ChildFailed: It reported nothing.
+        """
+        try:
+            code = await asyncio.wait_for(child.wait(), deadline_s)
+        except TimeoutError:
+            raise ChildFailed(f"{child.name} was not done within {deadline_s:g} s: {self._last_words()}") from None
+        try:
+            return msgspec.json.decode((self.path / "result.json").read_bytes(), type=kind)
+        except FileNotFoundError:
+            raise ChildFailed(f"{child.name} {describe_exit(code)}: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        return "; ".join(f"{child.name}: {child.last_line()}" for child in self._children)
+
+
+def report(path: str, result: object) -> None:
+    """In a child: what it measured, for `Processes.result`."""
+    (Path(path) / "result.json").write_bytes(msgspec.json.encode(result))
+
+
+def free_address() -> str:
+    """A loopback address nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
