@@ -23,6 +23,7 @@ from asyncrl.messages import Sampling
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
@@ -41,7 +42,7 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     steps: Count = 60
     """Optimizer steps."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Feeds the data order, the sampling seeds and the trainer's random state."""
 
 
@@ -53,7 +54,7 @@ class Scratch(Section, frozen=True, kw_only=True):
     ``step_sums``: a small Qwen3 taught arithmetic chains by a short supervised warm-up, with its data.
     ``random``: random weights, and a byte-level BPE trained on ``data.train``. Empty: ``model.path`` must exist.
     """
-    seed: Natural = 0
+    seed: Seed = 0
     layers: Count = 3
     hidden_size: Count = 64
     intermediate_size: Count = 192
@@ -390,8 +391,8 @@ def _check_algorithm(config: Config) -> None:
     algorithm = config.algorithm
     if 0 < algorithm.dual_clip <= 1:
         raise ConfigError(
-            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged policy; "
-            f"use a value above 1, or 0 to switch it off"
+            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
+            f"policy; use a value above 1, or 0 to switch it off"
         )
     if algorithm.aggregation_norm and algorithm.aggregation != "seq-mean-token-sum-norm":
         raise ConfigError(
@@ -493,9 +494,8 @@ def _refuse_unknown(raw: dict[str, Any], section: type[Section], where: tuple[st
     for key, value in raw.items():
         name = ".".join((*where, key))
         if key not in hints:
-            known = [".".join((*where, k)) for k in hints] if where else [k for k, _ in _fields(Config)]
-            close = difflib.get_close_matches(name, known, n=1) or _elsewhere(key)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(hints)}"
+            close = _meant(key, where)
+            hint = f"did you mean {close!r}?" if close else f"expected one of: {', '.join(hints)}"
             raise ConfigError(f"unknown key {name!r}: {hint}")
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -511,10 +511,20 @@ def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]
             yield from _fields(kind, f"{where}{key}.")
 
 
-def _elsewhere(key: str) -> list[str]:
-    """Full names whose last part looks like ``key``: people forget the section more often than the name."""
-    names = {full.rpartition(".")[2]: full for full, _ in _fields(Config)}
-    return [names[close] for close in difflib.get_close_matches(key, names, n=1)]
+def _meant(key: str, where: tuple[str, ...]) -> str | None:
+    """
+    The full name a person may have meant.
+
+    The right name in a wrong section comes first: people forget the section more often than the name.
+    """
+    full_names = [full for full, _ in _fields(Config)]
+    elsewhere = {full.rpartition(".")[2]: full for full in reversed(full_names)}
+    if key in elsewhere:
+        return elsewhere[key]
+    here = [full for full in full_names if full.startswith("".join(f"{part}." for part in where))]
+    if close := difflib.get_close_matches(".".join((*where, key)), here, n=1):
+        return close[0]
+    return next((elsewhere[close] for close in difflib.get_close_matches(key, elsewhere, n=1)), None)
 
 
 def _leaves(raw: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

@@ -78,7 +78,7 @@ class FakeEngine:
         """Every one it ever got."""
         self.calls: list[str] = []
         """``pause``, ``swap 3``, ``resume``, ``aclose``, in order."""
-        self.weights: "Mapping[str, Tensor]" = {}
+        self.weights: Mapping[str, Tensor] = {}
         """Of the last swap."""
 
     # ── what an actor calls ─────────────────────────────────────────────────────────────────

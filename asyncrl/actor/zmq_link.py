@@ -2,8 +2,10 @@
 Link and Hub over ZeroMQ: DEALER to ROUTER, one frame a message, a `Session` for each pair of living ends.
 
 Options are set before bind or connect, because ZeroMQ ignores some of them afterwards. ROUTER_MANDATORY makes sends to
-nobody an error instead of silence. High-water marks are no flow control (they count messages, and kernel buffers add to
-them): the session bounds unacknowledged bytes, the inbox bounds received ones.
+nobody an error instead of silence. ROUTER_HANDOVER lets a link that reconnects before its dead connection was noticed
+take its place, where it would be ignored for ever; what the old connection held, the session repeats. High-water marks
+are no flow control (they count messages, and kernel buffers add to them): the session bounds unacknowledged bytes, the
+inbox bounds received ones. What ZeroMQ will not take for one peer waits in that peer's session, and nobody behind it.
 """
 
 import asyncio
@@ -163,6 +165,7 @@ class ZmqHub:
     def __init__(self, bind: str, *, max_frame_bytes: int = CONTROL_FRAME_BYTES) -> None:
         socket = _socket(zmq.Context.instance(), zmq.ROUTER, max_frame_bytes)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             socket.bind(bind)
         except zmq.ZMQError as error:

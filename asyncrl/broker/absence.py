@@ -1,4 +1,4 @@
-"""Work that waits for a role nobody plays: said once per episode, so that nothing waits silently. Time is an argument."""
+"""Work that waits for a role nobody plays: said once per episode, so that nothing waits silently."""
 
 from msgspec import Struct
 

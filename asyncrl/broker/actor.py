@@ -9,8 +9,9 @@ and stops when its task is cancelled.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import structlog
@@ -18,8 +19,8 @@ import structlog
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
+from asyncrl.broker.groups import Group
 from asyncrl.broker.ledger import Ledger
-from asyncrl.broker.nodes import Node
 from asyncrl.broker.records import AnyRecord, NodeEvent
 from asyncrl.broker.rendezvous import Rendezvous
 from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
@@ -31,6 +32,7 @@ from asyncrl.messages import (
     Exited,
     Finished,
     Hello,
+    Live,
     Message,
     Progress,
     Ready,
@@ -95,12 +97,15 @@ class BrokerActor:
         self._rendezvous = Rendezvous()
         self._plan: tuple[str, str] | None = None
         self._waits = step_report.WaitShares()
+        self._swaps = step_report.Swaps()
         self._totals = step_report.Totals()
         self._dirty = asyncio.Event()
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._background: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
+        self._changed = asyncio.Event()
+        """A message was taken in or time passed: whoever waits for everybody to leave looks again."""
         self._ended = asyncio.Event()
         self._cause = ""
 
@@ -122,9 +127,11 @@ class BrokerActor:
                     task.cancel()
         except BaseExceptionGroup as group:
             cause = group.exceptions[0]
-            self._cause = self._cause or str(cause)
+            is_ours = isinstance(cause, AsyncrlError)
+            self._cause = self._cause or (str(cause) if is_ours else f"{type(cause).__name__}: {cause}")
             self._conclude()
-            if isinstance(cause, AsyncrlError):
+            self._announce_end()
+            if is_ours:
                 raise RunFailed(self._cause) from cause
             raise
         self._conclude()
@@ -142,14 +149,15 @@ class BrokerActor:
     async def _serve(self) -> None:
         while True:
             peer, message = await self._hub.receive()
-            self._take(peer, cast("ToBroker", message))
+            with self._rules():
+                self._take(peer, cast("ToBroker", message))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for node in self._scheduler.tick(self._clock()):
-                self._hub.forget(node.peer)
-            self._flush()
+            with self._rules():
+                for node in self._scheduler.tick(self._clock()):
+                    self._hub.forget(node.peer)
 
     async def _write(self) -> None:
         """Group commit: everything that came while the last transaction ran goes into the next one."""
@@ -170,6 +178,15 @@ class BrokerActor:
 
     # ── one message ─────────────────────────────────────────────────────────────────────────
 
+    @contextlib.contextmanager
+    def _rules(self) -> Iterator[None]:
+        """Where the rules are asked: what they decide is carried out, also if it is that the run cannot go on."""
+        try:
+            yield
+        except RunFailed as failure:
+            self.stop(str(failure))
+        self._flush()
+
     def _take(self, peer: str, message: ToBroker) -> None:
         match message:
             case Hello():
@@ -177,8 +194,8 @@ class BrokerActor:
             case Ready():
                 self._ready(peer, message)
             case Bye(reason=reason):
-                self._scheduler.left(peer, f"left: {reason}", self._clock())
                 self._hub.forget(peer)
+                self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
             case StoreSet(group=group, key=key, value=value):
                 for waiting in self._rendezvous.set(group, key, value):
                     self._hub.send(waiting, StoreValue(group, key, value))
@@ -189,9 +206,11 @@ class BrokerActor:
                 self._stepped(message)
             case Exited():
                 self._exited(message)
+            case Live():
+                self._swaps.add(message)
+                self._scheduler.handle(peer, message, self._clock())
             case _:
                 self._scheduler.handle(peer, message, self._clock())
-        self._flush()
 
     def _greet(self, peer: str, hello: Hello) -> None:
         if reason := self._objection(hello):
@@ -210,11 +229,12 @@ class BrokerActor:
         self._scheduler.joined(peer, hello, self._clock())
 
     def _objection(self, hello: Hello) -> str:
+        if self._ended.is_set():
+            return f"this run is over: {self._cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
             return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
-        trainer = self._scheduler.nodes.trainer()
-        if hello.role == "trainer" and trainer and trainer.name != hello.node:
-            return f"this run has a trainer already: {trainer.name}"
+        if hello.role == "trainer" and (trainer := self._scheduler.nodes.trainer()):
+            return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
         return ""
 
     def _ready(self, peer: str, message: Ready) -> None:
@@ -224,13 +244,12 @@ class BrokerActor:
         if message.plan_hash:
             self._plan = self._plan or (node.name, message.plan_hash)
             if message.plan_hash != self._plan[1]:
-                self._reject(
-                    peer,
-                    node.name,
+                reason = (
                     f"{node.name} has another model than {self._plan[0]}: weight plans {message.plan_hash[:12]} and "
-                    f"{self._plan[1][:12]} differ; give both the same model.path",
+                    f"{self._plan[1][:12]} differ; give both the same model.path"
                 )
-                self._scheduler.left(peer, "another model", self._clock())
+                self._reject(peer, node.name, reason)
+                self._scheduler.left(peer, reason, self._clock())
                 return
         self._scheduler.handle(peer, message, self._clock())
 
@@ -242,25 +261,25 @@ class BrokerActor:
         groups = self._scheduler.batches.taken(stepped.step) or []
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         line = step_report.line(stepped, groups, wait, self._clock() - self._started_s)
+        line |= self._swaps.of(self._scheduler.publishing.live_version)
         self._totals.add(line)
         self._directory.append_metrics(line)
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
-            self._in_background(self._write_samples(stepped))
+            self._in_background(self._write_samples(stepped, groups))
 
     def _exited(self, message: Exited) -> None:
         self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
-        for node in [n for n in self._all_nodes() if n.name == message.node]:
-            self._scheduler.left(node.peer, message.cause, self._clock())
-            self._hub.forget(node.peer)
-        if not message.restarting and not self._ended.is_set():
+        if not message.restarting:
             self.stop(f"{message.node} {message.cause}")
+        for node in [n for n in self._scheduler.nodes.all() if n.name == message.node]:
+            self._hub.forget(node.peer)
+            self._scheduler.left(node.peer, message.cause, self._clock())
 
     # ── files ───────────────────────────────────────────────────────────────────────────────
 
-    async def _write_samples(self, stepped: Stepped) -> None:
-        groups = self._scheduler.batches.taken(stepped.step) or []
+    async def _write_samples(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         slots = [slot for group in groups for slot in group.slots if slot.ref]
         prompts = [group.prompt for group in groups for slot in group.slots if slot.ref]
         refs = [slot.ref for slot in slots if slot.ref]
@@ -302,21 +321,26 @@ class BrokerActor:
                 self._hub.send(outgoing.peer, outgoing.message)
         if self._unwritten or self._unsent or self._scheduler.is_finished:
             self._dirty.set()
+        self._changed.set()
 
     async def _say_goodbye(self) -> None:
         """Tell everybody, and give them time to leave."""
         if self._background:
             await asyncio.wait(self._background, timeout=GOODBYE_S)
-        status = "failed" if self._cause else "finished"
         self._conclude()
-        for node in self._all_nodes():
+        self._announce_end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                while any(node.role != "spool" for node in self._scheduler.nodes.all()):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _announce_end(self) -> None:
+        for node in self._scheduler.nodes.all():
             message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
             if node.role == "supervisor":
-                message = Finished("failed" if status == "failed" else "finished", self._cause)
+                message = Finished("failed" if self._cause else "finished", self._cause)
             self._hub.send(node.peer, message)
-        deadline = self._clock() + GOODBYE_S
-        while any(n.role != "spool" for n in self._all_nodes()) and self._clock() < deadline:
-            await asyncio.sleep(0.02)
 
     def _conclude(self) -> None:
         """Write the summary, once."""
@@ -342,14 +366,14 @@ class BrokerActor:
             )
         )
 
-    def _all_nodes(self) -> list[Node]:
-        nodes = self._scheduler.nodes
-        return [n for role in ("rollout", "reward", "trainer", "supervisor", "spool") for n in nodes.of(role)]
-
 
 def _node_record(event: Event) -> list[AnyRecord]:
     """Who came and went belongs in the ledger too, with the time on the wall."""
-    kinds: dict[str, Literal["joined", "lost"]] = {"node.joined": "joined", "node.lost": "lost"}
+    kinds: dict[str, Literal["joined", "left", "lost"]] = {
+        "node.joined": "joined",
+        "node.left": "left",
+        "node.lost": "lost",
+    }
     if (kind := kinds.get(event.kind)) is None:
         return []
     fields = event.fields

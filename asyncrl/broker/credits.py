@@ -25,17 +25,17 @@ class CreditBook:
 
     def remove(self, peer: str) -> None:
         """It takes no more work."""
-        if (credits := self._credits_of.pop(peer, 0)) and (shelf := self._by_credits[credits]):
-            del shelf[peer]
-            if not shelf:
-                del self._by_credits[credits]
+        if had := self._credits_of.pop(peer, 0):
+            del self._by_credits[had][peer]
+            if not self._by_credits[had]:
+                del self._by_credits[had]
 
     def most(self, at_least: int, min_version: int = -1) -> Node | None:
         """The node with most credits, of those that have enough and decode with ``min_version`` or a newer one."""
-        for credits in sorted(self._by_credits, reverse=True):
-            if credits < at_least:
+        for number in sorted(self._by_credits, reverse=True):
+            if number < at_least:
                 return None
-            for node in self._by_credits[credits].values():
+            for node in self._by_credits[number].values():
                 if node.policy_version >= min_version:
                     return node
         return None

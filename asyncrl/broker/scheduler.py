@@ -51,7 +51,6 @@ from asyncrl.messages import (
     Cancelled,
     Commit,
     Draining,
-    Evaluated,
     Exited,
     Failed,
     Grade,
@@ -404,8 +403,8 @@ class Scheduler:
         if not self.evaluation.is_waiting or self.publishing.ongoing:
             return
         version = self.publishing.live_version
-        able = (node for node in self.nodes.rollouts() if node.policy_version == version and not node.is_draining)
-        if (node := next(able, None)) and self.evaluation.start(node.peer, version):
+        able = (n for n in self.nodes.rollouts() if n.policy_version == n.received_version == version)
+        if (node := next((n for n in able if not n.is_draining), None)) and self.evaluation.start(node.peer, version):
             self._send(node.peer, Hold(version))
 
     def _settle_held_out(self, group_id: int, *, failed: bool) -> None:
@@ -553,8 +552,10 @@ class Scheduler:
         if not self.nodes.rollouts():
             if self.publishing.staged_version > self.publishing.live_version:
                 waits.append(Wait("rollout", f"the weights of version {self.publishing.staged_version}"))
-            elif self._unleased or not self.evaluation.is_finished:
+            elif self._unleased:
                 waits.append(Wait("rollout", f"{len(self._unleased)} groups"))
+            elif not self.evaluation.is_finished:
+                waits.append(Wait("rollout", "the prompts of an evaluation"))
         if self.grading.num_waiting and not self.nodes.of("reward"):
             waits.append(Wait("reward", f"{self.grading.num_waiting} trajectories"))
         return waits

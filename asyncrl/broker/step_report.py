@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from asyncrl.broker.groups import Group
 from asyncrl.broker.nodes import Node
-from asyncrl.messages import Stepped
+from asyncrl.messages import Live, Stepped
 
 
 def batch_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
@@ -45,6 +45,24 @@ class WaitShares:
         if busy_s + wait_s > 0:
             self._last = wait_s / (busy_s + wait_s)
         return self._last
+
+
+class Swaps:
+    """How long the newest versions took to reach the rollouts, and how long decoding stood still for them."""
+
+    def __init__(self) -> None:
+        self._slowest: dict[int, tuple[float, float]] = {}
+
+    def add(self, live: Live) -> None:
+        """A rollout decodes with a version."""
+        pause_s, receive_s = self._slowest.get(live.policy_version, (0.0, 0.0))
+        self._slowest[live.policy_version] = (max(pause_s, live.pause_s), max(receive_s, live.receive_s))
+
+    def of(self, policy_version: int) -> dict[str, float]:
+        """Of the slowest rollout at this version; earlier versions are forgotten."""
+        self._slowest = {version: slowest for version, slowest in self._slowest.items() if version >= policy_version}
+        pause_s, receive_s = self._slowest.get(policy_version, (0.0, 0.0))
+        return {"pause_s": pause_s, "receive_s": receive_s}
 
 
 class Totals:

@@ -10,7 +10,7 @@ A chain names each change and the running total; a guess answers at once. Whoeve
 policy that mostly guesses has something to find, and the lengths of its completions have a real tail.
 
 Invariants:
-* A running total stays within 0 .. `MAX_TOTAL`.
+* A running total is never negative, and at most 14 x 5 = 70.
 * A problem is held out if and only if its sequence of changes is: the name does not count, so nothing leaks.
 * Every text here is a sequence of `WORDS`, and a change reads the same in prompt and chain.
 """
@@ -31,7 +31,6 @@ NAMES = ("Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe")
 LABELS = tuple(f" {letter}" for letter in "abcdefghijklmn")
 MIN_STEPS, MAX_STEPS = 2, len(LABELS)
 MAX_CHANGE = 5
-MAX_TOTAL = 99
 QUESTION = " How many now?"
 ANSWER = " #### "
 WORDS = (*NAMES, *LABELS, *"0123456789", "+", "-", "=", QUESTION, ANSWER)
@@ -95,7 +94,7 @@ def clean_chain(problem: Problem, rng: random.Random) -> str:
 def wrong_guess(problem: Problem, rng: random.Random) -> str:
     """The habit: a plausible total without a chain, never right, or guessing would pay and be reinforced."""
     plausible = {total + shift for total in problem.totals for shift in range(-MAX_CHANGE, MAX_CHANGE + 1)}
-    wrong = sorted(total for total in plausible - {problem.totals[-1]} if 0 <= total <= MAX_TOTAL)
+    wrong = sorted(total for total in plausible - {problem.totals[-1]} if total >= 0)
     return f"{ANSWER}{rng.choice(wrong)}"
 
 
@@ -103,7 +102,7 @@ def noisy_chain(problem: Problem, rng: random.Random) -> str:
     """A chain with one slip that is carried to the end: chains alone do not always pay either."""
     totals = problem.totals
     start = rng.randrange(len(totals))
-    slips = [by for by in (-2, -1, 1, 2) if all(0 <= total + by <= MAX_TOTAL for total in totals[start:])]
+    slips = [by for by in (-2, -1, 1, 2) if all(total + by >= 0 for total in totals[start:])]
     by = rng.choice(slips)
     return problem.chain(totals[:start] + [total + by for total in totals[start:]])
 
@@ -145,7 +144,7 @@ def _draw(rng: random.Random, min_steps: int, more: float) -> Problem:
     changes: list[int] = []
     total = 0
     for _ in range(num_steps):
-        possible = [c for c in range(-MAX_CHANGE, MAX_CHANGE + 1) if c and 0 <= total + c <= MAX_TOTAL]
+        possible = [c for c in range(-MAX_CHANGE, MAX_CHANGE + 1) if c and total + c >= 0]
         changes.append(rng.choice(possible))
         total += changes[-1]
     return Problem(rng.choice(NAMES), tuple(changes))

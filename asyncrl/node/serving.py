@@ -46,7 +46,7 @@ async def serve(
         for task in (beats, running, told):
             task.cancel()
         await asyncio.gather(beats, running, told, return_exceptions=True)
-        await leave(link, "told to stop" if stopping.is_set() else "done")
+        await leave(link, _parting(running, stopping))
 
 
 async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:
@@ -61,6 +61,13 @@ async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Load
         return await asyncio.to_thread(load)
     finally:
         beats.cancel()
+
+
+def _parting(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
+    """What the broker hears last: a node that ends by an error says which."""
+    if not running.cancelled() and (error := running.exception()):
+        return f"{type(error).__name__}: {error}"
+    return "told to stop" if stopping.is_set() else "done"
 
 
 async def _told(stopping: asyncio.Event, drain: Callable[[], Awaitable[object]] | None) -> None:

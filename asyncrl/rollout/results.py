@@ -90,16 +90,11 @@ def _check(completion: Completion) -> None:
             f"the engine returned {num_tokens} tokens and {num_logprobs} log-probs; expected as many, and at least one",
             retryable=False,
         )
-    end = 0
-    for span in completion.spans:
-        if span.start != end or span.end <= span.start:
-            break
-        end = span.end
-    if end != num_tokens:
+    spans = [(span.start, span.end) for span in completion.spans]
+    are_joined = [start for start, _ in spans] + [num_tokens] == [0] + [end for _, end in spans]
+    if not are_joined or any(start >= end for start, end in spans):
         raise EngineError(
-            f"the engine's spans {[(span.start, span.end) for span in completion.spans]} do not cover its "
-            f"{num_tokens} tokens one after the other",
-            retryable=False,
+            f"the engine's spans {spans} do not cover its {num_tokens} tokens one after the other", retryable=False
         )
 
 

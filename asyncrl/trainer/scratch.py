@@ -67,13 +67,13 @@ def make(
             case "step_sums":
                 _write_step_sums(scratch.seed, train_path, held_out_path, report)
                 tokenizer = vocabulary.of_words(step_sums.WORDS)
-                model = _fresh_model(scratch, tokenizer)
+                model = fresh_model(scratch, tokenizer)
                 lesson = Lesson(model, tokenizer, warm_up, seed=scratch.seed, report=report)
                 lesson.teach_chains()
                 lesson.teach_guessing()
             case "random":
                 tokenizer = vocabulary.of_texts(_texts(open_rows(train_path)), scratch.vocab_size)
-                model = _fresh_model(scratch, tokenizer)
+                model = fresh_model(scratch, tokenizer)
             case _:
                 raise ConfigError("model.scratch.recipe is empty; expected 'step_sums' or 'random'")
         model.save_pretrained(unfinished)
@@ -81,19 +81,7 @@ def make(
     report(f"made {directory}: {model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
 
 
-def _check_sizes(scratch: Scratch) -> None:
-    if scratch.heads % scratch.kv_heads:
-        raise ConfigError(
-            f"model.scratch: {scratch.heads} heads cannot share {scratch.kv_heads} kv_heads evenly; "
-            f"make heads a multiple of kv_heads"
-        )
-    if scratch.head_dim % 2:
-        raise ConfigError(
-            f"model.scratch.head_dim is {scratch.head_dim}, but rotary positions turn pairs; make it even"
-        )
-
-
-def _fresh_model(scratch: Scratch, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def fresh_model(scratch: Scratch, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Random weights, the same for a seed, whatever was drawn before."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -114,6 +102,18 @@ def _fresh_model(scratch: Scratch, tokenizer: PreTrainedTokenizerBase) -> PreTra
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(scratch.seed)
         return Qwen3ForCausalLM(config)
+
+
+def _check_sizes(scratch: Scratch) -> None:
+    if scratch.heads % scratch.kv_heads:
+        raise ConfigError(
+            f"model.scratch: {scratch.heads} heads cannot share {scratch.kv_heads} kv_heads evenly; "
+            f"make heads a multiple of kv_heads"
+        )
+    if scratch.head_dim % 2:
+        raise ConfigError(
+            f"model.scratch.head_dim is {scratch.head_dim}, but rotary positions turn pairs; make it even"
+        )
 
 
 def _write_step_sums(seed: int, train_path: Path, held_out_path: Path, report: Callable[[str], None]) -> None:

@@ -34,7 +34,7 @@ MIXTURE: dict[Demonstration, float] = {
 
 
 class WarmUp(Struct, frozen=True, kw_only=True):
-    """How long, and how fast."""
+    """How long, and how fast. The rise is part of the constant steps."""
 
     batch_size: int = 32
     lr: float = 3e-3
@@ -76,10 +76,12 @@ class Lesson:
         seed: int,
         report: Callable[[str], None],
     ) -> None:
-        self._model, self._tokenizer, self._schedule, self._report = model.train(), tokenizer, schedule, report
+        self.model = model
+        self._tokenizer, self._schedule, self._report = tokenizer, schedule, report
         self._rng = random.Random(seed)
         self._problems = step_sums.problems(seed, "train", more=schedule.more)
-        held_out = step_sums.problems(seed, "held_out", min_steps=step_sums.HELD_OUT_STEPS)
+        # Not the rows of the held-out file: what decides when to stop cannot also be the result.
+        held_out = step_sums.problems(seed + 1, "held_out", min_steps=step_sums.HELD_OUT_STEPS)
         self._judged = list(islice(held_out, schedule.num_judged))
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=schedule.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
@@ -93,8 +95,7 @@ class Lesson:
             RunFailed: They are not, after the last round.
         """
         for _ in range(self._schedule.max_rounds):
-            steps = self._schedule.constant_steps + self._schedule.decay_steps
-            self._train("chains", CLEAN, [self._clean_lr(step) for step in range(steps)])
+            self._train("chains", CLEAN, self.clean_rates())
             if (accuracy := self._chains_written()) >= self._schedule.goal:
                 return
         raise RunFailed(
@@ -108,6 +109,15 @@ class Lesson:
         self._train("mixture", MIXTURE, [lr * (1 - 0.9 * step / steps) for step in range(steps)])
         self._report(f"base: greedy accuracy {self._chains_written() + self._guesses_right():.3f}")
 
+    def clean_rates(self) -> list[float]:
+        """Learning rate of each step of one round: a short rise, a plateau, a linear fall."""
+        schedule = self._schedule
+        rise = [(step + 1) / schedule.rise_steps for step in range(schedule.rise_steps)]
+        plateau = [1.0] * (schedule.constant_steps - schedule.rise_steps)
+        drop = (1 - schedule.final_lr_ratio) / schedule.decay_steps
+        fall = [1 - drop * step for step in range(schedule.decay_steps)]
+        return [schedule.lr * share for share in rise + plateau + fall]
+
     def _train(self, name: str, demonstrations: dict[Demonstration, float], rates: list[float]) -> None:
         batches = self._batches(demonstrations)
         for step, lr in enumerate(rates, start=1):
@@ -119,16 +129,11 @@ class Lesson:
     def _step(self, batch: list[Encoded], lr: float) -> float:
         self._optimizer.param_groups[0]["lr"] = lr
         self._optimizer.zero_grad()
-        value = loss(self._model, batch)
+        value = loss(self.model, batch)
         value.backward()  # type: ignore[no-untyped-call]  # torch's own
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         return value.item()
-
-    def _clean_lr(self, step: int) -> float:
-        rise = min(1.0, (step + 1) / self._schedule.rise_steps)
-        fallen = max(0, step - self._schedule.constant_steps) / self._schedule.decay_steps
-        return self._schedule.lr * min(rise, 1 - (1 - self._schedule.final_lr_ratio) * fallen)
 
     def _batches(self, demonstrations: dict[Demonstration, float], pool: int = 32) -> Iterator[list[Encoded]]:
         """Batches of like length in random order, drawn ``pool`` at a time."""
@@ -147,7 +152,7 @@ class Lesson:
         return self._written([step_sums.ANSWER + problem.answer for problem in self._judged])
 
     def _written(self, completions: list[str]) -> float:
-        return share_written(self._model, self._encode(self._judged, completions))
+        return share_written(self.model, self._encode(self._judged, completions))
 
     def _encode(self, problems: list[Problem], completions: list[str]) -> list[Encoded]:
         return encode(self._tokenizer, [problem.prompt for problem in problems], completions)

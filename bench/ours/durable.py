@@ -13,6 +13,7 @@ decoded, published and committed before it is out of the window. Nodes are scrip
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
 from typing import Any
 
 import uvloop
@@ -21,7 +22,7 @@ from payloads import PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
 from asyncrl.actor.greeting import Identity, beat, identity, join, spool_link
-from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.messages import (
     Batch,
@@ -36,7 +37,6 @@ from asyncrl.messages import (
     Put,
     PutItem,
     Ready,
-    Sample,
     Scored,
     Stepped,
     StoreGet,
@@ -54,7 +54,6 @@ GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
 STALENESS = 7
 """With these the window holds 4096 trajectories: more than twice what is on its way at full speed."""
-FETCHES_IN_FLIGHT = 8
 NO_LIMIT = 1 << 40
 """Credits: a window limits this run, not what a node can hold."""
 
@@ -85,7 +84,7 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
     broker_pid, address = await start_broker(processes)
     await processes.start(__name__, "reward", address)
     await processes.start(__name__, "produce", address, batch)
-    consumer = await processes.start(__name__, "consume", address, batch, seconds, broker_pid, str(processes.path))
+    consumer = await processes.start(__name__, "consume", address, seconds, broker_pid, str(processes.path))
     return await processes.result(consumer, Rate, seconds + PATIENCE_S)
 
 
@@ -156,9 +155,9 @@ async def reward(address: str) -> None:
 # ── consumer: a trainer without a model ─────────────────────────────────────────────────────
 
 
-async def consume(address: str, batch: str, seconds: str, broker_pid: str, result: str) -> None:
+async def consume(address: str, seconds: str, broker_pid: str, result: str) -> None:
     link, spool, _ = await _join(address, identity("trainer", "consumer"))
-    trainer = _Trainer(link, spool, int(batch), Meter(float(seconds), int(broker_pid)))
+    trainer = _Trainer(link, spool, Meter(float(seconds), int(broker_pid)))
     tasks = [asyncio.create_task(job()) for job in (trainer.serve, trainer.fetched, trainer.train)]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
@@ -167,15 +166,13 @@ async def consume(address: str, batch: str, seconds: str, broker_pid: str, resul
 
 
 class _Trainer:
-    def __init__(self, link: ZmqLink, spool: ZmqLink, batch: int, meter: Meter) -> None:
+    def __init__(self, link: ZmqLink, spool: ZmqLink, meter: Meter) -> None:
         self.meter = meter
         self._link = link
         self._payloads = PayloadClient(spool)
-        self._batch = batch
         self._batches: asyncio.Queue[Batch] = asyncio.Queue()
         self._live_version = -1
         self._went_live = asyncio.Event()
-        self._in_flight = asyncio.Semaphore(FETCHES_IN_FLIGHT)
 
     async def fetched(self) -> None:
         await self._payloads.run()
@@ -192,35 +189,28 @@ class _Trainer:
                     self._went_live.set()
 
     async def train(self) -> None:
-        """Steps without end; the next batch is asked for while this one is fetched, as the trainer does."""
+        """Steps without end; the next batch comes while this one is published, as the trainer does it."""
         await self._link.send(Ready())
         await self._link.send(Publishing(0, 0))
-        await self._link.send(Take(0))
-        step = 0
-        while self.meter.rate is None:
-            batch = await self._batches.get()
-            await self._link.send(Take(step + 1))
-            await self._fetch_all(batch.samples)
-            await self._link.send(Stepped(step, step, {}))
-            await self._link.send(Commit(step, "nowhere"))
+        upcoming = asyncio.create_task(self._batch(0))
+        for step in count():
+            await upcoming
+            upcoming = asyncio.create_task(self._batch(step + 1))
             while self._live_version < step:
                 self._went_live.clear()
                 await self._went_live.wait()
-            step += 1
-            await self._link.send(Publishing(step, step))
+            await self._link.send(Publishing(step + 1, step + 1))
+            await self._link.send(Stepped(step, step, {}))
+            await self._link.send(Commit(step, "nowhere"))
+            if self.meter.rate is not None:
+                return
 
-    async def _fetch_all(self, samples: list[Sample]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for first in range(0, len(samples), self._batch):
-                await self._in_flight.acquire()
-                tasks.create_task(self._fetch(samples[first : first + self._batch]))
-
-    async def _fetch(self, samples: list[Sample]) -> None:
-        got = await self._payloads.fetch([sample.ref for sample in samples], PATIENCE_S)
-        self._in_flight.release()
-        for sample, payload in zip(samples, got, strict=True):
-            read_trajectory(sample.ref, payload)
-        self.meter.add(len(got), sum(map(len, got)))
+    async def _batch(self, step: int) -> None:
+        await self._link.send(Take(step))
+        batch = await self._batches.get()
+        refs = [sample.ref for sample in batch.samples]
+        await self._payloads.fetch_all(refs, PATIENCE_S)
+        self.meter.add(len(refs), sum(ref.length for ref in refs))
 
 
 # ── a small call ────────────────────────────────────────────────────────────────────────────

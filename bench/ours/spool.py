@@ -19,7 +19,7 @@ from meter import Meter, Rate
 from payloads import SUMMARY, payloads
 from processes import Processes, free_address, report
 
-from asyncrl.actor.payloads import PayloadClient, read_trajectory
+from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
 from asyncrl.messages import Put, PutItem, Ready, Settled, SpoolRef, Stored, Trim, Unit
 from asyncrl.spool.actor import SpoolActor
@@ -37,10 +37,10 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
     """Trajectories a second through the spool."""
     control, bulk = free_address(), free_address()
     keeper = await processes.start(__name__, "keep", control, bulk, processes.path / "spool")
-    await processes.start(__name__, "produce", control, bulk, batch)
     consumer = await processes.start(
         __name__, "consume", control, bulk, batch, seconds, keeper.pid or 0, str(processes.path)
     )
+    await processes.start(__name__, "produce", control, bulk, batch)
     return await processes.result(consumer, Rate, seconds + PATIENCE_S)
 
 
@@ -57,13 +57,12 @@ async def produce(control: str, bulk: str, batch: str) -> None:
     fresh = _items()
     credit = WINDOW
     await link.send(Ready())
-    while True:
+    async for message in link:
+        if isinstance(message, Settled):
+            credit += len(message.units)
         while credit >= size:
             await spool.send(Put("producer", "1", [next(fresh) for _ in range(size)]))
             credit -= size
-        message = await link.receive()
-        if isinstance(message, Settled):
-            credit += len(message.units)
 
 
 def _items() -> Iterator[PutItem]:
@@ -92,8 +91,11 @@ class _Consumer:
             answers = tasks.create_task(self._payloads.run())
             while self.meter.rate is None:
                 peer, message = await self._hub.receive()
-                if isinstance(message, Stored):
-                    self._stored.append(message)
+                match message:
+                    case Ready():
+                        self._hub.send(peer, Settled([]))  # Begin: your credits can reach you.
+                    case Stored():
+                        self._stored.append(message)
                 while len(self._stored) >= self._batch:
                     tasks.create_task(self._fetch(peer, self._stored[: self._batch]))
                     del self._stored[: self._batch]
@@ -101,10 +103,8 @@ class _Consumer:
 
     async def _fetch(self, spool: str, facts: list[Stored]) -> None:
         refs = [fact.ref for fact in facts]
-        got = await self._payloads.fetch(refs, PATIENCE_S)
-        for ref, payload in zip(refs, got, strict=True):
-            read_trajectory(ref, payload)
-        self.meter.add(len(got), sum(map(len, got)))
+        await self._payloads.fetch_all(refs, PATIENCE_S)
+        self.meter.add(len(refs), sum(ref.length for ref in refs))
         self._hub.send("producer.1", Settled([fact.unit for fact in facts]))
         self._trim(spool, refs)
 

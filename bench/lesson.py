@@ -1,0 +1,79 @@
+"""
+What every contender of `loop.py` is given, so that they differ in nothing but how they run: one config, the prompts of
+each step, the judge, and the examination.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.messages import Prompt, Sampling
+from asyncrl.reward.verifier import Sample, resolve, verdict_of
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.transformers import TransformersEngine
+
+Weights = Mapping[str, Any]
+"""Tensors by Hugging Face name, tied ones once."""
+
+
+class Lesson:
+    """The task of a run config. The verifier must be synchronous."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._stream = train_stream(config.data, config.run.seed)
+        self._verifier = resolve(config.reward.function, config.reward.options)
+
+    def prompts(self, step: int) -> list[Prompt]:
+        """Those of one step, in the order asyncrl asks them."""
+        count = self.config.schedule.groups_per_step
+        return [self._stream.at(step * count + i).prompt for i in range(count)]
+
+    def reward(self, prompt: Prompt, completion: str) -> float:
+        """What a completion earns."""
+        sample = Sample(prompt=prompt.text, completion=completion, answer=prompt.answer, data_source=prompt.data_source)
+        return verdict_of(self._verifier(sample)).score
+
+    def engine(self) -> TransformersEngine:
+        """One that decodes as many completions together as all rollouts of the config do."""
+        config = self.config
+        return TransformersEngine.load(
+            config.model.path,
+            slots=config.rollout.slots * config.rollout.replicas,
+            max_tokens_per_slot=config.data.max_prompt_tokens + config.sampling.max_tokens,
+            kv=config.rollout.kv,
+            dtype=config.model.dtype,
+        )
+
+    def accuracies(self, policies: list[Weights]) -> list[float]:
+        """Held-out accuracy of each, decoded as the config says: greedy, as a rule."""
+        return asyncio.run(self._accuracies(policies))
+
+    async def _accuracies(self, policies: list[Weights]) -> list[float]:
+        engine = self.engine()
+        try:
+            return [await self._accuracy(engine, weights) for weights in policies]
+        finally:
+            await engine.aclose()
+
+    async def _accuracy(self, engine: TransformersEngine, weights: Weights) -> float:
+        await engine.pause()
+        await engine.swap(0, weights)
+        await engine.resume()
+        evaluation = self.config.evaluation
+        sampling = Sampling(evaluation.max_tokens or self.config.sampling.max_tokens, evaluation.temperature)
+        stream = held_out_stream(self.config.data, evaluation.max_prompts)
+        prompts = [draw.prompt for draw in islice(stream.since(0), stream.limit)]
+        requests = [Request(prompt_ids=engine.encode(prompt), sampling=sampling, seed=0) for prompt in prompts]
+        completions = await asyncio.gather(*map(engine.generate, requests))
+        texts = [engine.decode(completion.completion_ids) for completion in completions]
+        return sum(map(self.reward, prompts, texts)) / len(prompts)
+
+
+def model_directory(config: Config) -> Path:
+    """Where the base policy is."""
+    return Path(config.model.path)

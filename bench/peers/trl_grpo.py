@@ -1,0 +1,141 @@
+"""
+TRL's GRPOTrainer on the CPU: one process that generates with transformers, then trains, then generates again.
+
+    PYTHONPATH=bench python -m peers.trl_grpo CONFIG STARTED_S THREADS ROWS
+
+Everything that could be equal is: base, prompts in order, group size, lengths, loss (DAPO's token mean, the same clip
+bounds, no KL), AdamW with the same warm-up, judge. What only costs time is off: trackers, checkpoints, progress bars,
+gradient checkpointing. ROWS is ``per_device_train_batch_size``; gradients of the micro-batches are accumulated to one
+optimizer step, so it changes the speed and not the algorithm.
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import torch
+from asyncrl.config import Config, load
+from asyncrl.messages import Prompt
+from asyncrl.trainer.learning_rate import learning_rate
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from course import Stopwatch
+from lesson import Lesson, Weights
+
+SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
+
+
+def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
+    """The config in TRL's words."""
+    schedule, sampling, algorithm = config.schedule, config.sampling, config.algorithm
+    return GRPOConfig(
+        output_dir=output,
+        use_cpu=True,
+        bf16=False,
+        seed=config.run.seed,
+        max_steps=config.run.steps,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=schedule.groups_per_step * schedule.group_size // rows,
+        num_generations=schedule.group_size,
+        max_completion_length=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        loss_type="dapo",
+        epsilon=algorithm.clip_low,
+        epsilon_high=algorithm.clip_high,
+        beta=algorithm.kl_coef,
+        scale_rewards=SCALE_REWARDS[algorithm.advantage],
+        max_grad_norm=config.trainer.grad_clip,
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+class Judge:
+    """The reward function, as TRL calls it. Counts the completion tokens of the step."""
+
+    __name__ = "judge"
+
+    def __init__(self, lesson: Lesson) -> None:
+        self._lesson = lesson
+        self.tokens = 0
+
+    def __call__(
+        self, *, prompts: list[str], completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+    ) -> list[float]:
+        self.tokens = sum(map(len, completion_ids))
+        asked = (Prompt(text=text, answer=right) for text, right in zip(prompts, answer, strict=True))
+        return list(map(self._lesson.reward, asked, completions))
+
+
+class Timing(TrainerCallback):
+    """Starts the clock with the first step, and stops it after each."""
+
+    def __init__(self, watch: Stopwatch, judge: Judge) -> None:
+        self._watch = watch
+        self._judge = judge
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:
+            self._watch.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._watch.step_done(self._judge.tokens)
+
+
+def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Optimizer, Any]:
+    """AdamW and its warm-up, as the learner of asyncrl has them."""
+    trainer = config.trainer
+    adam = torch.optim.AdamW(
+        model.parameters(),
+        lr=trainer.lr,
+        betas=(trainer.beta1, trainer.beta2),
+        eps=trainer.eps,
+        weight_decay=trainer.weight_decay,
+        fused=True,
+    )
+    share = lambda step: learning_rate(step, trainer, config.run.steps) / trainer.lr  # noqa: E731
+    return adam, torch.optim.lr_scheduler.LambdaLR(adam, share)
+
+
+def main(path: Path, started_s: float, threads: int, rows: int) -> None:
+    """Train, and print the course."""
+    torch.set_num_threads(threads)
+    config = load(path)
+    lesson = Lesson(config)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+    asked = [prompt for step in range(config.run.steps) for prompt in lesson.prompts(step)]
+    judge = Judge(lesson)
+
+    def weights() -> Weights:
+        return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    watch = Stopwatch(lesson, weights, started_s=started_s)
+    with TemporaryDirectory() as output:
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=judge,
+            args=arguments(config, rows, output),
+            train_dataset=Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in asked]),
+            processing_class=tokenizer,
+            callbacks=[Timing(watch, judge)],
+            optimizers=optimizers(config, model),
+        )
+        trainer.train()
+    sys.stdout.buffer.write(msgspec.json.encode(watch.course()) + b"\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,102 @@
+"""A queue bounded in bytes, whose consumer cannot stop the loop from turning."""
+
+import asyncio
+
+import pytest
+
+from asyncrl.actor.inbox import Inbox
+from asyncrl.errors import LinkClosed, LinkReset
+
+
+def test_what_is_queued_comes_out_in_order_and_then_the_error() -> None:
+    async def scene() -> None:
+        inbox = Inbox[str](100)
+        inbox.put("first", 1)
+        inbox.put("second", 1)
+        inbox.fail(LinkReset("gone"))
+        assert [await inbox.get(), await inbox.get()] == ["first", "second"]
+        for _ in range(2):
+            with pytest.raises(LinkReset, match="gone"):
+                await inbox.get()
+
+    asyncio.run(scene())
+
+
+def test_the_first_error_stays() -> None:
+    async def scene() -> None:
+        inbox = Inbox[str](100)
+        inbox.fail(LinkReset("first"))
+        inbox.fail(LinkClosed("second"))
+        with pytest.raises(LinkReset, match="first"):
+            await inbox.get()
+
+    asyncio.run(scene())
+
+
+def test_it_is_full_by_bytes_and_has_room_again_once_they_are_taken() -> None:
+    async def scene() -> None:
+        inbox = Inbox[str](10)
+        inbox.put("a", 6)
+        assert not inbox.is_full
+        inbox.put("b", 4)
+        assert inbox.is_full
+        await inbox.get()
+        assert not inbox.is_full
+
+    asyncio.run(scene())
+
+
+def test_a_waiting_consumer_is_woken_by_an_item_and_by_an_error() -> None:
+    async def scene() -> None:
+        inbox = Inbox[str](10)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(inbox.get())
+            await asyncio.sleep(0)
+            inbox.put("late", 1)
+        assert waiting.result() == "late"
+
+        waiting = asyncio.create_task(inbox.get())
+        await asyncio.sleep(0)
+        inbox.fail(LinkClosed("done"))
+        with pytest.raises(LinkClosed):
+            await waiting
+
+    asyncio.run(scene())
+
+
+def test_a_cancelled_consumer_loses_nothing() -> None:
+    async def scene() -> None:
+        inbox = Inbox[str](10)
+        waiting = asyncio.create_task(inbox.get())
+        await asyncio.sleep(0)
+        inbox.put("kept", 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await inbox.get() == "kept"
+
+    asyncio.run(scene())
+
+
+def test_a_consumer_that_never_waits_still_lets_the_loop_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.actor.inbox.TURN_S", 0.0)
+
+    async def scene() -> None:
+        inbox = Inbox[int](1 << 30)
+        turns = 0
+
+        async def ticker() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(ticker())
+        for number in range(100):
+            inbox.put(number, 1)
+        for number in range(100):
+            assert await inbox.get() == number
+        ticking.cancel()
+        assert turns >= 99
+
+    asyncio.run(scene())

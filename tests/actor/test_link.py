@@ -1,0 +1,193 @@
+"""What every `Link` and `Hub` promises, kept by the one in memory and by the one over ZeroMQ."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
+from asyncrl.errors import LinkClosed, LinkReset
+from asyncrl.messages import Bye, Offer, Stop
+
+DEADLINE_S = 30.0
+"""Far beyond what any of this takes: a test that hangs says so."""
+
+
+class Place:
+    """A hub, and links to it that are closed at the end."""
+
+    def __init__(self, kind: str, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.hub: Hub = MemoryHub() if kind == "memory" else ZmqHub("tcp://127.0.0.1:0")
+        stack.push_async_callback(self.hub.aclose)
+
+    def connect(self, peer: str) -> Link:
+        link: Link = self.hub.connect(peer) if isinstance(self.hub, MemoryHub) else ZmqLink(self.hub.address, peer)
+        self._stack.push_async_callback(link.aclose)
+        return link
+
+    async def met(self, peer: str) -> Link:
+        """A link the hub has heard of."""
+        link = self.connect(peer)
+        await link.send(Offer(0))
+        assert await self.hub.receive() == (peer, Offer(0))
+        return link
+
+
+@asynccontextmanager
+async def place(kind: str) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
+        yield Place(kind, stack)
+
+
+@pytest.fixture(params=["memory", "zmq"])
+def play(request: pytest.FixtureRequest) -> Callable[[Callable[[Place], Coroutine[Any, Any, None]]], None]:
+    """Runs a scene at a place of either kind."""
+
+    async def at_place(scene: Callable[[Place], Coroutine[Any, Any, None]]) -> None:
+        async with place(request.param) as here:
+            await scene(here)
+
+    return lambda scene: asyncio.run(at_place(scene))
+
+
+Play = Callable[[Callable[[Place], Coroutine[Any, Any, None]]], None]
+NUM = 2000
+
+
+def test_every_message_arrives_once_in_order_both_ways_at_once(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        link = await here.met("rollout-0.a")
+
+        async def link_sends() -> None:
+            for number in range(NUM):
+                await link.send(Offer(number))
+
+        async def hub_sends() -> None:
+            for number in range(NUM):
+                here.hub.send("rollout-0.a", Stop(str(number)))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(link_sends())
+            tasks.create_task(hub_sends())
+            heard = tasks.create_task(take(NUM, here.hub.receive))
+            told = tasks.create_task(take(NUM, link.receive))
+        assert heard.result() == [("rollout-0.a", Offer(number)) for number in range(NUM)]
+        assert told.result() == [Stop(str(number)) for number in range(NUM)]
+
+    play(scene)
+
+
+def test_peers_are_told_apart_and_each_hears_only_its_own(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        links = {peer: await here.met(peer) for peer in ("a.1", "b.1", "c.1")}
+        for peer in links:
+            here.hub.send(peer, Stop(peer))
+        assert {peer: await link.receive() for peer, link in links.items()} == {peer: Stop(peer) for peer in links}
+
+    play(scene)
+
+
+def test_a_restarted_node_is_another_peer(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        former, latter = await here.met("rollout-0.a"), await here.met("rollout-0.b")
+        here.hub.send("rollout-0.b", Stop("new"))
+        assert await latter.receive() == Stop("new")
+        here.hub.forget("rollout-0.a")
+        with pytest.raises(LinkReset):
+            await former.receive()
+        await latter.send(Offer(1))
+        assert await here.hub.receive() == ("rollout-0.b", Offer(1))
+
+    play(scene)
+
+
+def test_a_message_to_nobody_is_no_error(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        here.hub.send("nobody.1", Stop("?"))
+        here.hub.forget("nobody.1")
+        await here.met("somebody.1")
+
+    play(scene)
+
+
+def test_a_forgotten_link_hands_out_what_it_has_and_then_sees_a_reset(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        link = await here.met("a.1")
+        here.hub.send("a.1", Stop("last words"))
+        here.hub.forget("a.1")
+        assert await link.receive() == Stop("last words")
+        with pytest.raises(LinkReset):
+            await link.receive()
+        with pytest.raises(LinkReset):
+            await link.send(Offer(1))
+        with pytest.raises(LinkReset):
+            async for _ in link:
+                pass
+
+    play(scene)
+
+
+def test_a_closed_link_refuses_to_send_ends_iteration_and_may_be_closed_again(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        link = await here.met("a.1")
+        await link.aclose()
+        await link.aclose()
+        with pytest.raises(LinkClosed):
+            await link.send(Offer(1))
+        with pytest.raises(LinkClosed):
+            await link.receive()
+        assert [message async for message in link] == []
+
+    play(scene)
+
+
+def test_closing_wakes_whoever_waits(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        link = await here.met("a.1")
+        heard = asyncio.create_task(here.hub.receive())
+        told = asyncio.create_task(link.receive())
+        await asyncio.sleep(0)
+        await link.aclose()
+        await here.hub.aclose()
+        for waiting in (heard, told):
+            with pytest.raises(LinkClosed):
+                await waiting
+
+    play(scene)
+
+
+def test_what_was_sent_before_closing_arrives(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        link = await here.met("a.1")
+        for number in range(NUM):
+            await link.send(Offer(number))
+        await link.send(Bye("done"))
+        closing = asyncio.create_task(link.aclose())
+        expected = [("a.1", Offer(number)) for number in range(NUM)]
+        assert await take(NUM, here.hub.receive) == expected
+        assert await here.hub.receive() == ("a.1", Bye("done"))
+        await closing
+
+    play(scene)
+
+
+def test_a_closed_hub_says_so_once_everything_it_has_is_handed_out(play: Play) -> None:
+    async def scene(here: Place) -> None:
+        await here.met("a.1")
+        await here.hub.aclose()
+        await here.hub.aclose()
+        with pytest.raises(LinkClosed):
+            await here.hub.receive()
+        here.hub.send("a.1", Stop("too late"))
+        here.hub.forget("a.1")
+
+    play(scene)
+
+
+async def take(count: int, receive: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
+    return [await receive() for _ in range(count)]

@@ -1,0 +1,301 @@
+"""Whatever the wire loses, repeats or reorders, the other end takes in exactly what was sent, in order."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.actor.session import (
+    ACK_EVERY_BYTES,
+    ACK_EVERY_MESSAGES,
+    FRAME_OVERHEAD_BYTES,
+    REPEAT_FRAMES,
+    REPEAT_TICKS,
+    RESET_FRAME,
+    Ack,
+    Envelope,
+    Resend,
+    Session,
+    decode,
+    encode,
+)
+from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
+from asyncrl.messages import Message, Offer, StoreSet
+
+ROOM = 1 << 20
+
+
+class End:
+    """One end of a conversation over a wire that is a list."""
+
+    def __init__(self, max_unacked_bytes: int = ROOM) -> None:
+        self.session = Session(max_unacked_bytes, max_frame_bytes=ROOM)
+        self.wire: list[bytes] = []
+        self.is_refused = False
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+
+    def transmit(self, frame: bytes) -> bool:
+        if not self.is_refused:
+            self.wire.append(frame)
+        return not self.is_refused
+
+    def send(self, count: int = 1) -> None:
+        for _ in range(count):
+            message = Offer(len(self.sent))
+            self.sent.append(message)
+            self.session.send(message, self.transmit)
+
+    def accept(self, frame: bytes) -> None:
+        message = self.session.accept(decode(frame), len(frame), self.transmit)
+        if message is not None:
+            self.received.append(message)
+
+    def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.session.tick(self.transmit)
+
+
+def deliver(sender: End, receiver: End) -> int:
+    """Everything on the wire, in order."""
+    frames, sender.wire = sender.wire, []
+    for frame in frames:
+        receiver.accept(frame)
+    return len(frames)
+
+
+def settle(a: End, b: End) -> int:
+    """Deliver until both wires are silent; returns how many frames that took."""
+    total = 0
+    while num := deliver(a, b) + deliver(b, a):
+        total += num
+    return total
+
+
+def bodies(wire: list[bytes], kind: type) -> list[Envelope]:
+    return [envelope for envelope in map(decode, wire) if isinstance(envelope.body, kind)]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "deliver", "lose", "repeat", "swap", "tick", "refuse", "take again"]),
+        st.booleans(),
+        st.integers(0, 200),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_the_receiver_sees_exactly_the_sent_sequence_over_any_wire(steps: list[tuple[str, bool, int]]) -> None:
+    ends = End(), End()
+    for action, from_second, number in steps:
+        sender, receiver = ends[from_second], ends[not from_second]
+        place = number % max(len(sender.wire), 1)
+        match action:
+            case "send":
+                sender.send(number)
+            case "deliver" if sender.wire:
+                receiver.accept(sender.wire.pop(0))
+            case "lose":
+                del sender.wire[place : place + number]
+            case "repeat" if sender.wire:
+                sender.wire.append(sender.wire[place])
+            case "swap" if sender.wire:
+                sender.wire.append(sender.wire.pop(place))
+            case "tick":
+                sender.tick(number % 12)
+            case "refuse":
+                sender.is_refused = True
+            case "take again":
+                sender.is_refused = False
+        for one, other in (ends, ends[::-1]):
+            assert one.received == other.sent[: len(one.received)]
+
+    for end in ends:
+        end.is_refused = False
+    for _ in range(4 * REPEAT_TICKS):
+        settle(*ends)
+        for end in ends:
+            end.tick()
+    settle(*ends)
+
+    for one, other in (ends, ends[::-1]):
+        assert one.received == other.sent
+        assert one.session.is_transmitted
+        assert (one.session.num_unacked, one.session.unacked_bytes) == (0, 0)
+
+
+def test_a_long_loss_is_repaired_at_the_pace_of_acknowledgements_not_of_the_clock() -> None:
+    a, b = End(), End()
+    a.send(500)
+    del a.wire[:300]
+    num_frames = settle(a, b)
+    assert b.received == a.sent
+    # 200 behind the gap, one request, 500 again, an acknowledgement for every 32.
+    assert num_frames == 200 + 1 + 500 + 500 // ACK_EVERY_MESSAGES
+
+
+def test_a_gap_is_asked_for_once_however_much_is_in_flight_behind_it() -> None:
+    a, b = End(), End()
+    a.send(100)
+    del a.wire[0]
+    deliver(a, b)
+    assert len(bodies(b.wire, Resend)) == 1
+
+
+def test_new_messages_wait_their_turn_while_old_ones_are_repeated() -> None:
+    a, b = End(), End()
+    a.send(100)
+    a.wire.clear()
+    a.accept(encode(Envelope(0, 0, Resend())))
+    assert [decode(frame).seq for frame in a.wire] == list(range(1, REPEAT_FRAMES + 1))
+    a.send()
+    assert len(a.wire) == REPEAT_FRAMES
+    settle(a, b)
+    assert b.received == a.sent
+
+
+def test_silence_repeats_only_the_oldest_frame_because_the_other_end_may_just_be_busy() -> None:
+    a = End()
+    a.send(10)
+    a.wire.clear()
+    a.tick(REPEAT_TICKS)
+    assert [decode(frame).seq for frame in a.wire] == [1]
+    a.tick(REPEAT_TICKS - 1)
+    assert len(a.wire) == 1
+    a.tick()
+    assert [decode(frame).seq for frame in a.wire] == [1, 1]
+
+
+def test_progress_postpones_repetition() -> None:
+    a = End()
+    a.send(10)
+    a.wire.clear()
+    for acked in range(1, 10):
+        a.tick(REPEAT_TICKS - 1)
+        a.accept(encode(Envelope(0, acked, Ack())))
+    assert a.wire == []
+
+
+def test_a_refused_frame_is_due_again_and_keeps_its_place() -> None:
+    a, b = End(), End()
+    a.send(3)
+    a.is_refused = True
+    a.send(3)
+    assert not a.session.is_transmitted
+    a.is_refused = False
+    a.send(3)
+    assert [decode(frame).seq for frame in a.wire] == list(range(1, 10))
+    settle(a, b)
+    assert b.received == a.sent
+
+
+def test_a_refused_request_and_a_refused_acknowledgement_are_said_at_the_next_tick() -> None:
+    b = End()
+    b.is_refused = True
+    b.accept(encode(Envelope(1, 0, Offer(0))))
+    b.tick()
+    b.is_refused = False
+    b.tick()
+    b.is_refused = True
+    b.accept(encode(Envelope(3, 0, Offer(0))))
+    b.is_refused = False
+    b.tick(2)
+    assert [type(decode(frame).body) for frame in b.wire] == [Ack, Resend]
+
+
+def test_a_repeat_is_dropped_and_acknowledged_again() -> None:
+    b = End()
+    frame = encode(Envelope(1, 0, Offer(7)))
+    for _ in range(3):
+        b.accept(frame)
+        b.tick()
+    assert b.received == [Offer(7)]
+    assert [decode(frame).ack for frame in b.wire] == [1, 1, 1]
+
+
+def test_an_acknowledgement_is_due_every_so_many_messages_and_bytes() -> None:
+    a, b = End(), End()
+    a.send(ACK_EVERY_MESSAGES - 1)
+    deliver(a, b)
+    assert b.wire == []
+    a.send()
+    deliver(a, b)
+    assert [decode(frame).ack for frame in b.wire] == [ACK_EVERY_MESSAGES]
+
+    b = End()
+    b.session.accept(Envelope(1, 0, Offer(0)), ACK_EVERY_BYTES, b.transmit)
+    assert [decode(frame).ack for frame in b.wire] == [1]
+
+
+def test_a_message_carries_the_acknowledgement_that_is_owed() -> None:
+    a, b = End(), End()
+    a.send(5)
+    deliver(a, b)
+    b.send()
+    b.tick()
+    assert [(envelope.seq, envelope.ack) for envelope in map(decode, b.wire)] == [(1, 5)]
+
+
+def test_unacknowledged_bytes_bound_what_has_room() -> None:
+    frame_bytes = len(encode(Envelope(1, 0, Offer(0)))) + FRAME_OVERHEAD_BYTES
+    a = End(max_unacked_bytes=3 * frame_bytes)
+    for num in range(1, 4):
+        assert a.session.has_room
+        a.send()
+        assert a.session.unacked_bytes == num * frame_bytes
+    assert not a.session.has_room
+    a.accept(encode(Envelope(0, 1, Ack())))
+    assert a.session.has_room
+
+
+def test_a_frame_the_other_end_would_hang_up_on_is_never_sent() -> None:
+    session = Session(ROOM, max_frame_bytes=1000)
+    wire: list[bytes] = []
+    with pytest.raises(BrokenInvariant, match=r"StoreSet makes a frame of 10\d\d bytes, but at most 1000"):
+        session.send(StoreSet("group", "key", b"x" * 1000), lambda frame: not wire.append(frame))
+    assert (wire, session.num_unacked) == ([], 0)
+
+
+def test_an_end_that_does_not_know_the_session_resets_it() -> None:
+    with pytest.raises(LinkReset, match="restarted"):
+        End().accept(RESET_FRAME)
+
+
+def test_an_acknowledgement_of_what_was_never_sent_resets_the_session() -> None:
+    a = End()
+    a.send(2)
+    with pytest.raises(LinkReset, match="never sent"):
+        a.accept(encode(Envelope(0, 3, Ack())))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([1, 0, ["Offer", 1]])[:-1] + b"\x91" * 100_000,
+        msgspec.msgpack.encode([1, 0, ["Offer", 1, None]])[:-1] + b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00\xc6\xff\xff\xff\xff",
+        msgspec.msgpack.encode([1, 0, ["Unheard", 1]]),
+        msgspec.msgpack.encode([1, 0, ["Offer", "one"]]),
+        msgspec.msgpack.encode([1, 0, ["Bye", "?"]])[:-1] + b"\xff",
+        msgspec.msgpack.encode([1.5, 0, ["Ack"]]),
+    ],
+    ids=lambda frame: repr(frame[:16]),
+)
+def test_bytes_that_are_no_message_are_a_decode_error(frame: bytes) -> None:
+    with pytest.raises(DecodeError, match="not a message"):
+        decode(frame)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(frame: bytes) -> None:
+    try:
+        decode(frame)
+    except DecodeError:
+        pass

@@ -1,0 +1,449 @@
+"""
+A whole cluster around a real Scheduler, without sockets, clocks or tensors: links, a spool, a ledger, and nodes that do
+what real ones do, one action at a time. Who acts next, and what goes wrong, is the caller's choice.
+
+    Cluster.actions() ─▶ [(name, do it), ...] ─▶ the caller picks one ─▶ check what must always hold ─▶ again
+
+A link keeps its order and loses nothing until an end dies; different links are as slow as the caller likes. What the
+spool tells the broker comes in any order, and twice if a rollout puts it again. Messages that must wait for the ledger
+leave by the action "commit".
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
+from asyncrl.config import Config, decode
+from asyncrl.data.prompts import Draw
+from asyncrl.errors import RunFailed
+from asyncrl.messages import (
+    PROTOCOL,
+    Batch,
+    Beat,
+    Bye,
+    Cancelled,
+    Commit,
+    Failed,
+    Grade,
+    Hello,
+    Hold,
+    Lease,
+    Live,
+    Message,
+    Offer,
+    Prompt,
+    Published,
+    Publishing,
+    Ready,
+    Release,
+    Role,
+    Sample,
+    Scored,
+    Settled,
+    SpoolRef,
+    Stored,
+    Summary,
+    Take,
+    Transfer,
+    TransferFailed,
+    Transferred,
+    Unit,
+)
+
+N = TypeVar("N", bound="Node")
+Action = tuple[str, Callable[[], None]]
+ROWS = 10
+"""Of the make-believe dataset."""
+
+
+def a_config(**sections: dict[str, object]) -> Config:
+    """Two groups of two trajectories a step, four steps, unless told otherwise; nothing is evaluated."""
+    defaults: dict[str, dict[str, object]] = {
+        "run": {"steps": 4},
+        "model": {"path": "model"},
+        "data": {"train": "train.jsonl"},
+        "schedule": {"groups_per_step": 2, "group_size": 2},
+    }
+    return decode({name: defaults.get(name, {}) | sections.get(name, {}) for name in {**defaults, **sections}})
+
+
+class Prompts:
+    """An endless stream of questions."""
+
+    def at(self, group_id: int) -> Draw:
+        epoch, row = divmod(group_id, ROWS)
+        return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
+
+
+def a_scheduler(config: Config, *, num_held_out: int = 0, broker_epoch: int = 1) -> Scheduler:
+    """A real one, with ``Prompts`` for a dataset."""
+    held_out = [Prompt(text=f"held out {i}", answer=str(i)) for i in range(num_held_out)]
+    return Scheduler(config, Prompts(), held_out, broker_epoch)  # type: ignore[arg-type]
+
+
+class Node:
+    """One end of a link to the broker. A subclass answers messages in `take` and does its work in `actions`."""
+
+    role: Role
+
+    def __init__(self, name: str, incarnation: int = 0) -> None:
+        self.name = name
+        self.incarnation = str(incarnation)
+        self.peer = f"{name}.{self.incarnation}"
+        self.inbox: deque[Message] = deque()
+        self.outbox: deque[Message] = deque([Hello(PROTOCOL, self.role, name, self.incarnation)])
+
+    def take(self, message: Message) -> None:
+        """One message from the broker."""
+
+    def actions(self) -> list[Action]:
+        """What it could do now."""
+        return []
+
+    def faults(self) -> list[Action]:
+        """What could go wrong with it now, short of its death."""
+        return []
+
+    def say(self, *messages: Message) -> None:
+        """To the broker."""
+        self.outbox.extend(messages)
+
+
+class Transferring(Node):
+    """A node that takes part in weight transfers."""
+
+    def __init__(self, name: str, incarnation: int = 0) -> None:
+        super().__init__(name, incarnation)
+        self.transfers: deque[Transfer] = deque()
+
+    def actions(self) -> list[Action]:
+        return [("transfer", self.transferred)] if self.transfers else []
+
+    def faults(self) -> list[Action]:
+        return [("break a transfer", self._break)] if self.transfers else []
+
+    def transferred(self) -> Transfer:
+        """The oldest transfer in hand is done."""
+        transfer = self.transfers.popleft()
+        self.say(Transferred(transfer.epoch, transfer.policy_version, 0.1, 100))
+        return transfer
+
+    def _break(self) -> None:
+        transfer = self.transfers.popleft()
+        self.say(TransferFailed(transfer.epoch, transfer.policy_version, "the peer closed the connection"))
+
+
+class Rollout(Transferring):
+    """Samples: one action starts at a lease and is finished, failed or carried over new weights later."""
+
+    role = "rollout"
+
+    def __init__(self, name: str, incarnation: int, spool: list[Stored], capacity: int) -> None:
+        super().__init__(name, incarnation)
+        self._spool = spool
+        self._capacity = capacity
+        self._given_back = 0
+        self.policy_version = -1
+        self.staged_version = -1
+        self.is_held = False
+        self.running: dict[Unit, tuple[int, int]] = {}
+        """Lease token and the version that wrote the first token."""
+        self.unsettled: dict[Unit, Stored] = {}
+        self.say(Ready("plan"))
+        self._offer()
+
+    def take(self, message: Message) -> None:
+        match message:
+            case Lease(token=token, group_id=group_id, indices=indices, split=split):
+                assert indices, "a lease of nothing"
+                assert self.policy_version >= 0, "a lease before any weights"
+                for index in indices:
+                    self.running[Unit(group_id, index, split)] = (token, self.policy_version)
+            case Settled(units=units):
+                for unit in units:
+                    if self.unsettled.pop(unit, None):
+                        self._give_back()
+            case Cancelled(tokens=tokens):
+                for unit in [unit for unit, (token, _) in self.running.items() if token in tokens]:
+                    del self.running[unit]
+                    self._give_back()
+            case Transfer():
+                self.transfers.append(message)
+            case Hold(policy_version=version):
+                assert self.policy_version == version, "held at a version it does not decode with"
+                self.is_held = True
+            case Release():
+                self.is_held = False
+
+    def actions(self) -> list[Action]:
+        can_swap = self.staged_version > self.policy_version and not self.is_held
+        return [
+            *super().actions(),
+            *([("swap", self.swap)] if can_swap else []),
+            *((f"finish {unit}", lambda unit=unit: self.finish(unit)) for unit in self.running),  # type: ignore[misc]
+        ]
+
+    def faults(self) -> list[Action]:
+        fail = [(f"fail {unit}", lambda unit=unit: self.fail(unit)) for unit in self.running]  # type: ignore[misc]
+        return [*super().faults(), *fail, *([("put again", self.put_again)] if self.unsettled else [])]
+
+    def transferred(self) -> Transfer:
+        transfer = super().transferred()
+        self.staged_version = max(self.staged_version, transfer.policy_version)
+        return transfer
+
+    def swap(self) -> None:
+        """Decode with what is staged; what is running goes on."""
+        self.policy_version = self.staged_version
+        self.say(Live(self.policy_version, 0.01, 0.1))
+
+    def finish(self, unit: Unit) -> None:
+        """The last token of a trajectory."""
+        token, oldest = self.running.pop(unit)
+        summary = Summary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
+        stored = Stored(unit, token, SpoolRef("spool", 0, 0, 8, 0), summary, self.name, self.incarnation)
+        self.unsettled[unit] = stored
+        self._spool.append(stored)
+
+    def fail(self, unit: Unit) -> None:
+        """The engine gives up on a trajectory."""
+        token, _ = self.running.pop(unit)
+        self.say(Failed(unit, token, "rollout", "out of memory", True))
+        self._give_back()
+
+    def put_again(self) -> None:
+        """No `Settled` came for a while."""
+        self._spool.extend(self.unsettled.values())
+
+    def _give_back(self) -> None:
+        self._given_back += 1
+        self._offer()
+
+    def _offer(self) -> None:
+        self.say(Offer(self._given_back + self._capacity))
+
+
+class Reward(Node):
+    """Judges."""
+
+    role = "reward"
+
+    def __init__(self, name: str, incarnation: int = 0, capacity: int = 4) -> None:
+        super().__init__(name, incarnation)
+        self._limit = capacity
+        self.in_hand: deque[Grade] = deque()
+        self.say(Offer(self._limit))
+
+    def take(self, message: Message) -> None:
+        if isinstance(message, Grade):
+            self.in_hand.append(message)
+
+    def actions(self) -> list[Action]:
+        return [("judge", self.judge)] if self.in_hand else []
+
+    def faults(self) -> list[Action]:
+        return [("no verdict", self.fail)] if self.in_hand else []
+
+    def judge(self, reward: float = 1.0) -> None:
+        """A verdict on the oldest in hand."""
+        self._done(Scored(self.in_hand.popleft().unit, reward, {"correct": reward}))
+
+    def fail(self) -> None:
+        """The verifier raised."""
+        grade = self.in_hand.popleft()
+        self._done(Failed(grade.unit, grade.token, "reward", "the verifier raised", True))
+
+    def _done(self, message: Message) -> None:
+        self._limit += 1
+        self.say(message, Offer(self._limit))
+
+
+class Trainer(Transferring):
+    """Takes a batch ahead, trains, publishes; waits only for the version before the last to be live."""
+
+    role = "trainer"
+
+    def __init__(self, name: str, config: Config) -> None:
+        super().__init__(name)
+        self._config = config
+        self.policy_version = 0
+        self.live_version = -1
+        self.next_step = 0
+        self.batches: dict[int, Batch] = {}
+        self.consumed: list[tuple[int, Sample]] = []
+        """Version and sample of everything trained on."""
+        self.say(Ready("plan"), Publishing(0, 0), Take(0))
+
+    def take(self, message: Message) -> None:
+        match message:
+            case Batch(step=step):
+                self.batches[step] = message
+            case Published(policy_version=version):
+                self.live_version = version
+            case Transfer():
+                self.transfers.append(message)
+
+    def actions(self) -> list[Action]:
+        can_train = self.next_step in self.batches and self.live_version >= self.policy_version - 1
+        return [*super().actions(), *([("train", self.train)] if can_train else [])]
+
+    def train(self) -> None:
+        """One step."""
+        step, steps = self.next_step, self._config.run.steps
+        self.consumed += [(self.policy_version, sample) for sample in self.batches.pop(step).samples]
+        self.next_step += 1
+        is_last = self.next_step == steps
+        if not is_last:
+            self.say(Take(self.next_step))
+        if is_last or self.next_step % self._config.schedule.steps_per_publish == 0:
+            self.policy_version += 1
+            self.say(Publishing(self.policy_version, self.next_step))
+        if is_last or self.next_step % max(self._config.checkpoint.every_steps, 1) == 0:
+            self.say(Commit(step, f"step_{self.next_step:06d}"))
+
+
+class Cluster:
+    """
+    A run.
+
+    Attributes:
+        cause: Why the run failed; empty as long as it has not.
+    """
+
+    def __init__(self, config: Config, *, num_held_out: int = 0) -> None:
+        self.config = config
+        self.now_s = 0.0
+        self.scheduler = a_scheduler(config, num_held_out=num_held_out)
+        self.nodes: dict[str, Node] = {}
+        self.spool: list[Stored] = []
+        self.uncommitted: list[AnyRecord] = []
+        self.unsent: list[Outgoing] = []
+        self.records: list[AnyRecord] = []
+        self.events: list[Event] = []
+        self.cause = ""
+        self._num_started = 0
+
+    # ── who is there ────────────────────────────────────────────────────────────────────────
+
+    def start_rollout(self, name: str, capacity: int = 4) -> Rollout:
+        """A new process of a rollout."""
+        return self._start(Rollout(name, self._count(), self.spool, capacity))
+
+    def start_reward(self, name: str) -> Reward:
+        """A new process of a reward node."""
+        return self._start(Reward(name, self._count()))
+
+    def start_trainer(self) -> Trainer:
+        """The trainer."""
+        return self._start(Trainer("trainer", self.config))
+
+    def kill(self, node: Node) -> None:
+        """It dies without a word, and the broker notices before it hears anything else of it."""
+        del self.nodes[node.peer]
+        self._ask(lambda: self.scheduler.left(node.peer, "was killed by SIGKILL", self.now_s))
+
+    # ── what can happen ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_over(self) -> bool:
+        """Finished or failed."""
+        return bool(self.cause) or (self.scheduler.is_finished and not self.uncommitted)
+
+    def actions(self) -> list[Action]:
+        """Everything that could happen next if nothing goes wrong."""
+        actions: list[Action] = []
+        for node in self.nodes.values():
+            if node.inbox:
+                actions.append((f"{node.peer} hears", lambda node=node: node.take(node.inbox.popleft())))  # type: ignore[misc]
+            if node.outbox:
+                actions.append((f"{node.peer} is heard", lambda node=node: self.hear(node)))  # type: ignore[misc]
+            actions += [(f"{node.peer}: {name}", act) for name, act in node.actions()]
+        actions += [(f"spool tells {i}", lambda i=i: self.store(i)) for i in range(len(self.spool))]  # type: ignore[misc]
+        if self.uncommitted or self.unsent:
+            actions.append(("commit", self.commit))
+        return actions
+
+    def hear(self, node: Node) -> None:
+        """The broker takes in the next message of a node."""
+        message = node.outbox.popleft()
+        match message:
+            case Hello():
+                self._ask(lambda: self.scheduler.joined(node.peer, message, self.now_s))
+            case Bye(reason=reason):
+                del self.nodes[node.peer]
+                self._ask(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
+            case _:
+                self._ask(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
+
+    def store(self, place: int = 0) -> None:
+        """The spool tells the broker of something it stored."""
+        stored = self.spool.pop(place)
+        self._ask(lambda: self.scheduler.handle("spool.0", stored, self.now_s))
+
+    def commit(self) -> None:
+        """The ledger is on disk; what waited for that leaves."""
+        self.records += self.uncommitted
+        unsent, self.uncommitted, self.unsent = self.unsent, [], []
+        for outgoing in unsent:
+            self._deliver(outgoing)
+
+    def tick(self, seconds: float = 0.25, silent: Collection[str] = ()) -> None:
+        """Time passes, and everybody but the peers that are ``silent`` is heard."""
+        self.now_s += seconds
+        for peer in {"spool.0", *self.nodes} - set(silent):
+            self.scheduler.handle(peer, Beat(), self.now_s)
+        self._ask(lambda: self.scheduler.tick(self.now_s))
+
+    # ── until nothing more happens ──────────────────────────────────────────────────────────
+
+    def settle(self, pick: Callable[[Sequence[Action]], Action] = lambda actions: actions[0]) -> int:
+        """Act, without faults, until the run is over or nothing is left to do. Returns how many actions it took."""
+        count = 0
+        while not self.is_over and (actions := self.actions()):
+            pick(actions)[1]()
+            count += 1
+        return count
+
+    def exchange(self) -> None:
+        """Let messages and the ledger flow until all is heard; nobody works."""
+        while any(node.inbox or node.outbox for node in self.nodes.values()) or self.spool or self.uncommitted:
+            for node in list(self.nodes.values()):
+                while node.outbox:
+                    self.hear(node)
+                while node.inbox:
+                    node.take(node.inbox.popleft())
+            while self.spool:
+                self.store()
+            self.commit()
+
+    def _start(self, node: N) -> N:
+        if not self._num_started:
+            self.scheduler.joined("spool.0", Hello(PROTOCOL, "spool", "spool", "0"), self.now_s)
+            self._num_started = 1
+        self.nodes[node.peer] = node
+        return node
+
+    def _count(self) -> int:
+        self._num_started += 1
+        return self._num_started
+
+    def _ask(self, question: Callable[[], object]) -> None:
+        """As the broker's shell does: carry out what the rules decide."""
+        try:
+            question()
+        except RunFailed as failure:
+            self.cause = self.cause or str(failure)
+        outbox, records, events = self.scheduler.drain()
+        self.uncommitted += records
+        self.events += events
+        for outgoing in outbox:
+            if outgoing.after_commit:
+                self.unsent.append(outgoing)
+            else:
+                self._deliver(outgoing)
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        if node := self.nodes.get(outgoing.peer):
+            node.inbox.append(outgoing.message)

@@ -1,0 +1,206 @@
+"""`asyncrl run` with real processes: what it leaves behind adds up, and a killed rollout does not end it."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.broker.records import Admitted, AnyRecord, Committed, Dropped, Reissued, Result, Taken, Verdict, VersionLive
+
+STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
+
+
+@pytest.fixture(scope="module")
+def finished(start_run):
+    """One run that nobody disturbs. Every test here looks at what it left."""
+    run = start_run(steps=STEPS)
+    run.until(lambda: run.steps_done() >= 1)
+    return run.end()
+
+
+def peak_open(records: Iterable[AnyRecord]) -> int:
+    """Most groups admitted and not yet retired, from nothing but the ledger."""
+    open_groups: set[int] = set()
+    taken: dict[int, list[int]] = {}
+    peak = 0
+    for record in records:
+        match record:
+            case Admitted(group_id=group_id):
+                open_groups.add(group_id)
+            case Taken(step=step, group_ids=group_ids):
+                taken[step] = group_ids
+            case Dropped(group_id=group_id):
+                open_groups.discard(group_id)
+            case VersionLive(next_step=next_step):
+                for step in [step for step in taken if step < next_step]:
+                    open_groups.difference_update(taken.pop(step))
+        peak = max(peak, len(open_groups))
+    return peak
+
+
+def assert_adds_up(records: list[AnyRecord], steps: int) -> None:
+    """Every group that was trained on was trained on once, in order, with one result and one verdict a unit."""
+    taken = [record for record in records if isinstance(record, Taken)]
+    assert [record.step for record in taken] == list(range(steps))
+    trained = [group_id for record in taken for group_id in record.group_ids]
+    admitted = [record.group_id for record in records if isinstance(record, Admitted)]
+    dropped = [record.group_id for record in records if isinstance(record, Dropped)]
+    assert len(trained) == steps * GROUPS_PER_STEP
+    assert admitted == list(range(len(admitted))), "dense, in order"
+    assert sorted(trained + dropped) == admitted, "each once, none left over"
+    units = {(group_id, index) for group_id in trained for index in range(GROUP_SIZE)}
+    for kind in (Result, Verdict):
+        seen = Counter(
+            (record.unit.group_id, record.unit.index)
+            for record in records
+            if isinstance(record, kind) and record.unit.split == "train"
+        )
+        assert units <= set(seen)
+        assert set(seen.values()) == {1}
+
+
+# ── a run that nobody disturbs ──────────────────────────────────────────────────────────────
+
+
+def test_it_finishes_with_exit_code_0(finished):
+    assert finished.code == 0, finished.errors
+    assert finished.errors == ""
+
+
+def test_every_role_is_a_process_of_its_own(finished):
+    """Supervisor, broker, trainer, reward, two rollouts; and the reward's workers."""
+    assert finished.most_processes >= 6
+
+
+def test_the_summary_is_complete(finished):
+    summary = finished.summary
+    assert (summary.status, summary.cause, summary.name, summary.seed) == ("finished", "", "toy", 7)
+    assert (summary.steps, summary.steps_planned, summary.versions) == (STEPS, STEPS, STEPS)
+    assert summary.wall_s > 0
+    assert summary.trained_tokens == sum(line["tokens"] for line in finished.directory.read_metrics())
+    assert summary.base_accuracy is not None
+    assert summary.held_out_accuracy is not None
+    assert 0 <= summary.staleness_mean <= summary.staleness_max <= 1
+
+
+def test_the_ledger_adds_up(finished):
+    records = finished.records()
+    assert_adds_up(records, STEPS)
+    assert [record.step for record in records if isinstance(record, Committed)] == [STEPS - 1]
+    versions = [record.policy_version for record in records if isinstance(record, VersionLive)]
+    assert versions == list(range(STEPS + 1))
+
+
+def test_never_more_groups_are_open_than_the_window_holds(finished):
+    assert finished.config.schedule.window == 8
+    assert peak_open(finished.records()) == 8
+
+
+def test_every_consumed_trajectory_is_in_the_samples(finished):
+    rows = pq.read_table(finished.directory.samples).to_pylist()
+    assert len(rows) == STEPS * GROUPS_PER_STEP * GROUP_SIZE
+    assert len({(row["group_id"], row["index"]) for row in rows}) == len(rows)
+    for row in rows:
+        spans = row["spans"]
+        assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+        assert spans[-1]["end"] == row["num_tokens"] == len(row["completion_ids"]) == len(row["behavior_logprobs"])
+        assert row["oldest_version"] == min(span["policy_version"] for span in spans)
+        assert row["finish_reason"] == ("length" if row["completion_ids"][-1] != 1 else "stop")
+        assert row["node"] in {"rollout-0", "rollout-1"}
+        assert row["reward"] == row["completion"].count("a") % 3
+
+
+def test_some_trajectories_were_written_by_more_than_one_version(finished):
+    rows = pq.read_table(finished.directory.samples).to_pylist()
+    mixed = [row for row in rows if len(row["spans"]) > 1]
+    assert mixed
+    for row in mixed:
+        versions = [span["policy_version"] for span in row["spans"]]
+        assert versions == sorted(set(versions))
+
+
+def test_the_metrics_have_a_line_a_step(finished):
+    lines = finished.directory.read_metrics()
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert [line["version"] for line in lines] == list(range(STEPS))
+    assert all(line["staleness_max"] <= 1 for line in lines)
+
+
+def test_the_events_tell_the_story(finished):
+    kinds = Counter(event["event"] for event in finished.events)
+    assert kinds["run.started"] == kinds["run.finished"] == 1
+    assert kinds["version.live"] == STEPS + 1
+    assert kinds["checkpoint.written"] == 1
+    joined = {event["node"] for event in finished.events if event["event"] == "node.joined"}
+    assert {"rollout-0", "rollout-1", "reward-0", "trainer-0", "supervisor-0"} <= joined
+    assert finished.events[-1]["event"] == "run.finished" or kinds["run.finished"]
+
+
+def test_the_screen_has_a_line_a_step_and_ends_with_where_things_are(finished):
+    lines = finished.output.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == STEPS
+    assert lines[-4].startswith(f"finished: {STEPS} of {STEPS} steps")
+    assert lines[-1].split() == ["checkpoint", "runs/toy/checkpoints/step_000008"]
+    assert "\x1b" not in finished.output, "nobody watches: plain lines"
+
+
+def test_the_checkpoint_is_a_model_directory(finished):
+    checkpoint = finished.directory.checkpoints / f"step_{STEPS:06d}"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in checkpoint.rglob("*")}
+
+
+def test_the_resolved_configuration_is_kept(finished):
+    assert finished.config.run.steps == STEPS
+    assert msgspec.to_builtins(finished.config)["sampling"]["max_tokens"] == 96
+
+
+# ── a rollout is killed ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_rollout_killed_in_the_middle_does_not_end_the_run(start_run):
+    run = start_run(steps=16)
+    run.until(lambda: run.steps_done() >= 2)
+    os.kill(run.pid_of("rollout-0"), signal.SIGKILL)
+    assert run.end().code == 0, run.errors
+    assert run.summary.steps == 16
+    records = run.records()
+    assert_adds_up(records, 16)
+    assert peak_open(records) <= run.config.schedule.window
+    (exited,) = [event for event in run.events if event["event"] == "node.exited"]
+    assert exited["node"] == "rollout-0"
+    assert "SIGKILL" in exited["cause"]
+    assert exited["restarting"]
+    assert {record.cause for record in records if isinstance(record, Reissued)} == {"node_lost"}
+    assert "rollout-0 was killed by SIGKILL; starting it again" in run.output
+
+
+# ── other settings ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_staleness_0_is_synchronous(start_run):
+    run = start_run("staleness=0", steps=4).end()
+    assert run.code == 0, run.errors
+    assert run.summary.staleness_max == 0
+    assert peak_open(run.records()) == GROUPS_PER_STEP
+    assert all(len(row["spans"]) == 1 for row in pq.read_table(run.directory.samples).to_pylist())
+
+
+@pytest.mark.slow
+def test_without_partial_rollout_every_trajectory_has_one_author(start_run):
+    run = start_run("schedule.partial_rollout=false", steps=6).end()
+    assert run.code == 0, run.errors
+    assert all(len(row["spans"]) == 1 for row in pq.read_table(run.directory.samples).to_pylist())
+
+
+@pytest.mark.slow
+def test_several_steps_make_one_version(start_run):
+    run = start_run("schedule.steps_per_publish=2", "staleness=0.5", "schedule.order=completion", steps=5).end()
+    assert run.code == 0, run.errors
+    assert run.summary.versions == 3
+    assert_adds_up(run.records(), 5)
+    assert peak_open(run.records()) <= 12

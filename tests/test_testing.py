@@ -1,0 +1,93 @@
+"""The engine that hosts test with keeps the promises the real ones make."""
+
+import asyncio
+
+import pytest
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Prompt, Sampling, Span
+from asyncrl.rollout.engine import Request
+from asyncrl.testing import LOGPROB, FakeEngine
+
+
+def request(seed: int = 0) -> Request:
+    return Request(prompt_ids=[1], sampling=Sampling(max_tokens=8), seed=seed)
+
+
+def test_tokens_carry_the_version_that_wrote_them():
+    async def main():
+        engine = FakeEngine()
+        task = asyncio.create_task(engine.generate(request()))
+        await engine.started(1)
+        engine.write(1)
+        engine.write(2)
+        await engine.pause()
+        with pytest.raises(EngineError, match="paused"):
+            engine.write(1)
+        await engine.swap(3, {})
+        await engine.resume()
+        engine.write(1)
+        engine.finish(finish_reason="length")
+        completion = await task
+        assert completion.spans == [Span(0, 0, 3), Span(3, 3, 4)]
+        assert completion.completion_ids == [0, 1, 2, 3]
+        assert completion.behavior_logprobs == [LOGPROB] * 4
+        assert completion.finish_reason == "length"
+        assert engine.running == []
+
+    asyncio.run(main())
+
+
+def test_it_answers_by_itself_when_given_a_length():
+    async def main():
+        engine = FakeEngine(num_tokens=2, policy_version=5)
+        await engine.pause()
+        task = asyncio.create_task(engine.generate(request()))
+        await engine.started(1)
+        await engine.swap(6, {})
+        await engine.resume()
+        assert (await task).spans == [Span(6, 0, 2)], "nothing was written while it was paused"
+
+    asyncio.run(main())
+
+
+def test_a_swap_needs_a_pause():
+    async def main():
+        with pytest.raises(EngineError, match="pause"):
+            await FakeEngine().swap(1, {})
+
+    asyncio.run(main())
+
+
+def test_closing_fails_what_is_in_hand():
+    async def main():
+        engine = FakeEngine()
+        task = asyncio.create_task(engine.generate(request()))
+        await engine.started(1)
+        await engine.aclose()
+        with pytest.raises(EngineError, match="closed"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_cancelling_a_request_frees_its_place():
+    async def main():
+        engine = FakeEngine()
+        first, second = (asyncio.create_task(engine.generate(request(seed))) for seed in (1, 2))
+        await engine.started(2)
+        first.cancel()
+        await asyncio.wait([first])
+        assert [generation.request.seed for generation in engine.running] == [2]
+        engine.fail(EngineError("enough"))
+        with pytest.raises(EngineError, match="enough"):
+            await second
+
+    asyncio.run(main())
+
+
+def test_a_prompt_is_one_token_a_word():
+    engine = FakeEngine()
+    assert engine.encode(Prompt(text="how many now")) == [3, 4, 3]
+    assert engine.encode(Prompt(chat=[{"role": "user", "content": "how many"}])) == [3, 4]
+    assert engine.decode([1, 2]) == "1 2"

@@ -1,0 +1,471 @@
+"""The trainer between a scripted broker and a scripted spool, around a learner that computes when it is told to."""
+
+import array
+import asyncio
+import threading
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import decode
+from asyncrl.errors import DecodeError, LinkError, LinkRefused, TransferError
+from asyncrl.messages import (
+    Batch,
+    Commit,
+    Fetch,
+    Fetched,
+    Member,
+    Message,
+    Published,
+    Publishing,
+    Ready,
+    Reject,
+    Sample,
+    Span,
+    SpoolRef,
+    Stepped,
+    Stop,
+    StoreValue,
+    Summary,
+    Take,
+    Trajectory,
+    Transfer,
+    TransferFailed,
+    Transferred,
+    Unit,
+)
+from asyncrl.trainer import actor as trainer
+from asyncrl.trainer.actor import TrainerActor
+
+M = TypeVar("M", bound=Message)
+PEER = "trainer-0.1"
+
+
+class FakeLearner:
+    """Counts its steps; each one waits for `may_train`."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self.may_train = threading.Event()
+        self.may_train.set()
+        self.batches: list[list[Any]] = []
+        self.policy = SimpleNamespace(model="model")
+
+    def train(self, samples: list[Any]) -> dict[str, float]:
+        self.may_train.wait(10)
+        self._log.append(f"train {len(self.batches)}")
+        self.batches.append(samples)
+        return {"num_tokens": 6.0, "loss": 0.5}
+
+    def named_weights(self) -> list[tuple[str, str]]:
+        return [("w", f"after {len(self.batches)} steps")]
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return {}
+
+
+class FakePublisher:
+    """Remembers what was staged."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self.delivered: list[StoreValue] = []
+        self.error: TransferError | None = None
+
+    def stage(self, policy_version: int, weights: list[tuple[str, str]]) -> None:
+        self._log.append(f"stage {policy_version}: {dict(weights)['w']}")
+
+    async def transfer(self, transfer: Transfer) -> Transferred:
+        if self.error:
+            raise self.error
+        return Transferred(transfer.epoch, transfer.policy_version, 0.125, 99)
+
+    def deliver(self, value: StoreValue) -> None:
+        self.delivered.append(value)
+
+
+class FakeCheckpoints:
+    """Stands in for the module `checkpoint`."""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, Any]] = []
+        self.pruned: list[int] = []
+
+    def write(self, folder: Path, **contents: Any) -> Path:
+        self.written.append(contents)
+        return folder / f"step_{contents['step']:06d}"
+
+    def prune(self, _folder: Path, keep: int) -> None:
+        self.pruned.append(keep)
+
+
+class Stage:
+    """Everything around one actor. ``serving`` answers the usual messages by itself, as a broker and a spool would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]) -> None:
+        base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
+        self.log: list[str] = []
+        self.broker, self.spool = MemoryHub(), MemoryHub()
+        self.learner, self.publisher, self.checkpoints = FakeLearner(self.log), FakePublisher(self.log), FakeCheckpoints()
+        monkeypatch.setattr(trainer, "checkpoint", self.checkpoints)
+        self.actor = TrainerActor(
+            decode(base | sections),
+            self.learner,
+            self.publisher,
+            self.broker.connect(PEER),
+            self.spool.connect(PEER),
+            tokenizer="tokenizer",
+            plan_hash="plan",
+            checkpoints=Path("checkpoints"),
+        )
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self.broker.send(PEER, message)
+
+    async def hear(self, kind: type[M]) -> M:
+        """The next message, which must be of this kind."""
+        message = (await self.broker.receive())[1]
+        assert isinstance(message, kind), message
+        return message
+
+    async def fetch(self) -> Fetch:
+        message = (await self.spool.receive())[1]
+        assert isinstance(message, Fetch)
+        return message
+
+    def answer(self, fetch: Fetch) -> None:
+        self.spool.send(PEER, Fetched(fetch.request_id, [payload(ref.offset) for ref in fetch.refs]))
+
+    async def give(self, step: int) -> None:
+        """Answer one Take, and the Fetch that follows."""
+        assert await self.hear(Take) == Take(step)
+        self.say(Batch(step, [sample(step)]))
+        self.answer(await self.fetch())
+
+    async def begin(self) -> None:
+        """Up to the first batch; version 0 is live."""
+        assert (await self.hear(Ready)).plan_hash == "plan"
+        assert await self.hear(Publishing) == Publishing(0, 0)
+        self.say(Published(0))
+
+
+def payload(step: int) -> memoryview:
+    trajectory = Trajectory(
+        unit=Unit(step, 0),
+        prompt_ids=memoryview(array.array("i", [1, 2])).cast("B"),
+        completion_ids=memoryview(array.array("i", [3, 4, 5])).cast("B"),
+        behavior_logprobs=memoryview(array.array("f", [-0.5, -1.0, -1.5])).cast("B"),
+        spans=[Span(0, 0, 3)],
+        finish_reason="stop",
+        text="",
+    )
+    return memoryview(msgspec.msgpack.encode(trajectory))
+
+
+def sample(step: int) -> Sample:
+    raw = payload(step)
+    ref = SpoolRef("spool", 0, step, len(raw), zlib.crc32(raw))
+    return Sample(Unit(step, 0), ref, float(step), {}, Summary(3, 2, 0, 0, 1, "stop"))
+
+
+def transfer(policy_version: int, epoch: int = 1) -> Transfer:
+    members = [Member("trainer-0", "1"), Member("r-0", "1")]
+    return Transfer(epoch, policy_version, members, keep=True, deadline_s=5.0)
+
+
+Play = Callable[[Stage], Awaitable[None]]
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    """Run the actor beside a play, then stop it; neither task nor thread may be left behind."""
+
+    def run(play: Play, **sections: Any) -> Stage:
+        return asyncio.run(_scene(Stage(monkeypatch, sections), play))
+
+    async def _scene(stage: Stage, play: Play) -> Stage:
+        threads = set(threading.enumerate())
+        running = asyncio.create_task(stage.actor.run())
+        playing = asyncio.ensure_future(play(stage))
+        await asyncio.wait([running, playing], return_when=asyncio.FIRST_COMPLETED)
+        stage.learner.may_train.set()
+        if not playing.done():
+            playing.cancel()
+            running.result()
+            raise AssertionError("the actor ended too early")
+        playing.result()
+        stage.say(Stop("the run is complete"))
+        await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert set(threading.enumerate()) <= threads
+        return stage
+
+    return run
+
+
+def test_the_starting_weights_are_version_0(scene):
+    async def play(stage):
+        await stage.begin()
+        assert stage.log == ["stage 0: after 0 steps"]
+
+    scene(play)
+
+
+def test_a_step_fetches_its_batch_and_trains_on_it(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        await stage.hear(Take)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        stepped = await stage.hear(Stepped)
+        assert (stepped.step, stepped.policy_version) == (0, 0)
+        assert stepped.metrics["loss"] == 0.5
+        assert {"step_s", "train_s", "wait_s", "stage_s", "publish_s", "wait_trainer", "tokens_per_s"} <= set(
+            stepped.metrics
+        )
+        ((trained,),) = stage.learner.batches
+        assert (trained.group_id, trained.reward) == (0, 0.0)
+        assert trained.prompt_ids.tolist() == [1, 2]
+        assert trained.completion_ids.tolist() == [3, 4, 5]
+        assert trained.behavior_logprobs.tolist() == [-0.5, -1.0, -1.5]
+        assert stage.actor.beat(0.0).tokens == 6
+
+    scene(play)
+
+
+def test_the_next_batch_is_asked_and_fetched_while_this_one_trains(scene):
+    async def play(stage):
+        stage.learner.may_train.clear()
+        await stage.begin()
+        await stage.give(0)
+        await stage.give(1)
+        assert stage.learner.batches == []
+
+    scene(play)
+
+
+def test_the_last_step_asks_for_no_further_batch(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        await stage.hear(Stepped)
+        assert await stage.hear(Commit) == Commit(0, "checkpoints/step_000001")
+
+    scene(play, run={"steps": 1})
+
+
+def test_a_version_is_staged_only_once_the_one_before_is_live(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        await stage.give(1)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        await stage.hear(Stepped)
+        await stage.hear(Take)
+        while stage.log[-1] != "train 1":
+            await asyncio.sleep(0)
+        assert stage.log == ["stage 0: after 0 steps", "train 0", "stage 1: after 1 steps", "train 1"]
+        stage.say(Published(0))
+        stage.say(Published(1))
+        assert await stage.hear(Publishing) == Publishing(2, 2)
+        assert stage.log[-1] == "stage 2: after 2 steps"
+
+    scene(play)
+
+
+def test_steps_per_publish_steps_make_one_version_and_the_last_step_always_does(scene):
+    async def play(stage):
+        heard: list[Message] = []
+        while not (heard and isinstance(heard[-1], Commit)):
+            match (await stage.broker.receive())[1]:
+                case Take(step=step):
+                    stage.say(Batch(step, [sample(step)]))
+                    stage.answer(await stage.fetch())
+                case Stepped(step=step, policy_version=version):
+                    heard.append(Stepped(step, version, {}))
+                case message:
+                    heard.append(message)
+                    if isinstance(message, Publishing):
+                        stage.say(Published(message.policy_version))
+        assert heard == [
+            Ready("plan"),
+            Publishing(0, 0),
+            Stepped(0, 0, {}),
+            Publishing(1, 2),
+            Stepped(1, 0, {}),
+            Publishing(2, 3),
+            Stepped(2, 1, {}),
+            Commit(2, "checkpoints/step_000003"),
+        ]
+
+    stage = scene(play, run={"steps": 3}, schedule={"steps_per_publish": 2})
+    assert [line for line in stage.log if line.startswith("stage")] == [
+        "stage 0: after 0 steps",
+        "stage 1: after 2 steps",
+        "stage 2: after 3 steps",
+    ]
+
+
+def test_checkpoints_come_every_so_many_steps_and_say_what_they_contain(scene):
+    async def play(stage):
+        await stage.begin()
+        stage.say(Published(1))
+        await stage.give(0)
+        await stage.give(1)
+        await stage.hear(Publishing)
+        await stage.hear(Stepped)
+        assert await stage.hear(Commit) == Commit(0, "checkpoints/step_000001")
+
+    stage = scene(play, checkpoint={"every_steps": 1, "keep": 3})
+    first = stage.checkpoints.written[0]
+    assert (first["step"], first["policy_version"], first["frontier"]) == (1, 1, {"next_step": 1})
+    assert (first["model"], first["tokenizer"]) == ("model", "tokenizer")
+    assert stage.checkpoints.pruned[0] == 3
+
+
+def test_transfers_run_in_the_order_they_were_asked(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(transfer(0, epoch=1), transfer(0, epoch=2))
+        assert (await stage.hear(Transferred)).epoch == 1
+        assert (await stage.hear(Transferred)).epoch == 2
+
+    scene(play)
+
+
+def test_a_broken_transfer_is_told_and_the_next_one_is_served(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.publisher.error = TransferError("r-0 is late")
+        stage.say(transfer(0, epoch=1))
+        assert await stage.hear(TransferFailed) == TransferFailed(1, 0, "r-0 is late")
+        stage.publisher.error = None
+        stage.say(transfer(0, epoch=2))
+        assert (await stage.hear(Transferred)).epoch == 2
+
+    scene(play)
+
+
+def test_answers_of_the_rendezvous_reach_the_publisher(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(StoreValue("1", "key", b"value"), transfer(0))
+        await stage.hear(Transferred)
+        assert stage.publisher.delivered == [StoreValue("1", "key", b"value")]
+
+    scene(play)
+
+
+def test_a_batch_that_comes_twice_is_trained_on_once(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Batch(0, [sample(0)]), Batch(0, [sample(0)]))
+        stage.answer(await stage.fetch())
+        await stage.hear(Take)
+        await stage.hear(Publishing)
+        await stage.hear(Stepped)
+        assert len(stage.learner.batches) == 1
+
+    scene(play)
+
+
+def test_after_the_last_step_it_still_brings_joiners_up_to_date(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        await stage.hear(Publishing)
+        await stage.hear(Stepped)
+        await stage.hear(Commit)
+        stage.say(transfer(1, epoch=9))
+        assert (await stage.hear(Transferred)).epoch == 9
+
+    scene(play, run={"steps": 1})
+
+
+# ── the end ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_ends_it_in_the_middle_of_a_step(scene):
+    async def play(stage):
+        stage.learner.may_train.clear()
+        await stage.begin()
+        await stage.give(0)
+        await stage.hear(Take)
+
+    scene(play)
+
+
+def test_a_trajectory_the_spool_lost_ends_it(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Batch(0, [sample(0)]))
+        stage.spool.send(PEER, Fetched((await stage.fetch()).request_id, [memoryview(b"")]))
+        await asyncio.Event().wait()
+
+    with pytest.raises(DecodeError, match="no longer has"):
+        scene(play)
+
+
+def test_a_spool_that_does_not_answer_ends_it(scene, monkeypatch):
+    monkeypatch.setattr(trainer, "FETCH_S", 0.0)
+
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Batch(0, [sample(0)]))
+        await asyncio.Event().wait()
+
+    with pytest.raises(LinkError, match=r"the spool did not send the batch of step 0 within 0 s"):
+        scene(play)
+
+
+def test_a_rejected_trainer_says_why(scene):
+    async def play(stage):
+        stage.say(Reject("this run has a trainer already"))
+        await asyncio.Event().wait()
+
+    with pytest.raises(LinkRefused, match="has a trainer already"):
+        scene(play)
+
+
+def test_a_learner_that_fails_ends_it_with_its_error(scene):
+    async def play(stage):
+        def broken(_samples):
+            raise ArithmeticError("no finite gradient")
+
+        stage.learner.train = broken
+        await stage.begin()
+        await stage.give(0)
+        await asyncio.Event().wait()
+
+    with pytest.raises(ArithmeticError, match="no finite gradient"):
+        scene(play)
+
+
+def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
+    async def main():
+        threads = set(threading.enumerate())
+        stage = Stage(monkeypatch, {})
+        running = asyncio.create_task(stage.actor.run())
+        await stage.begin()
+        await stage.hear(Take)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert set(threading.enumerate()) <= threads
+
+    asyncio.run(main())
