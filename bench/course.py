@@ -5,9 +5,8 @@ from itertools import pairwise
 from statistics import median
 from time import monotonic, process_time
 
-from msgspec import Struct
-
 from lesson import Lesson, Weights
+from msgspec import Struct
 
 
 class Course(Struct, frozen=True, kw_only=True):

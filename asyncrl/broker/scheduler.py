@@ -18,6 +18,7 @@ from msgspec import Struct
 from asyncrl.broker.absence import AbsenceBook, Wait
 from asyncrl.broker.batches import BatchBook
 from asyncrl.broker.credits import CreditBook
+from asyncrl.broker.drops import DropBook
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.broker.grading import GradeBook
 from asyncrl.broker.groups import Group, Slot, State
@@ -127,6 +128,7 @@ class Scheduler:
         self.publishing = PublishBook(config.weights.deadline_s)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
         self._absence = AbsenceBook()
+        self._drops = DropBook(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
         self._versions_moved = False
         """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
@@ -221,7 +223,7 @@ class Scheduler:
         Take in one message of a node that said Hello before.
 
         Raises:
-            RunFailed: One version could not be published in many tries.
+            RunFailed: One version could not be published in many tries, or every group is dropped.
         """
         node = self.nodes.heard(peer, now_s)
         if node is None:
@@ -323,6 +325,7 @@ class Scheduler:
         group.num_scored += 1
         if group.is_complete:
             self.batches.completed(group)
+            self._drops.completed()
 
     def _failed(self, message: Failed) -> None:
         unit = message.unit
@@ -541,6 +544,7 @@ class Scheduler:
         self._still_needed += 1
         self.records.append(Dropped(unit.group_id, reason, sum(group.lengths)))
         self._event("group.dropped", group_id=unit.group_id, reason=reason)
+        self._drops.dropped(reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
 

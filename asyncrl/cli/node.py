@@ -31,6 +31,7 @@ ROLES = ("broker", "rollout", "reward", "trainer")
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker to answer.")
 @click.version_option(package_name="asyncrl")
 def main(
+    *,
     role: Role,
     address: str | None,
     config_path: Path | None,
@@ -54,6 +55,8 @@ def main(
                 raise ConfigError(f"--config, --set and --run-dir are the broker's; a {role} gets them from it")
             if address is None:
                 raise ConfigError(f"--broker tcp://HOST:PORT is missing: a {role} needs to know where the broker is")
+            if not address.startswith(("tcp://", "ipc://")):
+                raise ConfigError(f"--broker is {address!r}: expected tcp://HOST:PORT or ipc://PATH")
             job = _node_job(role, address, name, wait_s)
     except AsyncrlError as error:
         click.echo(f"asyncrl-node: {error}", err=True)

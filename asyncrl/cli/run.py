@@ -13,12 +13,9 @@ from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config, to_toml
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
-
-FIRST_PROCESSES = 5
-"""Broker, trainer, reward, and at least this process and one rollout."""
 
 
 def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_run: bool) -> None:
@@ -26,8 +23,8 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
     Run to the end, then write the report and say where everything is.
 
     Raises:
-        ConfigError: Nothing was started.
-        RunFailed: The run ended early; the message is the cause.
+        ConfigError: Nothing was started, or a node found that the configuration cannot work.
+        RunFailed, LinkError: The run ended early; the message is the cause.
     """
     console = Console()
     prepare_model(config, config_path, overrides, console, dry_run=dry_run)
@@ -42,19 +39,21 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
     directory.config.write_text(to_toml(config))
     console.print(f"run {directory.path}  (logs in {directory.logs})", highlight=False, markup=False)
-    cause = ""
-    with Screen(console, config.run.steps) as screen:
-        try:
+    failure: AsyncrlError | None = RunFailed("asyncrl run itself broke down")
+    try:
+        with Screen(console, config.run.steps) as screen:
             uvloop.run(_supervise(Supervisor(config, directory, screen)))
-        except RunFailed as error:
-            cause = str(error)
-        except BaseExceptionGroup as group:
-            cause = str(group.exceptions[0])
-    summary = _ensure_summary(config, directory, cause)
+        failure = None
+    except AsyncrlError as error:
+        failure = error
+    finally:
+        summary = _ensure_summary(config, directory, str(failure or ""))
     write_report([directory.path], directory.report)
     _say_where(console, directory, summary)
-    if cause or summary.status == "failed":
-        raise RunFailed(cause or summary.cause)
+    if failure:
+        raise failure
+    if summary.status == "failed":
+        raise RunFailed(summary.cause)
 
 
 async def _supervise(supervisor: Supervisor) -> None:
@@ -138,9 +137,9 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
 
 
 def _plan(config: Config) -> str:
-    schedule = config.schedule
+    steps, schedule = config.run.steps, config.schedule
     return (
         f"would start: 1 broker (with spool), {config.rollout.replicas} rollouts, 1 reward, 1 trainer\n"
-        f"{config.run.steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most "
-        f"{schedule.window} groups open; {config.run.steps * schedule.groups_per_step * schedule.group_size} trajectories"
+        f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most {schedule.window} "
+        f"groups open; {steps * schedule.groups_per_step * schedule.group_size} trajectories"
     )

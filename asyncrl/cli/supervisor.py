@@ -4,21 +4,22 @@
     broker ─ address ─▶ rollouts, reward, trainer ─▶ ... ─▶ Finished ─▶ everybody leaves ─▶ summary
 
 A rollout or reward process that dies is started again; the broker is told why, so that the event log names the cause.
-A broker or trainer that dies ends the run with its last words.
+A broker or trainer that dies ends the run with its last words, and so does a mistake in the configuration.
 """
 
 import asyncio
 import contextlib
 import sys
 import time
-from pathlib import Path
+from collections.abc import Coroutine
+from typing import Any
 
 from asyncrl.actor.greeting import beat, identity, join, leave
 from asyncrl.actor.link import Link
 from asyncrl.actor.supervise import Child, RestartBudget, describe_exit
 from asyncrl.cli.screen import Screen
 from asyncrl.config import Config
-from asyncrl.errors import LinkError, RunFailed
+from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -26,7 +27,10 @@ START_S = 60.0
 """For the broker to open its files and say where it listens."""
 LEAVE_S = 15.0
 """For children to leave once the run is over."""
+LAST_WORDS_S = 2.0
+"""For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
+BROKER = "broker-0"
 RESTARTABLE = ("rollout", "reward")
 
 
@@ -42,7 +46,11 @@ class Supervisor:
         self._link: Link | None = None
         self._ended: asyncio.Future[str]
         """The cause; empty if the run is complete."""
+        self._is_mistake = False
+        """Of the person who wrote the configuration."""
         self._leaving = False
+        self._tasks: asyncio.TaskGroup
+        self._background: list[asyncio.Task[None]] = []
 
     async def run(self, stopping: asyncio.Event) -> None:
         """
@@ -50,44 +58,52 @@ class Supervisor:
 
         Raises:
             RunFailed: It ended early; the message is the cause.
+            ConfigError: It ended early because the configuration cannot work.
+            LinkError: The broker started and did not answer.
         """
         self._ended = asyncio.get_running_loop().create_future()
-        async with asyncio.TaskGroup() as tasks:
-            try:
-                address = await self._start_broker(tasks)
-                await self._start_nodes(tasks, address)
-                tasks.create_task(self._interrupt(stopping))
-                cause = await self._ended
-            finally:
-                await self._end_children()
-                for task in tuple(tasks._tasks):
-                    task.cancel()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                cause = await self._run(stopping)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
         if cause:
-            raise RunFailed(cause)
+            raise (ConfigError if self._is_mistake else RunFailed)(cause)
+
+    async def _run(self, stopping: asyncio.Event) -> str:
+        self._spawn(self._interrupt(stopping))
+        try:
+            address = await self._start_broker()
+            await self._start_nodes(address)
+            return await self._ended
+        finally:
+            await self._end_children()
+            for task in self._background:
+                task.cancel()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────
 
-    async def _start_broker(self, tasks: asyncio.TaskGroup) -> str:
+    async def _start_broker(self) -> str:
         broker = self._child(
-            "broker", "broker-0", "--config", str(self._directory.config), "--run-dir", str(self._directory.path)
+            "broker", BROKER, "--config", str(self._directory.config), "--run-dir", str(self._directory.path)
         )
         await broker.start()
-        tasks.create_task(self._watch(broker, None))
+        self._spawn(self._watch(broker, None))
         deadline = time.monotonic() + START_S
         while not self._address_file.exists():
             if self._ended.done():
-                raise RunFailed(self._ended.result())
+                raise (ConfigError if self._is_mistake else RunFailed)(self._ended.result())
             if time.monotonic() > deadline:
                 raise RunFailed(f"the broker did not start within {START_S:g} s; see {broker.log}")
             await asyncio.sleep(0.02)
         return self._address_file.read_text().strip()
 
-    async def _start_nodes(self, tasks: asyncio.TaskGroup, address: str) -> None:
+    async def _start_nodes(self, address: str) -> None:
         who = identity("supervisor", NODE)
         link, welcome = await join(address, who, START_S)
         self._link = link
-        tasks.create_task(self._listen(link))
-        tasks.create_task(self._beats(link, welcome.beat_s))
+        self._spawn(self._listen(link))
+        self._spawn(self._beats(link, welcome.beat_s))
         names = [("trainer", "trainer-0"), ("reward", "reward-0")]
         names += [("rollout", f"rollout-{i}") for i in range(self._config.rollout.replicas)]
         supervisor = self._config.supervisor
@@ -95,7 +111,7 @@ class Supervisor:
             child = self._child(role, name, "--broker", address)
             budget = RestartBudget(supervisor.max_restarts, supervisor.window_s) if role in RESTARTABLE else None
             await child.start()
-            tasks.create_task(self._watch(child, budget))
+            self._spawn(self._watch(child, budget))
 
     def _child(self, role: str, name: str, *options: str) -> Child:
         command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
@@ -111,20 +127,29 @@ class Supervisor:
     async def _watch(self, child: Child, budget: RestartBudget | None) -> None:
         while True:
             code = await child.wait()
-            if self._leaving or self._ended.done():
+            if code == 0:  # It left on purpose: most often because the run is over, which we hear in a moment.
+                await asyncio.sleep(LAST_WORDS_S)
+            if self._is_over():
                 return
             cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
-            # 78 is a mistake in the configuration: it would only be made again.
-            pause_s = budget.spend(time.monotonic()) if budget and code != 78 else None
-            await self._tell(Exited(child.name, cause, restarting=pause_s is not None))
-            self._screen.exited(child.name, cause, restarting=pause_s is not None)
+            is_mistake = code == ConfigError.exit_code  # It would only be made again.
+            pause_s = budget.spend(time.monotonic()) if budget and not is_mistake else None
+            await self._exited(child.name, cause, is_mistake=is_mistake, restarting=pause_s is not None)
             if pause_s is None:
-                # The broker says goodbye to the others and writes the summary, unless it is the one that died.
-                await asyncio.sleep(0 if child.name.startswith("broker") else 2.0)
-                self._end(f"{child.name} {cause}")
                 return
             await asyncio.sleep(pause_s)
+            if self._is_over():
+                return
             await child.start()
+
+    async def _exited(self, name: str, cause: str, *, is_mistake: bool, restarting: bool) -> None:
+        self._is_mistake = self._is_mistake or is_mistake
+        await self._tell(Exited(name, cause, restarting=restarting))
+        self._screen.exited(name, cause, restarting=restarting)
+        if not restarting:
+            # The broker says goodbye to the others and writes the summary, unless it is the one that died.
+            await asyncio.sleep(0 if name == BROKER else LAST_WORDS_S)
+            self._end(f"{name} {cause}")
 
     async def _listen(self, link: Link) -> None:
         with contextlib.suppress(LinkError):
@@ -145,13 +170,19 @@ class Supervisor:
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         await self._tell(Exited(NODE, "was interrupted", restarting=False))
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(LAST_WORDS_S if self._link else 0)
         self._end("interrupted")
 
     async def _tell(self, message: Exited) -> None:
         if self._link is not None:
             with contextlib.suppress(LinkError):
                 await self._link.send(message)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._background.append(self._tasks.create_task(coroutine))
+
+    def _is_over(self) -> bool:
+        return self._leaving or self._ended.done()
 
     def _end(self, cause: str) -> None:
         if not self._ended.done():
@@ -160,18 +191,12 @@ class Supervisor:
     # ── end ─────────────────────────────────────────────────────────────────────────────────
 
     async def _end_children(self) -> None:
-        """They have been told to stop; whoever has not left in time is made to."""
+        """Those who were told to stop get time to leave; whoever has not left then is made to."""
         self._leaving = True
+        told = self._ended.done() and self._link is not None
         if self._link is not None:
             await leave(self._link, "done")
-        running = [asyncio.create_task(child.wait()) for child in self._children if child.pid]
-        if running and not self._ended.done():
-            running.clear()  # Something broke in here: nobody told the children anything.
+        running = [asyncio.create_task(child.wait()) for child in self._children if told and child.pid]
         if running:
             await asyncio.wait(running, timeout=LEAVE_S)
         await asyncio.gather(*(child.end(drain_s=2.0) for child in self._children))
-
-
-def log_files(directory: RunDirectory) -> list[Path]:
-    """Where the children's output went."""
-    return sorted(directory.logs.glob("*.log"))

@@ -29,8 +29,9 @@ CURVES = (
     Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
     Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
     Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
-    Curve(title="KL to the starting policy, nats", keys={"": "kl"}),
-    Curve(title="Gap of log-probs, trainer to sampler, nats", keys={"": "logprob_gap"}),
+    Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
+    Curve(title="KL to the reference, nats", keys={"": "kl_ref"}),
+    Curve(title="Log-prob gap, trainer to sampler, nats", keys={"mean": "logprob_gap_mean", "max": "logprob_gap_max"}),
     Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
 )
 

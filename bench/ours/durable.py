@@ -52,8 +52,8 @@ NAME = "asyncrl"
 PATIENCE_S = 60.0
 GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
-STALENESS = 7
-"""With these the window holds 4096 trajectories: more than twice what is on its way at full speed."""
+STALENESS = 3
+"""With these the window holds 2048 trajectories: more than twice what is on its way at full speed."""
 NO_LIMIT = 1 << 40
 """Credits: a window limits this run, not what a node can hold."""
 
@@ -72,6 +72,7 @@ group_size = {GROUP_SIZE}
 staleness = {STALENESS}
 [broker]
 samples = false
+segment_bytes = 33554432
 [evaluation]
 every_versions = 0
 at_start = false

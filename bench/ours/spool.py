@@ -26,10 +26,11 @@ from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 
 PATIENCE_S = 60.0
-WINDOW = 4096
+WINDOW = 2048
 """Trajectories put and not yet fetched; as many as in ``durable``."""
-SEGMENT_BYTES = 256 << 20
-TRIM_EVERY = 20_000
+SEGMENT_BYTES = 32 << 20
+"""Small, so that old segments are trimmed, and their memory used again, within a measurement."""
+TRIM_EVERY = 1_000
 """Trajectories; the disk of a long measurement is finite."""
 
 
@@ -85,21 +86,26 @@ class _Consumer:
         self._batch = batch
         self._stored: list[Stored] = []
         self._num_fetched = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            answers = tasks.create_task(self._payloads.run())
-            while self.meter.rate is None:
-                peer, message = await self._hub.receive()
-                match message:
-                    case Ready():
-                        self._hub.send(peer, Settled([]))  # Begin: your credits can reach you.
-                    case Stored():
-                        self._stored.append(message)
-                while len(self._stored) >= self._batch:
-                    tasks.create_task(self._fetch(peer, self._stored[: self._batch]))
-                    del self._stored[: self._batch]
-            answers.cancel()
+        """Until the time is over."""
+        self._start(self._payloads.run())
+        while self.meter.rate is None:
+            peer, message = await self._hub.receive()
+            match message:
+                case Ready():
+                    self._hub.send(peer, Settled([]))  # Begin: your credits can reach you.
+                case Stored():
+                    self._stored.append(message)
+            while len(self._stored) >= self._batch:
+                self._start(self._fetch(peer, self._stored[: self._batch]))
+                del self._stored[: self._batch]
+
+    def _start(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _fetch(self, spool: str, facts: list[Stored]) -> None:
         refs = [fact.ref for fact in facts]

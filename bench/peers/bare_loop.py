@@ -24,17 +24,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from course import Stopwatch
+from lesson import Lesson, Weights
+from torch import Tensor, multiprocessing
+from torch.nn.utils import parameters_to_vector
+
 from asyncrl.config import Config, load
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.trainer.batch import TrainingSample
 from asyncrl.trainer.learner import Learner
-from torch import Tensor, multiprocessing
-from torch.nn.utils import parameters_to_vector
-
-from course import Stopwatch
-from lesson import Lesson, Weights
 
 
 class SharedWeights:

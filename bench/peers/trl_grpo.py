@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 import torch
-from asyncrl.config import Config, load
-from asyncrl.messages import Prompt
-from asyncrl.trainer.learning_rate import learning_rate
+from course import Stopwatch
 from datasets import Dataset
+from lesson import Lesson, Weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from course import Stopwatch
-from lesson import Lesson, Weights
+from asyncrl.config import Config, load
+from asyncrl.messages import Prompt
+from asyncrl.trainer.learning_rate import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 
@@ -72,7 +72,13 @@ class Judge:
         self.tokens = 0
 
     def __call__(
-        self, *, prompts: list[str], completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+        self,
+        *,
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        **_: Any,
     ) -> list[float]:
         self.tokens = sum(map(len, completion_ids))
         asked = (Prompt(text=text, answer=right) for text, right in zip(prompts, answer, strict=True))

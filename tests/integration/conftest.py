@@ -1,4 +1,4 @@
-"""A toy of everything: a random Qwen3 of 24 words, 64 prompts, and a whole run of real processes around them."""
+"""A toy of everything: a random Qwen3 of 22 words, 64 prompts, and a whole run of real processes around them."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_model(path: Path) -> None:
-    """Random weights: every word is about as likely as any other, so that completions have about 24 of them."""
+    """Random weights: every word is about as likely as any other, so that completions have about 22 of them."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

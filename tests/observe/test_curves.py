@@ -34,8 +34,9 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
 
     assert empty == [
         "Gradient norm before clipping",
-        "KL to the starting policy, nats",
-        "Gap of log-probs, trainer to sampler, nats",
+        "KL of trained policy and sampler, nats",
+        "KL to the reference, nats",
+        "Log-prob gap, trainer to sampler, nats",
         "Tokens clipped, completions cut",
     ]
     assert len(charts) == 8

@@ -54,6 +54,8 @@ class FakeLearner:
         self._log = log
         self.may_train = threading.Event()
         self.may_train.set()
+        self.trained = threading.Event()
+        """Two steps are done."""
         self.batches: list[list[Any]] = []
         self.policy = SimpleNamespace(model="model")
 
@@ -61,6 +63,8 @@ class FakeLearner:
         self.may_train.wait(10)
         self._log.append(f"train {len(self.batches)}")
         self.batches.append(samples)
+        if len(self.batches) == 2:
+            self.trained.set()
         return {"num_tokens": 6.0, "loss": 0.5}
 
     def named_weights(self) -> list[tuple[str, str]]:
@@ -112,7 +116,8 @@ class Stage:
         base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
         self.log: list[str] = []
         self.broker, self.spool = MemoryHub(), MemoryHub()
-        self.learner, self.publisher, self.checkpoints = FakeLearner(self.log), FakePublisher(self.log), FakeCheckpoints()
+        self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log)
+        self.checkpoints = FakeCheckpoints()
         monkeypatch.setattr(trainer, "checkpoint", self.checkpoints)
         self.actor = TrainerActor(
             decode(base | sections),
@@ -270,8 +275,7 @@ def test_a_version_is_staged_only_once_the_one_before_is_live(scene):
         assert await stage.hear(Publishing) == Publishing(1, 1)
         await stage.hear(Stepped)
         await stage.hear(Take)
-        while stage.log[-1] != "train 1":
-            await asyncio.sleep(0)
+        await asyncio.to_thread(stage.learner.trained.wait)
         assert stage.log == ["stage 0: after 0 steps", "train 0", "stage 1: after 1 steps", "train 1"]
         stage.say(Published(0))
         stage.say(Published(1))

@@ -1,0 +1,243 @@
+"""
+The whole loop beside two peers, in the same run: TRL's GRPOTrainer, and a bare pair of processes with a queue.
+
+    python bench/loop.py [CONFIG] [--set a.b=value] [--rounds 3] [--peers bare,trl] [--trl-python PYTHON]
+    python bench/loop.py --sync-async [CONFIG] [--rounds 3]
+
+All start from the same base (made if it is missing), ask the same prompts in the same order, and have the same group
+size, lengths, loss, optimizer and judge. Contenders take turns; each figure is the median of the rounds.
+
+    to held-out accuracy   seconds from the first step until a policy that good exists. asyncrl's evaluations are on
+                           its clock, because a rollout answers them; those of the peers are not
+    step, trained tokens   median step, and completion tokens a second, over the second half of the steps, when
+                           completions have their final length. Nothing is evaluated meanwhile, by anybody
+
+Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``ratio`` is ours over the peer's. The bare loop has
+no broker, ledger, spool or leases, and loses everything if a process dies: its ratio is the price of the runtime.
+
+``--sync-async`` compares asyncrl with itself, staleness 0 against 1, one rollout: wall time of the steps, and how near
+it comes to what two processes can do at best, the busier one's busy time in the synchronous run.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from course import Course
+from ours import whole_loop
+
+from asyncrl.config import Config, load, to_toml
+
+HERE = Path(__file__).parent
+QUICKSTART = HERE.parent / "conf" / "quickstart.toml"
+NO_EVALUATION = ("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false")
+ONLY_AT_END = ("evaluation.every_versions=0", "evaluation.at_start=false")
+
+Contender = Callable[[Path], Course]
+Courses = list[Course]
+
+
+def main(options: argparse.Namespace) -> None:
+    make_base(options.config, options.overrides)
+    if options.sync_async:
+        compare_sync_async(options)
+    else:
+        compare_peers(options)
+
+
+# ── against others ──────────────────────────────────────────────────────────────────────────
+
+
+def compare_peers(options: argparse.Namespace) -> None:
+    """Print a line for each figure and peer."""
+    ours: dict[str, Contender] = {
+        "asyncrl": lambda path: whole_loop.run(load(options.config, options.overrides), path),
+        "asyncrl, unexamined": lambda path: whole_loop.run(
+            load(options.config, [*options.overrides, *NO_EVALUATION]), path
+        ),
+    }
+    peers = peers_of(options)
+    courses = take_turns(ours | peers, options.rounds)
+    learning, running = courses["asyncrl"], courses["asyncrl, unexamined"]
+    for peer in peers:
+        show_accuracy(options.accuracy, learning, peer, courses[peer])
+        show("step", "s", "lower", running, peer, courses[peer], Course.step_s)
+        show("trained tokens", "tokens/s", "higher", running, peer, courses[peer], Course.tokens_per_s)
+
+
+def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
+    """Those that can be run here; a line for each that cannot."""
+    config = load(options.config, options.overrides)
+    found: dict[str, Contender] = {}
+    if "bare" in options.peers:
+        found["bare loop"] = lambda path: run_peer(config, path, sys.executable, "bare_loop", threads=1)
+    if "trl" in options.peers:
+        if not (version := trl_version(options.trl_python)):
+            reason = f"trl is not installed for {options.trl_python}: pip install -e .[bench]"
+            print_line({"case": "all", "peer": "trl", "skipped": reason})
+            return found
+        for threads in (1, 2):
+            found[f"trl {version}, {threads} threads"] = lambda path, threads=threads: run_peer(
+                config, path, options.trl_python, "trl_grpo", threads=threads, arguments=[threads, options.trl_rows]
+            )
+    return found
+
+
+def run_peer(
+    config: Config, directory: Path, python: str, module: str, *, threads: int, arguments: list[int] | None = None
+) -> Course:
+    """A peer in a process of its own; it prints its course."""
+    path = directory / "peer.toml"
+    path.write_text(to_toml(config))
+    command = [python, "-m", f"peers.{module}", str(path), str(time.monotonic()), *map(str, arguments or [])]
+    environment = {
+        "PYTHONPATH": str(HERE),
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with (directory / "peer.log").open("w") as log:
+        done = subprocess.run(command, check=True, env=os.environ | environment, stdout=subprocess.PIPE, stderr=log)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Course)
+
+
+def trl_version(python: str) -> str:
+    """Empty if it has none."""
+    script = "import importlib.metadata as m; print(m.version('trl'))"
+    done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def show_accuracy(accuracy: float, ours: Courses, peer: str, theirs: Courses) -> None:
+    """Who never gets there has no time."""
+    case = f"to held-out accuracy {accuracy:g}"
+    for name, courses in (("asyncrl", ours), (peer, theirs)):
+        if any(course.seconds_to(accuracy) is None for course in courses):
+            best = max(reached for course in courses for _, _, reached in course.accuracies)
+            print_line({"case": case, "peer": peer, "skipped": f"{name} did not always get there; at best {best:.3f}"})
+            return
+    show(case, "s", "lower", ours, peer, theirs, lambda course: course.seconds_to(accuracy) or 0.0)
+
+
+def show(
+    case: str, unit: str, better: str, ours: Courses, peer: str, theirs: Courses, figure: Callable[[Course], float]
+) -> None:
+    """One line: the medians of the rounds."""
+    own, other = median(map(figure, ours)), median(map(figure, theirs))
+    print_line(
+        {
+            "case": case,
+            "ours": round(own, 3),
+            "unit": unit,
+            "peer": peer,
+            "peer_value": round(other, 3),
+            "ratio": round(own / other, 3),
+            "better": better,
+            "ours_load_s": round(median(course.load_s for course in ours), 1),
+            "peer_load_s": round(median(course.load_s for course in theirs), 1),
+        }
+    )
+
+
+# ── against itself ──────────────────────────────────────────────────────────────────────────
+
+
+def compare_sync_async(options: argparse.Namespace) -> None:
+    """Print a line: the same work with and without overlap."""
+    both = {
+        name: load(
+            options.config,
+            [*options.overrides, *ONLY_AT_END, "rollout.replicas=1", f"schedule.staleness={staleness}"],
+        )
+        for name, staleness in (("synchronous", 0), ("asynchronous", 1))
+    }
+    contenders: dict[str, Contender] = {
+        name: lambda path, config=config: whole_loop.run(config, path) for name, config in both.items()
+    }
+    courses = take_turns(contenders, options.rounds)
+    of = {name: summary(found) for name, found in courses.items()}
+    wall_s, ideal_s = (
+        of["asynchronous"]["wall_s"],
+        max(of["synchronous"]["rollout_busy_s"], of["synchronous"]["trainer_busy_s"]),
+    )
+    print_line(
+        {
+            "case": "overlap: staleness 1, one rollout",
+            "ours": wall_s,
+            "unit": "s",
+            "peer": "asyncrl, staleness 0",
+            "peer_value": of["synchronous"]["wall_s"],
+            "ratio": round(wall_s / of["synchronous"]["wall_s"], 3),
+            "better": "lower",
+            "ideal_s": ideal_s,
+            "ideal_share": round(ideal_s / wall_s, 3),
+            **{name: values for name, values in of.items()},
+        }
+    )
+
+
+def summary(courses: Courses) -> dict[str, float]:
+    """Medians over the rounds."""
+    wall_s = median(course.ends_s[-1] for course in courses)
+    busy = {key: median(course.notes[key] for course in courses) for key in courses[0].notes}
+    accuracy = median(course.accuracies[-1][2] for course in courses)
+    return {key: round(value, 3) for key, value in {"wall_s": wall_s, **busy, "accuracy": accuracy}.items()}
+
+
+# ── both ────────────────────────────────────────────────────────────────────────────────────
+
+
+def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, Courses]:
+    """Every contender once a round, so that what else the machine does touches all alike."""
+    courses: dict[str, Courses] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name, contender in contenders.items():
+            with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as directory:
+                course = contender(Path(directory))
+            courses[name].append(course)
+            print(
+                f"round {number + 1}, {name}: loaded in {course.load_s:.1f} s, {course.step_s():.3f} s a step, "
+                f"{course.tokens_per_s():.0f} tokens/s, accuracy "
+                + " ".join(f"{reached:.3f}@{seconds:.1f}s" for _, seconds, reached in course.accuracies)
+                + "".join(f", {key} {value:.3g}" for key, value in course.notes.items()),
+                file=sys.stderr,
+            )
+    return courses
+
+
+def make_base(config: Path, overrides: list[str]) -> None:
+    """Make the base model if it is not there yet: minutes, once."""
+    if not (Path(load(config, overrides).model.path) / "config.json").exists():
+        settings = [part for override in overrides for part in ("--set", override)]
+        command = [sys.executable, "-m", "asyncrl", "make-model", str(config), *settings]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+
+
+def print_line(fields: dict[str, Any]) -> None:
+    print(json.dumps({"bench": "loop", **fields}), flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--accuracy", type=float, default=0.9, help="to be reached on held-out prompts")
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=["bare", "trl"], help="bare,trl")
+    parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has trl")
+    parser.add_argument("--trl-rows", type=int, default=32, help="per_device_train_batch_size, the fastest of 8 to 128")
+    parser.add_argument("--sync-async", action="store_true", help="compare asyncrl with itself")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parsed())

@@ -1,0 +1,201 @@
+"""What a person gets wrong is said in one sentence, with an exit code that tells, and before anything starts."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.broker.records import Dropped, FailedAttempt
+
+Toy = Callable[..., subprocess.CompletedProcess[str]]
+CONFIG = """
+[model]
+path = "{toy}/model"
+[data]
+train = "{toy}/train.parquet"
+[run]
+dir = "runs"
+"""
+
+
+def command(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def run(toy: Path, tmp_path: Path) -> Toy:
+    """`asyncrl run` of a small file, changed by what the test gives."""
+    (tmp_path / "toy.toml").write_text(CONFIG.format(toy=toy))
+
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        options = [part for override in overrides for part in ("--set", override)]
+        return command("asyncrl", "run", "toy.toml", *options, cwd=tmp_path)
+
+    return run
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, code: int = 78) -> None:
+    """A single line on standard error that holds all ``parts``, and nothing that only a programmer reads."""
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(("asyncrl: ", "asyncrl-node: "))
+    for part in parts:
+        assert part in line, line
+
+
+# ── `asyncrl run`, before anything starts ───────────────────────────────────────────────────
+
+
+def test_an_unknown_key_is_named_with_what_was_meant(run, tmp_path):
+    assert_one_sentence(run("schedule.stalenes=2"), "unknown key 'schedule.stalenes'", "'schedule.staleness'")
+    assert not (tmp_path / "runs").exists(), "nothing was started"
+
+
+def test_values_that_contradict_each_other_are_said(run):
+    assert_one_sentence(run("schedule.group_size=1"), "schedule.group_size is 1", "use at least 2")
+
+
+def test_a_missing_model_is_said(run):
+    assert_one_sentence(run("model.path=nowhere"), "model.path 'nowhere'", "no config.json", "[model.scratch]")
+
+
+def test_a_missing_configuration_file_is_said(tmp_path):
+    assert_one_sentence(command("asyncrl", "run", "nowhere.toml", cwd=tmp_path), "no such config file: nowhere.toml")
+
+
+def test_a_missing_dataset_is_said(run, tmp_path):
+    assert_one_sentence(run("data.train=nowhere.parquet"), "nowhere.parquet")
+
+
+def test_a_missing_column_is_named(run, tmp_path):
+    pq.write_table(pa.table({"question": ["how many"], "answer": ["1"]}), tmp_path / "other.parquet")
+    assert_one_sentence(run("data.train=other.parquet"), "other.parquet", "'prompt'", "question")
+
+
+def test_an_empty_dataset_is_said(run, tmp_path):
+    columns = {"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}
+    pq.write_table(pa.table(columns), tmp_path / "empty.parquet")
+    assert_one_sentence(run("data.train=empty.parquet"), "empty.parquet")
+
+
+# ── a port that is taken ────────────────────────────────────────────────────────────────────
+
+
+def test_a_busy_port_ends_the_run_with_its_number(run):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(f"broker.bind=tcp://127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"asyncrl: broker-0 exited with 69: cannot bind tcp://127.0.0.1:{port}: the port is in use; stop what holds it, "
+        f"or bind port 0"
+    ]
+
+
+# ── `asyncrl-node` ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broker_that_is_not_there_is_said(tmp_path):
+    arguments = ["--role", "reward", "--broker", "tcp://127.0.0.1:1", "--wait", "1"]
+    done = command("asyncrl.cli.node", *arguments, cwd=tmp_path)
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1] == (
+        "asyncrl: no broker answered at tcp://127.0.0.1:1 within 1 s: is it running, and is the address right?"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--role", "reward"], "--broker tcp://HOST:PORT is missing"),
+        (["--role", "broker"], "--config FILE is missing"),
+        (["--role", "trainer", "--broker", "tcp://127.0.0.1:1", "--set", "seed=1"], "are the broker's"),
+        (["--role", "reward", "--broker", "somewhere"], "'somewhere'"),
+    ],
+)
+def test_options_that_do_not_fit_the_role_are_said(tmp_path, arguments, part):
+    assert_one_sentence(command("asyncrl.cli.node", *arguments, cwd=tmp_path), part)
+
+
+def test_an_unknown_role_is_said_with_those_there_are(tmp_path):
+    done = command("asyncrl.cli.node", "--role", "cook", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'cook' is not one of 'broker', 'rollout', 'reward', 'trainer'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ── while it runs ───────────────────────────────────────────────────────────────────────────
+
+
+def reward_function(folder: Path, body: str) -> str:
+    path = folder / f"reward_{os.urandom(4).hex()}.py"
+    path.write_text(f"import time\n\n\ndef judge(sample):\n    {body}\n")
+    return f"reward.function={path}:judge"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ("raise ValueError('no such unit')", "no such unit"),
+        ("time.sleep(60)", "0.2 s"),
+        ("return float('nan')", "nan"),
+        ("return 'good'", "'good'"),
+    ],
+    ids=["raises", "hangs", "nan", "no number"],
+)
+def test_a_reward_function_that_never_gives_a_verdict_ends_the_run(start_run, tmp_path, body, part):
+    run = start_run(reward_function(tmp_path, body), "reward.timeout_s=0.2", "evaluation.at_start=false").end()
+    assert run.code == 1
+    (line,) = run.errors.splitlines()
+    assert part in line
+    assert run.summary.status == "failed"
+    assert part in run.summary.cause
+    assert run.summary.trained_tokens == 0, "no reward was made up"
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_fails_now_and_then_costs_only_those_groups(start_run, tmp_path):
+    """Some trajectories always fail: their groups are dropped with the reason, and others take their place."""
+    body = "assert sample.num_tokens % 16, 'unlucky'\n    return 1.0"
+    run = start_run(reward_function(tmp_path, body), steps=4).end()
+    assert run.code == 0, run.errors
+    dropped = [record for record in run.records() if isinstance(record, Dropped)]
+    assert dropped
+    assert all("unlucky" in record.reason for record in dropped)
+    assert run.summary.steps == 4
+
+
+@pytest.mark.slow
+def test_prompts_that_are_too_long_are_dropped_and_counted(start_run, toy, tmp_path):
+    short, long = "a + 1 b How many now?", "a " * 70
+    rows = [{"prompt": long if i % 4 == 0 else short, "answer": "1", "data_source": "toy"} for i in range(32)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    run = start_run(f"data.train={tmp_path}/train.parquet", steps=4).end()
+    assert run.code == 0, run.errors
+    records = run.records()
+    failed = [record for record in records if isinstance(record, FailedAttempt)]
+    assert failed
+    assert all(record.is_final and "70 tokens" in record.reason for record in failed)
+    assert len([record for record in records if isinstance(record, Dropped)]) >= 1
+
+
+@pytest.mark.slow
+def test_a_dataset_of_prompts_that_are_all_too_long_ends_the_run(start_run, tmp_path):
+    rows = [{"prompt": "a " * 70, "answer": "1", "data_source": "toy"} for _ in range(8)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    run = start_run(f"data.train={tmp_path}/train.parquet").end()
+    assert run.code == 1
+    (line,) = run.errors.splitlines()
+    assert "the prompt has 70 tokens" in line

@@ -1,0 +1,177 @@
+"""
+New weights in the middle of a completion: engine and trainer, each with a model of its own, agree on every token.
+
+What the engine says it sampled from (behavior_logprobs) and what the trainer computes (logprobs) are made by different
+code: cached decoding with a slot table on one side, one forward over right-padded rectangles on the other.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.config import Config, decode
+from asyncrl.messages import Sampling, Span
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.trainer.batch import TrainingSample, collate
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.policy import Policy
+
+PROMPT_IDS = [14, 12, 3, 15, 17, 18, 19]
+MAX_TOKENS = 24
+SLOTS = 3
+TOLERANCE = 1e-4
+"""float32, two orders of the same sums."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def config(toy: Path) -> Config:
+    """A learning rate at which one step changes what is greedy."""
+    return decode(
+        {
+            "model": {"path": str(toy / "model")},
+            "data": {"train": "unused", "max_prompt_tokens": 8},
+            "sampling": {"max_tokens": MAX_TOKENS},
+            "trainer": {"lr": 0.05},
+        }
+    )
+
+
+@pytest.fixture
+def learner(config: Config, toy: Path) -> Learner:
+    """The trainer's model."""
+    return Learner(config, toy / "model")
+
+
+def make_engine(toy: Path, kv: str = "recompute") -> TransformersEngine:
+    return TransformersEngine.load(
+        str(toy / "model"), slots=SLOTS, max_tokens_per_slot=len(PROMPT_IDS) + MAX_TOKENS, kv=kv
+    )
+
+
+def request(seed: int, temperature: float) -> Request:
+    return Request(prompt_ids=PROMPT_IDS, sampling=Sampling(MAX_TOKENS, temperature=temperature), seed=seed)
+
+
+def train_once(learner: Learner) -> dict[str, torch.Tensor]:
+    """One optimizer step, and the weights it made, copied as a transfer would."""
+    random = np.random.default_rng(0)
+    samples = [
+        TrainingSample(
+            group_id=0,
+            prompt_ids=np.array(PROMPT_IDS, np.int32),
+            completion_ids=random.integers(2, 22, 8).astype(np.int32),
+            behavior_logprobs=np.full(8, -3.0, np.float32),
+            reward=float(index % 2),
+        )
+        for index in range(4)
+    ]
+    learner.train(samples)
+    return {name: weight.clone() for name, weight in learner.named_weights()}
+
+
+def run_through_a_swap(
+    engine: TransformersEngine, weights: Mapping[str, torch.Tensor], requests: list[Request], *, after: int
+) -> list[Completion]:
+    """Decode ``after`` steps with the old weights, swap, and go on to the end."""
+
+    async def main() -> list[Completion]:
+        try:
+            tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+            for _ in range(after + 1):
+                await asyncio.sleep(0)
+            await engine.pause()
+            await engine.swap(1, weights)
+            await engine.resume()
+            return await asyncio.gather(*tasks)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(main())
+
+
+def as_sample(completion: Completion) -> TrainingSample:
+    return TrainingSample(
+        group_id=0,
+        prompt_ids=np.array(PROMPT_IDS, np.int32),
+        completion_ids=np.array(completion.completion_ids, np.int32),
+        behavior_logprobs=np.array(completion.behavior_logprobs, np.float32),
+        reward=0.0,
+    )
+
+
+def trainer_logprobs(policy: Policy, completions: list[Completion], temperature: float) -> list[np.ndarray]:
+    """[T] of each completion, as the trainer's own code computes them."""
+    samples = [as_sample(completion) for completion in completions]
+    batch = collate(samples, [0.0] * len(samples), [0.0] * len(samples), device=policy.device)
+    with torch.no_grad():
+        flat = policy.logprobs(batch, temperature=temperature).numpy()
+    return np.split(flat, np.cumsum([len(completion.completion_ids) for completion in completions])[:-1])
+
+
+def test_the_trainer_computes_the_logprobs_the_engine_sampled_from(toy, learner):
+    engine = make_engine(toy)
+
+    async def main():
+        completions = await asyncio.gather(*(engine.generate(request(seed, 0.8)) for seed in range(6)))
+        await engine.aclose()
+        return completions
+
+    completions = asyncio.run(main())
+    for completion, logprobs in zip(completions, trainer_logprobs(learner.policy, completions, 0.8), strict=True):
+        assert completion.spans == [Span(0, 0, len(completion.completion_ids))]
+        np.testing.assert_allclose(completion.behavior_logprobs, logprobs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kv", ["recompute", "keep"])
+def test_tokens_before_and_after_a_swap_have_the_logprobs_of_their_own_version(toy, config, learner, kv):
+    """With ``keep`` the cache is of both versions, so only the first half can be computed by one model alone."""
+    before = Learner(config, toy / "model").policy
+    weights = train_once(learner)
+    completions = run_through_a_swap(make_engine(toy, kv), weights, [request(seed, 1.0) for seed in range(3)], after=6)
+    mixed = [completion for completion in completions if len(completion.spans) == 2]
+    assert mixed, "some completion was under way"
+    old, new = (trainer_logprobs(policy, mixed, 1.0) for policy in (before, learner.policy))
+    for completion, old_logprobs, new_logprobs in zip(mixed, old, new, strict=True):
+        first, second = completion.spans
+        assert (first.policy_version, second.policy_version) == (0, 1)
+        cut = first.end
+        recorded = np.array(completion.behavior_logprobs)
+        np.testing.assert_allclose(recorded[:cut], old_logprobs[:cut], atol=TOLERANCE)
+        assert np.abs(old_logprobs - new_logprobs)[:cut].max() > 100 * TOLERANCE, "the versions differ"
+        if kv == "recompute":
+            np.testing.assert_allclose(recorded[cut:], new_logprobs[cut:], atol=TOLERANCE)
+
+
+def test_after_a_swap_greedy_tokens_are_those_of_a_fresh_model_with_these_weights(toy, learner):
+    weights = train_once(learner)
+    (completion,) = run_through_a_swap(make_engine(toy), weights, [request(0, 0.0)], after=5)
+    first, _second = completion.spans
+    written, continued = completion.completion_ids[: first.end], completion.completion_ids[first.end :]
+    fresh = learner.policy.model
+    ids = PROMPT_IDS + written
+    for token_id in continued:
+        with torch.no_grad():
+            logits = fresh(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        assert token_id == int(logits.argmax())
+        ids.append(token_id)
+
+
+def test_the_old_model_would_have_written_something_else(toy, learner):
+    """Else the test above would pass without any swap."""
+    swapped = run_through_a_swap(make_engine(toy), train_once(learner), [request(0, 0.0)], after=5)
+    undisturbed = run_through_a_swap(
+        make_engine(toy), dict(Policy(toy / "model").named_weights()), [request(0, 0.0)], after=5
+    )
+    cut = swapped[0].spans[0].end
+    assert swapped[0].completion_ids[:cut] == undisturbed[0].completion_ids[:cut]
+    assert swapped[0].completion_ids != undisturbed[0].completion_ids
