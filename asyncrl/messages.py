@@ -134,6 +134,15 @@ class PutItem(Value, frozen=True):
     """An encoded `Trajectory`. The spool never looks inside."""
 
 
+class StoredItem(Value, frozen=True):
+    """A `PutItem` whose payload is on disk, and where."""
+
+    unit: Unit
+    token: int
+    ref: SpoolRef
+    summary: Summary
+
+
 class Sample(Value, frozen=True):
     """A scored trajectory in a batch: metadata and where the payload is."""
 
@@ -304,15 +313,12 @@ class Stepped(Message, frozen=True):
 
 
 class Stored(Message, frozen=True):
-    """A payload is on disk."""
+    """Payloads of one sender are on disk."""
 
-    unit: Unit
-    token: int
-    ref: SpoolRef
-    summary: Summary
     node: str
     incarnation: str
-    """Who sent it, and hears `Settled`."""
+    """Who sent them, and hears `Settled`."""
+    items: list[StoredItem]
 
 
 class Exited(Message, frozen=True):

@@ -5,6 +5,7 @@ from itertools import pairwise
 from statistics import median
 from time import monotonic, process_time
 
+from cpu import CpuWatch
 from lesson import Lesson, Weights
 from msgspec import Struct
 
@@ -12,8 +13,8 @@ from msgspec import Struct
 class Course(Struct, frozen=True, kw_only=True):
     """A run. The clock starts when everything is loaded and the first step begins."""
 
-    load_s: float
-    """From the start of the process to the start of the clock."""
+    zero_s: float
+    """When the clock started, by `time.monotonic`, which all processes of a machine share."""
     ends_s: list[float]
     """When each step ended."""
     tokens: list[int]
@@ -22,6 +23,10 @@ class Course(Struct, frozen=True, kw_only=True):
     """(steps done, seconds, held-out accuracy)."""
     notes: dict[str, float] = {}
     """Further numbers of this contender alone."""
+    load_s: float = 0.0
+    """From the command to the start of the clock."""
+    cpu_s: dict[str, float] = {}
+    """CPU seconds a step over the second half, by process."""
 
     def step_s(self) -> float:
         """Median seconds of a step, over the second half."""
@@ -30,6 +35,18 @@ class Course(Struct, frozen=True, kw_only=True):
     def tokens_per_s(self) -> float:
         """Completion tokens trained a second, over the second half."""
         return sum(self.tokens[self._half + 1 :]) / (self.ends_s[-1] - self.ends_s[self._half])
+
+    def cpu_s_per_step(self) -> float:
+        """Of all processes."""
+        return sum(self.cpu_s.values())
+
+    def seen(self, started_s: float, watch: CpuWatch) -> "Course":
+        """The same with what is only known from outside."""
+        used = watch.used(self.zero_s + self.ends_s[self._half], self.zero_s + self.ends_s[-1])
+        steps = len(self.ends_s) - 1 - self._half
+        return replace(
+            self, load_s=self.zero_s - started_s, cpu_s={name: seconds / steps for name, seconds in used.items()}
+        )
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Until a policy first had this held-out accuracy; None if it never did."""
@@ -44,17 +61,15 @@ class Course(Struct, frozen=True, kw_only=True):
 class Stopwatch:
     """Keeps a `Course` while a peer trains. Copying and examining policies is not on the clock."""
 
-    def __init__(self, lesson: Lesson, weights: Callable[[], Weights], *, started_s: float) -> None:
+    def __init__(self, lesson: Lesson, weights: Callable[[], Weights]) -> None:
         """
         Args:
             weights: A copy of the policy as it is now.
-            started_s: When the process began, by `time.monotonic`, which all processes of a machine share.
         """
         self._lesson = lesson
         self._weights = weights
         self._every = lesson.config.evaluation.every_versions
-        self._process_started_s = started_s
-        self._zero_s = self._zero_cpu_s = 0.0
+        self._zero_s = 0.0
         self._ends_s: list[float] = []
         self._tokens: list[int] = []
         self._kept: list[tuple[int, float, Weights]] = []
@@ -62,7 +77,7 @@ class Stopwatch:
     def start(self) -> None:
         """Everything is loaded."""
         self._kept.append((0, 0.0, self._weights()))
-        self._zero_s, self._zero_cpu_s = monotonic(), process_time()
+        self._zero_s = monotonic()
 
     def step_done(self, tokens: int) -> None:
         """One optimizer step on a batch of so many completion tokens."""
@@ -76,12 +91,11 @@ class Stopwatch:
 
     def course(self, **notes: float) -> Course:
         """Examine the policies that were kept, and sum up."""
-        cpu_s = process_time() - self._zero_cpu_s
         accuracies = self._lesson.accuracies([weights for _, _, weights in self._kept])
         return Course(
-            load_s=self._zero_s - self._process_started_s,
+            zero_s=self._zero_s,
             ends_s=self._ends_s,
             tokens=self._tokens,
             accuracies=[(done, s, reached) for (done, s, _), reached in zip(self._kept, accuracies, strict=True)],
-            notes={"cpu_s_per_step": cpu_s / len(self._ends_s)} | notes,
+            notes=notes,
         )

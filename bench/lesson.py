@@ -6,7 +6,6 @@ each step, the judge, and the examination.
 import asyncio
 from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from asyncrl.config import Config
@@ -36,7 +35,8 @@ class Lesson:
     def reward(self, prompt: Prompt, completion: str) -> float:
         """What a completion earns."""
         sample = Sample(prompt=prompt.text, completion=completion, answer=prompt.answer, data_source=prompt.data_source)
-        return verdict_of(self._verifier(sample)).score
+        score: float = verdict_of(self._verifier(sample)).score
+        return score
 
     def engine(self) -> TransformersEngine:
         """One that decodes as many completions together as all rollouts of the config do."""
@@ -72,8 +72,3 @@ class Lesson:
         completions = await asyncio.gather(*map(engine.generate, requests))
         texts = [engine.decode(completion.completion_ids) for completion in completions]
         return sum(map(self.reward, prompts, texts)) / len(prompts)
-
-
-def model_directory(config: Config) -> Path:
-    """Where the base policy is."""
-    return Path(config.model.path)

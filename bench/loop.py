@@ -12,8 +12,10 @@ size, lengths, loss, optimizer and judge. Contenders take turns; each figure is 
     step, trained tokens   median step, and completion tokens a second, over the second half of the steps, when
                            completions have their final length. Nothing is evaluated meanwhile, by anybody
 
-Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``ratio`` is ours over the peer's. The bare loop has
-no broker, ledger, spool or leases, and loses everything if a process dies: its ratio is the price of the runtime.
+    CPU of a step          of all processes, over the same steps; other load on the machine hardly changes it
+
+Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``ratio`` is ours over the peer's. The bare
+loop has no broker, ledger, spool or leases, and loses everything if a process dies: its ratio is what the runtime costs.
 
 ``--sync-async`` compares asyncrl with itself, staleness 0 against 1, one rollout: wall time of the steps, and how near
 it comes to what two processes can do at best, the busier one's busy time in the synchronous run.
@@ -33,6 +35,7 @@ from typing import Any
 
 import msgspec
 from course import Course
+from cpu import CpuWatch
 from ours import whole_loop
 
 from asyncrl.config import Config, load, to_toml
@@ -72,6 +75,7 @@ def compare_peers(options: argparse.Namespace) -> None:
         show_accuracy(options.accuracy, learning, peer, courses[peer])
         show("step", "s", "lower", running, peer, courses[peer], Course.step_s)
         show("trained tokens", "tokens/s", "higher", running, peer, courses[peer], Course.tokens_per_s)
+        show("CPU of a step", "CPU-s", "lower", running, peer, courses[peer], Course.cpu_s_per_step)
 
 
 def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
@@ -98,16 +102,22 @@ def run_peer(
     """A peer in a process of its own; it prints its course."""
     path = directory / "peer.toml"
     path.write_text(to_toml(config))
-    command = [python, "-m", f"peers.{module}", str(path), str(time.monotonic()), *map(str, arguments or [])]
+    command = [python, "-m", f"peers.{module}", str(path), *map(str, arguments or [])]
     environment = {
         "PYTHONPATH": str(HERE),
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
-    with (directory / "peer.log").open("w") as log:
-        done = subprocess.run(command, check=True, env=os.environ | environment, stdout=subprocess.PIPE, stderr=log)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Course)
+    started_s = time.monotonic()
+    said = directory / "peer.out"
+    with said.open("w") as out, (directory / "peer.log").open("w") as log:
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=out, stderr=log)
+        with CpuWatch(process.pid) as watch:
+            code = process.wait()
+    if code:
+        raise SystemExit(f"{module} failed with {code}: {(directory / 'peer.log').read_text()[-2000:]}")
+    return msgspec.json.decode(said.read_bytes().splitlines()[-1], type=Course).seen(started_s, watch)
 
 
 def trl_version(python: str) -> str:
@@ -180,7 +190,7 @@ def compare_sync_async(options: argparse.Namespace) -> None:
             "better": "lower",
             "ideal_s": ideal_s,
             "ideal_share": round(ideal_s / wall_s, 3),
-            **{name: values for name, values in of.items()},
+            **of,
         }
     )
 
@@ -208,7 +218,9 @@ def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, Cours
                 f"round {number + 1}, {name}: loaded in {course.load_s:.1f} s, {course.step_s():.3f} s a step, "
                 f"{course.tokens_per_s():.0f} tokens/s, accuracy "
                 + " ".join(f"{reached:.3f}@{seconds:.1f}s" for _, seconds, reached in course.accuracies)
-                + "".join(f", {key} {value:.3g}" for key, value in course.notes.items()),
+                + "".join(f", {key} {value:.3g}" for key, value in course.notes.items())
+                + f", CPU a step {course.cpu_s_per_step():.3f}: "
+                + " ".join(f"{name} {seconds:.3f}" for name, seconds in course.cpu_s.items()),
                 file=sys.stderr,
             )
     return courses

@@ -13,7 +13,8 @@ class Screen:
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
-        self._started_s: float | None = None
+        self._first: tuple[int, float] | None = None
+        """The first step that was done, and when."""
         self._bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -56,12 +57,10 @@ class Screen:
     def _eta_s(self, step: Step) -> float:
         """From the pace so far, the first step (which waits for everything to load) left out."""
         now_s = step.metrics.get("time_s", 0.0)
-        if self._started_s is None:
-            self._started_s = now_s
-            self._first_step = step.step
-            return 0.0
-        done = step.step - self._first_step
-        return (now_s - self._started_s) / max(done, 1) * (self._steps - 1 - step.step)
+        if self._first is None:
+            self._first = step.step, now_s
+        first_step, first_s = self._first
+        return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
 
 
 def step_line(step: Step, eta_s: float) -> str:
@@ -69,7 +68,7 @@ def step_line(step: Step, eta_s: float) -> str:
     Everything worth seeing of a step in about a hundred columns.
 
     Example:
-        step  41/60 v41 reward .512 acc .51 len 38 stale 0.8/1 kl .0031 tok/s 21.4k wait t/r 3%/11% eta 0:04
+        step  41/60 v40 reward .512 acc .510 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% eta 0:04
     """
     m = step.metrics
     return (

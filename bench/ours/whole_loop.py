@@ -1,13 +1,14 @@
-"""asyncrl's own loop, as `asyncrl run` runs it: broker with spool and ledger, rollouts, reward and trainer as processes."""
+"""asyncrl's own loop, as `asyncrl run` runs it: broker and spool, rollouts, reward and trainer, each a process."""
 
 import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
-from time import time
+from time import monotonic, time
 
 import msgspec
 from course import Course
+from cpu import CpuWatch
 
 from asyncrl.config import Config, to_toml
 from asyncrl.observe.run_record import RunRecord, read_run
@@ -18,33 +19,34 @@ def run(config: Config, directory: Path) -> Course:
     One run.
 
     Raises:
-        subprocess.CalledProcessError: It failed; its last words stand on standard error.
+        SystemExit: It failed; says what it said.
     """
     here = msgspec.structs.replace(config.run, dir=str(directory), name="asyncrl")
     path = directory / "asyncrl.toml"
     path.write_text(to_toml(msgspec.structs.replace(config, run=here)))
-    started_s = time()
+    started_s = monotonic()
     with (directory / "asyncrl.log").open("w") as log:
-        subprocess.run([sys.executable, "-m", "asyncrl", "run", str(path)], check=True, stdout=log)
-    return course_of(read_run(directory / "asyncrl"), started_s)
+        process = subprocess.Popen([sys.executable, "-m", "asyncrl", "run", str(path)], stdout=log)
+        with CpuWatch(process.pid) as watch:
+            code = process.wait()
+    if code:
+        raise SystemExit(f"asyncrl run failed with {code}: {(directory / 'asyncrl.log').read_text()}")
+    return course_of(read_run(directory / "asyncrl")).seen(started_s, watch)
 
 
-def course_of(record: RunRecord, started_s: float) -> Course:
+def course_of(record: RunRecord) -> Course:
     """
     What the run directory tells. The clock starts when the trainer begins to wait for its first batch.
 
     A policy counts from when it was live. Evaluations are on the clock, because a rollout answers them.
-
-    Args:
-        started_s: Seconds since 1970 when the command was given.
     """
     times_s, steps_s = ([value for _, value in record.curve(key)] for key in ("time_s", "step_s"))
     zero_s = times_s[0] - steps_s[0]
-    began_s = datetime.fromisoformat(record.events[0]["at"]).timestamp() - started_s
+    began_s = datetime.fromisoformat(record.events[0]["at"]).timestamp() - (time() - monotonic())
     live_s = {e["policy_version"]: e["time_s"] - zero_s for e in record.events if e["event"] == "version.live"}
     per_publish = record.config["schedule.steps_per_publish"]
     return Course(
-        load_s=began_s + zero_s,
+        zero_s=began_s + zero_s,
         ends_s=[at_s - zero_s for at_s in times_s],
         tokens=[int(value) for _, value in record.curve("tokens")],
         accuracies=[

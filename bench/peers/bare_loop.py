@@ -7,7 +7,7 @@ The least a loop of two processes can be: one samples, one trains, and nothing i
 Engine, learner, judge and staleness bound are asyncrl's own; there is no broker, no ledger, no spool, no lease, and if
 one process dies all is lost. What asyncrl's loop needs beyond this is what the runtime costs.
 
-    PYTHONPATH=bench python -m peers.bare_loop CONFIG STARTED_S
+    PYTHONPATH=bench python -m peers.bare_loop CONFIG
 
 `multiprocessing` pickles what it sends, which asyncrl never does: both ends are this file, on this machine.
 """
@@ -42,7 +42,7 @@ class SharedWeights:
 
     def __init__(self, lock: Lock, size: int) -> None:
         self._lock = lock
-        self._flat = torch.zeros(size).share_memory_()
+        self._flat = torch.zeros(size).share_memory_()  # type: ignore[no-untyped-call]
 
     def write(self, tensors: list[Tensor]) -> None:
         with self._lock, torch.no_grad():
@@ -74,7 +74,7 @@ class Sampler:
         asyncio.get_running_loop().add_reader(self._used_up.fileno(), self._on_used_up, wanted)
         self._batches.put("ready")
         self._version, self._trained = 0, 0
-        delivered: asyncio.Task[None] | None = None
+        delivered = asyncio.create_task(self._engine.resume())  # nothing comes before the first batch
         for step in range(self._lesson.config.run.steps):
             await wanted.acquire()
             await self._refresh()
@@ -92,13 +92,12 @@ class Sampler:
             await self._engine.swap(self._version, self._shared.read(self._engine))
             await self._engine.resume()
 
-    async def _deliver(self, step: int, before: asyncio.Task[None] | None) -> None:
+    async def _deliver(self, step: int, before: "asyncio.Task[None]") -> None:
         """Sample one batch, and hand it over after the one before it."""
         groups = await asyncio.gather(
             *(self._group(step, place, prompt) for place, prompt in enumerate(self._lesson.prompts(step)))
         )
-        if before:
-            await before
+        await before
         self._batches.put([sample for group in groups for sample in group])
 
     async def _group(self, step: int, place: int, prompt: Prompt) -> list[TrainingSample]:
@@ -121,7 +120,8 @@ class Sampler:
 
 def window(config: Config) -> int:
     """Batches that may be open at once: the same bound as asyncrl's, in whole batches."""
-    return max(1, config.schedule.window // config.schedule.groups_per_step)
+    batches: int = config.schedule.window // config.schedule.groups_per_step
+    return batches
 
 
 def sample(config: Config, shared: SharedWeights, batches: "Queue[Any]", used_up: Connection) -> None:
@@ -130,7 +130,7 @@ def sample(config: Config, shared: SharedWeights, batches: "Queue[Any]", used_up
     asyncio.run(Sampler(Lesson(config), shared, batches, used_up).run())
 
 
-def main(path: Path, started_s: float) -> None:
+def main(path: Path) -> None:
     """The training process."""
     config = load(path)
     torch.set_num_threads(config.trainer.threads)
@@ -143,9 +143,7 @@ def main(path: Path, started_s: float) -> None:
     sampler = context.Process(target=sample, args=(config, shared, batches, hears), daemon=True)
     sampler.start()
     batches.get()
-    watch = Stopwatch(
-        Lesson(config), lambda: {name: weight.clone() for name, weight in weights.items()}, started_s=started_s
-    )
+    watch = Stopwatch(Lesson(config), lambda: {name: weight.clone() for name, weight in weights.items()})
     watch.start()
     waited_s = 0.0
     for step in range(config.run.steps):
@@ -162,4 +160,4 @@ def main(path: Path, started_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]))

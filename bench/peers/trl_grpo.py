@@ -1,7 +1,7 @@
 """
 TRL's GRPOTrainer on the CPU: one process that generates with transformers, then trains, then generates again.
 
-    PYTHONPATH=bench python -m peers.trl_grpo CONFIG STARTED_S THREADS ROWS
+    PYTHONPATH=bench python -m peers.trl_grpo CONFIG THREADS ROWS
 
 Everything that could be equal is: base, prompts in order, group size, lengths, loss (DAPO's token mean, the same clip
 bounds, no KL), AdamW with the same warm-up, judge. What only costs time is off: trackers, checkpoints, progress bars,
@@ -115,7 +115,7 @@ def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Opti
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, share)
 
 
-def main(path: Path, started_s: float, threads: int, rows: int) -> None:
+def main(path: Path, threads: int, rows: int) -> None:
     """Train, and print the course."""
     torch.set_num_threads(threads)
     config = load(path)
@@ -128,7 +128,7 @@ def main(path: Path, started_s: float, threads: int, rows: int) -> None:
     def weights() -> Weights:
         return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
-    watch = Stopwatch(lesson, weights, started_s=started_s)
+    watch = Stopwatch(lesson, weights)
     with TemporaryDirectory() as output:
         trainer = GRPOTrainer(
             model=model,
@@ -144,4 +144,4 @@ def main(path: Path, started_s: float, threads: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

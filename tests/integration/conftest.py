@@ -1,6 +1,7 @@
-"""A toy of everything: a random Qwen3 of 22 words, 64 prompts, and a whole run of real processes around them."""
+"""A whole run of real processes around the toy."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.broker.ledger_reader import LedgerReader
@@ -17,92 +16,18 @@ from asyncrl.broker.records import AnyRecord
 from asyncrl.config import Config, load
 from asyncrl.observe.run_directory import RunDirectory, Summary
 
-WORDS = ["<pad>", "<eos>", *"0123456789+-=#", "a", "b", "c", "How", "many", "now?"]
-EOS_ID = WORDS.index("<eos>")
 STUCK_S = 100.0
 """A run that has not ended by then hangs."""
 POLL_S = 0.05
-
-REWARD = '''
-def count_of_a(sample):
-    """Something that random weights earn, and that differs within a group."""
-    return {"score": float(sample.completion.count("a") % 3), "correct": float("a" in sample.completion)}
-'''
-
-CONFIG = """
-[run]
-steps = {steps}
-seed = 7
-[model]
-path = "{toy}/model"
-[data]
-train = "{toy}/train.parquet"
-held_out = "{toy}/held_out.parquet"
-max_prompt_tokens = 64
-[schedule]
-groups_per_step = 4
-group_size = 4
-[sampling]
-max_tokens = 96
-[rollout]
-slots = 16
-[reward]
-function = "{toy}/reward.py:count_of_a"
-[trainer]
-lr = 1e-3
-[evaluation]
-every_versions = 3
-max_prompts = 8
-"""
-
-
-@pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, its tokenizer, prompts, and a reward function."""
-    folder = tmp_path_factory.mktemp("toy")
-    make_model(folder / "model")
-    rows = [{"prompt": f"a + {i % 10} b How many now?", "answer": str(i % 10), "data_source": "toy"} for i in range(64)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    pq.write_table(pa.Table.from_pylist(rows[:16]), folder / "held_out.parquet")
-    (folder / "reward.py").write_text(REWARD)
-    return folder
-
-
-def make_model(path: Path) -> None:
-    """Random weights: every word is about as likely as any other, so that completions have about 22 of them."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-        eos_token_id=EOS_ID,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
 
 
 class ToyRun:
     """One `asyncrl run`, from its start to what it left behind."""
 
     def __init__(self, folder: Path, toy: Path, *overrides: str, steps: int = 8) -> None:
-        self._config = folder / "toy.toml"
-        self._config.write_text(CONFIG.format(toy=toy, steps=steps))
-        command = [sys.executable, "-m", "asyncrl", "run", self._config.name]
-        for override in overrides:
+        shutil.copy(toy / "toy.toml", folder)
+        command = [sys.executable, "-m", "asyncrl", "run", "toy.toml"]
+        for override in (f"steps={steps}", *overrides):
             command += ["--set", override]
         self._process = subprocess.Popen(
             command,

@@ -42,10 +42,14 @@ def run(toy: Path, tmp_path: Path) -> Toy:
     return run
 
 
-def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, code: int = 78) -> None:
-    """A single line on standard error that holds all ``parts``, and nothing that only a programmer reads."""
-    assert done.returncode == code, done.stderr
-    (line,) = done.stderr.splitlines()
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """A single line on standard error that holds all ``parts``, and the exit code of a mistake."""
+    assert_one_sentence_of(done.stderr, done.returncode, *parts)
+
+
+def assert_one_sentence_of(errors: str, code: int | None, *parts: str) -> None:
+    assert code == 78, errors
+    (line,) = errors.splitlines()
     assert line.startswith(("asyncrl: ", "asyncrl-node: "))
     for part in parts:
         assert part in line, line
@@ -96,10 +100,10 @@ def test_a_busy_port_ends_the_run_with_its_number(run):
         port = taken.getsockname()[1]
         done = run(f"broker.bind=tcp://127.0.0.1:{port}")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        f"asyncrl: broker-0 exited with 69: cannot bind tcp://127.0.0.1:{port}: the port is in use; stop what holds it, "
-        f"or bind port 0"
-    ]
+    assert done.stderr == (
+        f"asyncrl: broker-0 exited with 69: cannot bind tcp://127.0.0.1:{port}: the port is in use; "
+        f"stop what holds it, or bind port 0\n"
+    )
 
 
 # ── `asyncrl-node` ──────────────────────────────────────────────────────────────────────────
@@ -156,13 +160,21 @@ def reward_function(folder: Path, body: str) -> str:
     ids=["raises", "hangs", "nan", "no number"],
 )
 def test_a_reward_function_that_never_gives_a_verdict_ends_the_run(start_run, tmp_path, body, part):
-    run = start_run(reward_function(tmp_path, body), "reward.timeout_s=0.2", "evaluation.at_start=false").end()
+    overrides = ["reward.timeout_s=0.2", "schedule.max_attempts=1", "evaluation.at_start=false"]
+    run = start_run(reward_function(tmp_path, body), *overrides).end()
     assert run.code == 1
     (line,) = run.errors.splitlines()
     assert part in line
     assert run.summary.status == "failed"
     assert part in run.summary.cause
     assert run.summary.trained_tokens == 0, "no reward was made up"
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_is_not_there_ends_the_run_as_a_mistake(start_run):
+    run = start_run("reward.function=nowhere.py:judge").end()
+    assert_one_sentence_of(run.errors, run.code, "reward-0 exited with 78", "nowhere.py")
+    assert "nowhere.py" in run.summary.cause
 
 
 @pytest.mark.slow

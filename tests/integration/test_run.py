@@ -9,7 +9,17 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.broker.records import Admitted, AnyRecord, Committed, Dropped, Reissued, Result, Taken, Verdict, VersionLive
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Reissued,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 

@@ -1,0 +1,82 @@
+"""
+How much CPU the processes of a run use, read from outside while they run. Other load on the machine changes it far less
+than it changes wall time. Linux only.
+"""
+
+import os
+import threading
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+EVERY_S = 0.1
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PARENT, USER, SYSTEM = 1, 11, 12
+"""Fields of /proc/PID/stat after the command in brackets."""
+
+
+class CpuWatch:
+    """A context: looks at a process and all its descendants, ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = pid
+        self._seen: dict[int, tuple[str, list[tuple[float, float]]]] = {}
+        """By process: its name, and (time, CPU seconds so far)."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "CpuWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def used(self, start_s: float, end_s: float) -> dict[str, float]:
+        """CPU seconds of each process between two times of `time.monotonic`; those that did nothing are left out."""
+        found: dict[str, float] = {}
+        for name, points in self._seen.values():
+            first = max(bisect_right(points, (start_s, 0.0)) - 1, 0)
+            last = min(bisect_left(points, (end_s, 0.0)), len(points) - 1)
+            found[name] = found.get(name, 0.0) + max(points[last][1] - points[first][1], 0.0)
+        return {name: seconds for name, seconds in found.items() if seconds}
+
+    def _watch(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            now_s, stats = monotonic(), _stats()
+            for pid in _family(self._root, stats):
+                _, points = self._seen.setdefault(pid, (_name(pid), []))
+                points.append((now_s, (int(stats[pid][USER]) + int(stats[pid][SYSTEM])) / TICKS_PER_S))
+
+
+def _stats() -> dict[int, list[str]]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+    return found
+
+
+def _family(root: int, stats: dict[int, list[str]]) -> set[int]:
+    family = {root} & stats.keys()
+    while more := {pid for pid, fields in stats.items() if int(fields[PARENT]) in family} - family:
+        family |= more
+    return family
+
+
+def _name(pid: int) -> str:
+    """What it was called on its command line, or what it is."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return "gone"
+    if "--name" in words:
+        return words[words.index("--name") + 1]
+    return next((words[i + 1] for i, word in enumerate(words) if word == "-m"), "child")

@@ -1,0 +1,64 @@
+"""Who is connected, and who has been silent for too long."""
+
+from asyncrl.broker.nodes import Node, NodeBook
+from asyncrl.messages import PROTOCOL, Hello, Role
+
+
+def hello(role: Role, name: str, incarnation: str = "0") -> Hello:
+    return Hello(PROTOCOL, role, name, incarnation)
+
+
+def join(book: NodeBook, role: Role, name: str, incarnation: str = "0", now_s: float = 0.0) -> Node:
+    return book.join(f"{name}.{incarnation}", hello(role, name, incarnation), now_s)
+
+
+def test_any_message_is_a_sign_of_life() -> None:
+    book = NodeBook(ttl_s=10.0)
+    join(book, "rollout", "a")
+    silent = join(book, "rollout", "b")
+
+    book.heard("a.0", 5.0)
+
+    assert book.silent(10.0) == []
+    assert book.silent(10.1) == [silent]
+    assert book.heard("nobody.0", 5.0) is None
+
+
+def test_roles_are_kept_in_the_order_of_joining() -> None:
+    book = NodeBook(ttl_s=10.0)
+    first, judge, second = join(book, "rollout", "b"), join(book, "reward", "r"), join(book, "rollout", "a")
+
+    assert book.of("rollout") == [first, second]
+    assert book.all() == [first, judge, second]
+    assert book.trainer() is None
+    book.leave("b.0")
+    assert book.of("rollout") == [second]
+    assert book.leave("b.0") is None
+
+
+def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
+    book = NodeBook(ttl_s=10.0)
+    loading, ready = join(book, "rollout", "a"), join(book, "rollout", "b")
+    ready.is_ready = True
+
+    assert book.rollouts() == [ready]
+    assert loading in book.of("rollout")
+
+
+def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
+    book = NodeBook(ttl_s=10.0)
+    old = join(book, "rollout", "a", "0")
+    join(book, "rollout", "b", "0")
+
+    assert book.earlier(hello("rollout", "a", "1")) == [old]
+
+
+def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_has_none() -> None:
+    node = join(NodeBook(ttl_s=10.0), "rollout", "a")
+    node.credit_limit, node.granted = 10, 4
+    assert (node.credits, node.is_able) == (6, False), "no weights, no work"
+
+    node.policy_version = 0
+    assert node.is_able
+    node.is_draining = True
+    assert (node.credits, node.is_able) == (0, False)

@@ -1,0 +1,138 @@
+"""The commands that look and prepare: what they print, and what they refuse."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from asyncrl.cli.main import main
+from asyncrl.observe.run_directory import RunDirectory
+
+
+def asyncrl(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run file with a model directory that need not be loaded, and a dataset."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    rows = [{"prompt": "how many", "answer": "1", "data_source": "toy"}] * 4
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    path = tmp_path / "toy.toml"
+    path.write_text(
+        f'[run]\nsteps = 3\ndir = "{tmp_path}/runs"\n[model]\npath = "{tmp_path}/model"\n'
+        f'[data]\ntrain = "{tmp_path}/train.parquet"\n[schedule]\ngroups_per_step = 2\ngroup_size = 4\n'
+    )
+    return path
+
+
+def test_it_says_its_version():
+    assert importlib.metadata.version("asyncrl") in asyncrl("--version").output
+
+
+def test_the_commands_are_these():
+    assert set(main.commands) == {"run", "make-model", "report", "config", "data"}
+    assert set(main.commands["config"].commands) == {"show"}
+    assert set(main.commands["data"].commands) == {"prepare", "check"}
+    assert [param.opts[0] for param in main.commands["run"].params] == ["config_path", "--set", "--dry-run"]
+
+
+def test_config_show_tells_where_each_value_comes_from(config):
+    result = asyncrl("config", "show", config, "--set", "seed=5")
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()}
+    assert lines["run.seed"] == ["5", "--set"]
+    assert lines["run.steps"] == ["3", "toy.toml"]
+    assert lines["trainer.lr"] == ["1e-06", "default"]
+
+
+def test_config_show_of_a_misspelt_key_is_one_sentence(config):
+    result = asyncrl("config", "show", config, "--set", "schedule.stalenes=1")
+    assert result.exit_code == 78
+    assert result.stderr == "asyncrl: unknown key 'schedule.stalenes': did you mean 'schedule.staleness'?\n"
+
+
+def test_a_dry_run_prints_what_would_run_and_starts_nothing(config, tmp_path):
+    result = asyncrl("run", config, "--dry-run", "--set", "rollout.replicas=3")
+    assert result.exit_code == 0, result.output
+    assert "steps = 3" in result.output
+    assert "would start: 1 broker (with spool), 3 rollouts, 1 reward, 1 trainer" in result.output
+    assert "3 steps of 2 groups of 4; at most 4 groups open; 24 trajectories" in result.output.replace("\n", " ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_with_a_recipe_makes_no_model(config, tmp_path):
+    overrides = ["--set", f"model.path={tmp_path}/new", "--set", "model.scratch.recipe=random"]
+    result = asyncrl("run", config, "--dry-run", *overrides)
+    assert result.exit_code == 0, result.output
+    assert "would make" in result.output
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_without_a_model_is_refused(config):
+    result = asyncrl("run", config, "--set", "model.path=nowhere", "--dry-run")
+    assert result.exit_code == 78
+    assert "model.path 'nowhere' is not a model directory" in result.stderr
+
+
+def test_data_check_says_what_a_dataset_holds(config, tmp_path):
+    result = asyncrl("data", "check", tmp_path / "train.parquet")
+    assert result.exit_code == 0
+    assert "4 rows" in result.output
+    assert "no problems" in result.output
+
+
+def test_data_check_of_an_unusable_dataset_ends_with_78(tmp_path):
+    pq.write_table(pa.table({"prompt": [""], "answer": ["1"], "data_source": ["toy"]}), tmp_path / "bad.parquet")
+    result = asyncrl("data", "check", tmp_path / "bad.parquet")
+    assert result.exit_code == 78
+    assert result.stderr.startswith("asyncrl: ")
+
+
+def test_data_prepare_writes_a_dataset_that_check_accepts(tmp_path):
+    (tmp_path / "raw.jsonl").write_text('{"question": "How many?", "answer": "6 * 7\\n#### 42"}\n')
+    out = tmp_path / "gsm8k.parquet"
+    result = asyncrl("data", "prepare", "gsm8k", tmp_path / "raw.jsonl", "-o", out)
+    assert (result.exit_code, result.output) == (0, f"{out}: 1 rows of gsm8k\n")
+    assert asyncrl("data", "check", out).exit_code == 0
+
+
+def test_data_prepare_of_a_missing_file_is_one_sentence(tmp_path):
+    result = asyncrl("data", "prepare", "gsm8k", tmp_path / "nowhere.jsonl", "-o", tmp_path / "out.parquet")
+    assert result.exit_code == 78
+    assert len(result.stderr.splitlines()) == 1
+
+
+def a_run(folder: Path, name: str) -> RunDirectory:
+    directory = RunDirectory.create(folder, name)
+    directory.config.write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
+    directory.append_event("run.started", seed=0)
+    directory.append_metrics({"step": 0, "time_s": 1.0, "reward": 0.5, "tokens": 10})
+    return directory
+
+
+def test_report_writes_one_page_beside_the_run(tmp_path):
+    run = a_run(tmp_path, "one")
+    result = asyncrl("report", run.path)
+    assert (result.exit_code, result.output) == (0, f"{run.report}\n")
+    assert run.report.read_text().startswith("<!")
+
+
+def test_report_of_several_runs_goes_where_it_is_told(tmp_path):
+    runs = [a_run(tmp_path, name).path for name in ("one", "two")]
+    result = asyncrl("report", *runs, "-o", tmp_path / "both.html")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "both.html").read_text()
+    assert "one" in page
+    assert "two" in page
+
+
+def test_report_of_nothing_is_one_sentence(tmp_path):
+    result = asyncrl("report", tmp_path / "nowhere")
+    assert result.exit_code not in (0, 1)
+    assert len(result.stderr.splitlines()) == 1

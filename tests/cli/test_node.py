@@ -1,0 +1,83 @@
+"""The options of asyncrl-node are a promise to unit files and job scripts: a test that fails here breaks them."""
+
+import importlib.metadata
+
+import pytest
+from click.testing import CliRunner
+
+from asyncrl.cli import node
+from asyncrl.cli.node import main
+
+
+def test_the_options_are_these():
+    options = {param.opts[0]: (param.required, param.default) for param in main.params if param.opts[0] != "--version"}
+    assert options == {
+        "--role": (True, options["--role"][1]),
+        "--broker": (False, options["--broker"][1]),
+        "--config": (False, options["--config"][1]),
+        "--set": (False, options["--set"][1]),
+        "--name": (False, options["--name"][1]),
+        "--run-dir": (False, options["--run-dir"][1]),
+        "--wait": (False, 30.0),
+    }
+
+
+def test_the_roles_are_these():
+    assert node.ROLES == ("broker", "rollout", "reward", "trainer")
+
+
+def test_it_says_its_version():
+    result = CliRunner().invoke(main, ["--version"])
+    assert importlib.metadata.version("asyncrl") in result.output
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Stands in for the process: remembers what would run."""
+    runs: list[str] = []
+    monkeypatch.setattr(node, "run_process", lambda job, *, name: runs.append(name) or 0)
+    return runs
+
+
+def test_a_node_needs_only_its_role_and_the_brokers_address(started):
+    result = CliRunner().invoke(main, ["--role", "rollout", "--broker", "tcp://127.0.0.1:5570"])
+    assert result.exit_code == 0, result.output
+    (name,) = started
+    assert name.startswith("rollout-")
+
+
+def test_its_name_may_be_given(started):
+    CliRunner().invoke(main, ["--role", "reward", "--broker", "tcp://127.0.0.1:5570", "--name", "reward-7"])
+    assert started == ["reward-7"]
+
+
+@pytest.mark.parametrize("option", [["--config", "x.toml"], ["--set", "seed=1"], ["--run-dir", "runs/x"]])
+@pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])
+def test_options_of_the_broker_are_refused_elsewhere(started, role, option):
+    result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://127.0.0.1:5570", *option])
+    assert (result.exit_code, started) == (78, [])
+    assert f"a {role} gets them from it" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:5570", "http://127.0.0.1", ""])
+def test_an_address_that_is_none_is_refused(started, address):
+    result = CliRunner().invoke(main, ["--role", "reward", "--broker", address])
+    assert (result.exit_code, started) == (78, [])
+    assert f"--broker is {address!r}: expected tcp://HOST:PORT" in result.stderr
+
+
+def test_a_broker_makes_its_run_directory_and_keeps_the_configuration(started, tmp_path):
+    (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
+    arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--broker", "tcp://127.0.0.1:5570"]
+    result = CliRunner().invoke(main, [*arguments, "--set", f"run.dir={tmp_path}/runs"])
+    assert result.exit_code == 0, result.output
+    kept = (tmp_path / "runs" / "toy" / "config.toml").read_text()
+    assert 'bind = "tcp://127.0.0.1:5570"' in kept
+
+
+def test_a_run_directory_that_is_none_is_refused(started, tmp_path):
+    (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
+    arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--run-dir", str(tmp_path / "nowhere")]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, started) == (78, [])
+    assert "no run to resume" in result.stderr
