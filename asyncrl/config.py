@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -542,6 +542,9 @@ def _sentence(error: str) -> str:
     if "missing required field" in what:
         missing = what.rpartition("`")[0].rpartition("`")[2]
         return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+    if what.startswith("Invalid enum value"):
+        choices = ", ".join(map(repr, get_args(dict(_fields(Config))[key])))
+        return f"{key}: expected one of {choices}, got {what.removeprefix('Invalid enum value ')}"
     return f"{key}: {what[0].lower()}{what[1:]}"
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from time import monotonic, process_time
+from time import monotonic
 
 from cpu import CpuWatch
 from lesson import Lesson, Weights
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Course(Struct, frozen=True, kw_only=True):

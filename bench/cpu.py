@@ -21,8 +21,9 @@ class CpuWatch:
 
     def __init__(self, pid: int) -> None:
         self._root = pid
-        self._seen: dict[int, tuple[str, list[tuple[float, float]]]] = {}
-        """By process: its name, and (time, CPU seconds so far)."""
+        self._points: dict[int, list[tuple[float, float]]] = {}
+        """By process: (time, CPU seconds so far)."""
+        self._names: dict[int, str] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -39,7 +40,8 @@ class CpuWatch:
     def used(self, start_s: float, end_s: float) -> dict[str, float]:
         """CPU seconds of each process between two times of `time.monotonic`; those that did nothing are left out."""
         found: dict[str, float] = {}
-        for name, points in self._seen.values():
+        for pid, points in self._points.items():
+            name = self._names[pid]
             first = max(bisect_right(points, (start_s, 0.0)) - 1, 0)
             last = min(bisect_left(points, (end_s, 0.0)), len(points) - 1)
             found[name] = found.get(name, 0.0) + max(points[last][1] - points[first][1], 0.0)
@@ -49,8 +51,10 @@ class CpuWatch:
         while not self._ended.wait(EVERY_S):
             now_s, stats = monotonic(), _stats()
             for pid in _family(self._root, stats):
-                _, points = self._seen.setdefault(pid, (_name(pid), []))
-                points.append((now_s, (int(stats[pid][USER]) + int(stats[pid][SYSTEM])) / TICKS_PER_S))
+                used_s = (int(stats[pid][USER]) + int(stats[pid][SYSTEM])) / TICKS_PER_S
+                self._points.setdefault(pid, []).append((now_s, used_s))
+                # Asked every time: until it has begun its own program, a child is called what its parent is.
+                self._names[pid] = _name(pid) or self._names.get(pid, "")
 
 
 def _stats() -> dict[int, list[str]]:
@@ -72,11 +76,13 @@ def _family(root: int, stats: dict[int, list[str]]) -> set[int]:
 
 
 def _name(pid: int) -> str:
-    """What it was called on its command line, or what it is."""
+    """What it was called on its command line, or which module it is; empty if that cannot be told any more."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return "gone"
+    except OSError:  # it has just ended
+        return ""
+    if not any(words):  # it has ended, and nobody has asked how
+        return ""
     if "--name" in words:
         return words[words.index("--name") + 1]
     return next((words[i + 1] for i, word in enumerate(words) if word == "-m"), "child")

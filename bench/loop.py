@@ -15,7 +15,7 @@ size, lengths, loss, optimizer and judge. Contenders take turns; each figure is 
     CPU of a step          of all processes, over the same steps; other load on the machine hardly changes it
 
 Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``ratio`` is ours over the peer's. The bare
-loop has no broker, ledger, spool or leases, and loses everything if a process dies: its ratio is what the runtime costs.
+loop has no broker, ledger, spool or leases, and loses all if a process dies: its ratio is what the runtime costs.
 
 ``--sync-async`` compares asyncrl with itself, staleness 0 against 1, one rollout: wall time of the steps, and how near
 it comes to what two processes can do at best, the busier one's busy time in the synchronous run.
@@ -29,9 +29,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from course import Course
@@ -49,6 +50,22 @@ Contender = Callable[[Path], Course]
 Courses = list[Course]
 
 
+class Figure(NamedTuple):
+    """What is compared."""
+
+    case: str
+    unit: str
+    better: str
+    of: Callable[[Course], float]
+
+
+FIGURES = [
+    Figure("step", "s", "lower", Course.step_s),
+    Figure("trained tokens", "tokens/s", "higher", Course.tokens_per_s),
+    Figure("CPU of a step", "CPU-s", "lower", Course.cpu_s_per_step),
+]
+
+
 def main(options: argparse.Namespace) -> None:
     make_base(options.config, options.overrides)
     if options.sync_async:
@@ -63,19 +80,16 @@ def main(options: argparse.Namespace) -> None:
 def compare_peers(options: argparse.Namespace) -> None:
     """Print a line for each figure and peer."""
     ours: dict[str, Contender] = {
-        "asyncrl": lambda path: whole_loop.run(load(options.config, options.overrides), path),
-        "asyncrl, unexamined": lambda path: whole_loop.run(
-            load(options.config, [*options.overrides, *NO_EVALUATION]), path
-        ),
+        "asyncrl": partial(whole_loop.run, load(options.config, options.overrides)),
+        "asyncrl, unexamined": partial(whole_loop.run, load(options.config, [*options.overrides, *NO_EVALUATION])),
     }
     peers = peers_of(options)
     courses = take_turns(ours | peers, options.rounds)
     learning, running = courses["asyncrl"], courses["asyncrl, unexamined"]
     for peer in peers:
         show_accuracy(options.accuracy, learning, peer, courses[peer])
-        show("step", "s", "lower", running, peer, courses[peer], Course.step_s)
-        show("trained tokens", "tokens/s", "higher", running, peer, courses[peer], Course.tokens_per_s)
-        show("CPU of a step", "CPU-s", "lower", running, peer, courses[peer], Course.cpu_s_per_step)
+        for figure in FIGURES:
+            show(figure, running, peer, courses[peer])
 
 
 def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
@@ -83,26 +97,27 @@ def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
     config = load(options.config, options.overrides)
     found: dict[str, Contender] = {}
     if "bare" in options.peers:
-        found["bare loop"] = lambda path: run_peer(config, path, sys.executable, "bare_loop", threads=1)
-    if "trl" in options.peers:
-        if not (version := trl_version(options.trl_python)):
-            reason = f"trl is not installed for {options.trl_python}: pip install -e .[bench]"
-            print_line({"case": "all", "peer": "trl", "skipped": reason})
-            return found
-        for threads in (1, 2):
-            found[f"trl {version}, {threads} threads"] = lambda path, threads=threads: run_peer(
-                config, path, options.trl_python, "trl_grpo", threads=threads, arguments=[threads, options.trl_rows]
-            )
+        found["bare loop"] = partial(run_peer, config, sys.executable, "bare_loop", 1, [])
+    if "trl" not in options.peers:
+        return found
+    if not (version := trl_version(options.trl_python)):
+        reason = f"trl is not installed for {options.trl_python}: pip install -e .[bench]"
+        print_line({"case": "all", "peer": "trl", "skipped": reason})
+        return found
+    for threads in (1, 2):
+        settings = [threads, options.trl_rows]
+        name = f"trl {version}, torch threads: {threads}"
+        found[name] = partial(run_peer, config, options.trl_python, "trl_grpo", threads, settings)
     return found
 
 
-def run_peer(
-    config: Config, directory: Path, python: str, module: str, *, threads: int, arguments: list[int] | None = None
+def run_peer(  # noqa: PLR0917  all but the last are bound at once
+    config: Config, python: str, module: str, threads: int, settings: list[int], directory: Path
 ) -> Course:
     """A peer in a process of its own; it prints its course."""
     path = directory / "peer.toml"
     path.write_text(to_toml(config))
-    command = [python, "-m", f"peers.{module}", str(path), *map(str, arguments or [])]
+    command = [python, "-m", f"peers.{module}", str(path), *map(str, settings)]
     environment = {
         "PYTHONPATH": str(HERE),
         "OMP_NUM_THREADS": str(threads),
@@ -135,23 +150,21 @@ def show_accuracy(accuracy: float, ours: Courses, peer: str, theirs: Courses) ->
             best = max(reached for course in courses for _, _, reached in course.accuracies)
             print_line({"case": case, "peer": peer, "skipped": f"{name} did not always get there; at best {best:.3f}"})
             return
-    show(case, "s", "lower", ours, peer, theirs, lambda course: course.seconds_to(accuracy) or 0.0)
+    show(Figure(case, "s", "lower", lambda course: course.seconds_to(accuracy) or 0.0), ours, peer, theirs)
 
 
-def show(
-    case: str, unit: str, better: str, ours: Courses, peer: str, theirs: Courses, figure: Callable[[Course], float]
-) -> None:
+def show(figure: Figure, ours: Courses, peer: str, theirs: Courses) -> None:
     """One line: the medians of the rounds."""
-    own, other = median(map(figure, ours)), median(map(figure, theirs))
+    own, other = (median(map(figure.of, courses)) for courses in (ours, theirs))
     print_line(
         {
-            "case": case,
+            "case": figure.case,
             "ours": round(own, 3),
-            "unit": unit,
+            "unit": figure.unit,
             "peer": peer,
             "peer_value": round(other, 3),
             "ratio": round(own / other, 3),
-            "better": better,
+            "better": figure.better,
             "ours_load_s": round(median(course.load_s for course in ours), 1),
             "peer_load_s": round(median(course.load_s for course in theirs), 1),
         }
@@ -163,30 +176,22 @@ def show(
 
 def compare_sync_async(options: argparse.Namespace) -> None:
     """Print a line: the same work with and without overlap."""
-    both = {
-        name: load(
-            options.config,
-            [*options.overrides, *ONLY_AT_END, "rollout.replicas=1", f"schedule.staleness={staleness}"],
-        )
+    overrides = [*options.overrides, *ONLY_AT_END, "rollout.replicas=1"]
+    contenders: dict[str, Contender] = {
+        name: partial(whole_loop.run, load(options.config, [*overrides, f"schedule.staleness={staleness}"]))
         for name, staleness in (("synchronous", 0), ("asynchronous", 1))
     }
-    contenders: dict[str, Contender] = {
-        name: lambda path, config=config: whole_loop.run(config, path) for name, config in both.items()
-    }
-    courses = take_turns(contenders, options.rounds)
-    of = {name: summary(found) for name, found in courses.items()}
-    wall_s, ideal_s = (
-        of["asynchronous"]["wall_s"],
-        max(of["synchronous"]["rollout_busy_s"], of["synchronous"]["trainer_busy_s"]),
-    )
+    of = {name: summary(courses) for name, courses in take_turns(contenders, options.rounds).items()}
+    one_by_one, wall_s = of["synchronous"], of["asynchronous"]["wall_s"]
+    ideal_s = max(one_by_one["rollout_busy_s"], one_by_one["trainer_busy_s"])
     print_line(
         {
             "case": "overlap: staleness 1, one rollout",
             "ours": wall_s,
             "unit": "s",
             "peer": "asyncrl, staleness 0",
-            "peer_value": of["synchronous"]["wall_s"],
-            "ratio": round(wall_s / of["synchronous"]["wall_s"], 3),
+            "peer_value": one_by_one["wall_s"],
+            "ratio": round(wall_s / one_by_one["wall_s"], 3),
             "better": "lower",
             "ideal_s": ideal_s,
             "ideal_share": round(ideal_s / wall_s, 3),

@@ -127,5 +127,5 @@ def read_trajectory(ref: SpoolRef, payload: memoryview) -> Trajectory:
         raise DecodeError(f"{place} is damaged: expected checksum {ref.crc32:#010x}, got {found:#010x}")
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(f"{place} is no trajectory: {error}") from error

@@ -31,6 +31,10 @@ DATA_FRAME_BYTES = 256 << 20
 MAX_UNACKED_BYTES = 64 << 20
 MAX_INBOX_BYTES = 128 << 20
 LINGER_MS = 1000
+"""
+How long closing may take. ZeroMQ's own lingering does not suffice: a kernel that closes a connection while something
+unread has arrived on it throws away what it still had to send.
+"""
 
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, max_frame_bytes: int) -> "zmq.Socket[bytes]":
@@ -96,12 +100,12 @@ class ZmqLink:
             yield message
 
     async def aclose(self) -> None:
-        """Send what is queued, within a second, and close. Idempotent."""
+        """Close, once everything sent has been acknowledged or a second has passed. Idempotent."""
         if self._error is None:
             self._fail(LinkClosed("this link was closed"))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_MS / 1000):
-                    while not self._session.is_transmitted:
+                    while self._session.num_unacked and not self._fd.closed:
                         await self._movement()
         self._fd.close(linger_ms=LINGER_MS)
 
@@ -178,6 +182,8 @@ class ZmqHub:
         self._address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._max_frame_bytes = max_frame_bytes
         self._peers: dict[str, _Peer] = {}
+        self._moved = asyncio.Event()
+        """Something was heard, or the hub has closed."""
         self._inbox: Inbox[tuple[str, Message]] = Inbox(MAX_INBOX_BYTES)
         self._local = MemoryHub(self._inbox)
         self._fd = FdSocket(socket, self._on_frames, self._on_tick)
@@ -211,9 +217,15 @@ class ZmqHub:
             known.transmit(RESET_FRAME)
 
     async def aclose(self) -> None:
-        """Close; ZeroMQ may go on sending for a second. Idempotent."""
+        """Close, once everything sent has been acknowledged or a second has passed. Idempotent."""
         await self._local.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_MS / 1000):
+                while not self._fd.closed and any(peer.session.num_unacked for peer in self._peers.values()):
+                    self._moved.clear()
+                    await self._moved.wait()
         self._fd.close(linger_ms=LINGER_MS)
+        self._moved.set()
 
     def _on_frames(self, frames: list[zmq.Frame]) -> None:
         routing_id = frames[0].bytes
@@ -242,6 +254,7 @@ class ZmqHub:
             log.warning("peer.reset", peer=peer.name, reason=str(error))
             self.forget(peer.name)
             return
+        self._moved.set()
         if message is not None:
             self._inbox.put((peer.name, message), num_bytes)
             if self._inbox.is_full:

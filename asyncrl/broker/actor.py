@@ -125,6 +125,7 @@ class BrokerActor:
                 await self._say_goodbye()
                 for task in serving:
                     task.cancel()
+                await self._ledger.commit(self._unwritten)  # Who left last.
         except BaseExceptionGroup as group:
             cause = group.exceptions[0]
             is_ours = isinstance(cause, AsyncrlError)

@@ -18,6 +18,8 @@ class BatchBook:
         self._fifo = order == "fifo"
         self._queue: deque[Group] = deque()
         """fifo: every open group in the order admitted. completion: complete groups in the order completed."""
+        self._straggler: Group | None = None
+        """The first group seen to be incomplete: until it is, nobody need look further."""
         self._taken: dict[int, list[Group]] = {}
         self.next_step = 0
         """The step whose batch is formed next."""
@@ -36,6 +38,8 @@ class BatchBook:
         """A group will not be trained on."""
         if group in self._queue:
             self._queue.remove(group)
+        if group is self._straggler:
+            self._straggler = None
 
     def taken(self, step: int) -> list[Group] | None:
         """What ``step`` got, if it was formed already and not forgotten."""
@@ -45,7 +49,10 @@ class BatchBook:
         """The batch of the next step, or None while its groups are not complete."""
         if step != self.next_step or len(self._queue) < self._groups_per_step:
             return None
-        if not all(group.is_complete for group in islice(self._queue, self._groups_per_step)):
+        if self._straggler is None or self._straggler.is_complete:
+            head = islice(self._queue, self._groups_per_step)
+            self._straggler = next((group for group in head if not group.is_complete), None)
+        if self._straggler:
             return None
         self._taken[step] = [self._queue.popleft() for _ in range(self._groups_per_step)]
         self.next_step += 1

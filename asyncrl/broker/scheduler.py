@@ -10,7 +10,7 @@ its own (window, leases, groups, grading, batches, publishing, evaluation); here
 What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, and nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from msgspec import Struct
@@ -71,6 +71,7 @@ from asyncrl.messages import (
     Settled,
     Stepped,
     Stored,
+    StoredItem,
     StoreGet,
     StoreSet,
     Take,
@@ -301,15 +302,23 @@ class Scheduler:
                 self._versions_moved = True
 
     def _stored(self, message: Stored) -> None:
-        unit = message.unit
+        self._send(
+            f"{message.node}.{message.incarnation}",
+            Settled([item.unit for item in message.items]),
+            after_commit=True,
+        )
+        for item in message.items:
+            self._result(item)
+
+    def _result(self, item: StoredItem) -> None:
+        unit = item.unit
         slot = self._slot(unit)
-        self._send(f"{message.node}.{message.incarnation}", Settled([unit]), after_commit=True)
-        self.leases.settle(message.token, unit.index)
+        self.leases.settle(item.token, unit.index)
         if slot is None or slot.state in (State.STORED, State.SCORED):
-            self.records.append(Duplicate(unit, message.token, message.summary.num_tokens))
+            self.records.append(Duplicate(unit, item.token, item.summary.num_tokens))
             return
-        slot.state, slot.ref, slot.summary = State.STORED, message.ref, message.summary
-        self.records.append(Result(unit, message.token, message.ref, message.summary))
+        slot.state, slot.ref, slot.summary = State.STORED, item.ref, item.summary
+        self.records.append(Result(unit, item.token, item.ref, item.summary))
         self.grading.add(slot)
 
     def _scored(self, message: Scored) -> None:
@@ -362,12 +371,14 @@ class Scheduler:
         self.committed_step = max(self.committed_step, message.step)
         self.records.append(Committed(message.step, message.checkpoint))
         self._event("checkpoint.written", step=message.step, path=message.checkpoint)
-        for group in self.batches.forget(message.step):
-            self.groups.pop(group.group_id, None)
-        needed = [slot.ref.segment for group in self.groups.values() for slot in group.slots if slot.ref]
-        if needed:
+        done = self.batches.forget(message.step)
+        for group in done:
+            del self.groups[group.group_id]
+        held_out = self.evaluation.ongoing.open.values() if self.evaluation.ongoing else []
+        if done:
+            needed = _segments([*self.groups.values(), *held_out])
             for spool in self.nodes.of("spool"):
-                self._send(spool.peer, Trim(min(needed)))
+                self._send(spool.peer, Trim(min(needed, default=max(_segments(done)))))
 
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
@@ -589,6 +600,11 @@ class Scheduler:
 
     def _event(self, kind: str, **fields: Any) -> None:
         self.events.append(Event(kind, fields))
+
+
+def _segments(groups: Iterable[Group]) -> list[int]:
+    """Where their payloads are."""
+    return [slot.ref.segment for group in groups for slot in group.slots if slot.ref]
 
 
 def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:

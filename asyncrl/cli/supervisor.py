@@ -169,9 +169,9 @@ class Supervisor:
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        await self._tell(Exited(NODE, "was interrupted", restarting=False))
+        await self._tell(Exited("the run", "was interrupted", restarting=False))
         await asyncio.sleep(LAST_WORDS_S if self._link else 0)
-        self._end("interrupted")
+        self._end("the run was interrupted")
 
     async def _tell(self, message: Exited) -> None:
         if self._link is not None:

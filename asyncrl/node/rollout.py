@@ -1,19 +1,16 @@
-"""Builds a rollout's process: the engine, the receiver of weights, and the actor between them."""
+"""Builds a rollout's process: the engine that comes with asyncrl, attached to the broker."""
 
 import asyncio
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.actor.greeting import Identity, join, leave, spool_link
+from asyncrl.actor.greeting import Identity, join, leave
 from asyncrl.config import Config, from_json
 from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Member
-from asyncrl.node.serving import loading, serve
-from asyncrl.rollout.actor import RolloutActor
+from asyncrl.node.attach import roll_out
+from asyncrl.node.serving import loading
 from asyncrl.rollout.engines.transformers import TransformersEngine
-from asyncrl.weights.plan import Plan
-from asyncrl.weights.receive import Receiver
 
 
 async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
@@ -30,33 +27,10 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
     except AsyncrlError as error:
         await leave(link, str(error))
         raise
-    plan = Plan(engine.specs(), config.weights.bucket_bytes)
-    receiver = Receiver(plan, Member(who.node, who.incarnation), link.send, config.weights)
-    spool = spool_link(welcome, who)
-    actor = RolloutActor(
-        engine,
-        link,
-        spool,
-        node=who.node,
-        incarnation=who.incarnation,
-        slots=config.rollout.slots,
-        group_size=config.schedule.group_size,
-        receiver=receiver,
-        plan_hash=plan.hash,
-        partial_rollout=config.schedule.partial_rollout,
-    )
     try:
-        await serve(
-            actor,
-            link,
-            beat_s=welcome.beat_s,
-            stopping=stopping,
-            drain=lambda: actor.drain(config.rollout.drain_s),
-        )
+        await roll_out(engine, who, link, welcome, slots=config.rollout.slots, stopping=stopping)
     finally:
         await engine.aclose()
-        await receiver.aclose()
-        await spool.aclose()
 
 
 def _engine(config: Config) -> TransformersEngine:

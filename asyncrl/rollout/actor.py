@@ -112,6 +112,8 @@ class RolloutActor:
         """Trajectories settled or failed: their credit is offered again."""
         self._running: dict[Unit, asyncio.Task[None]] = {}
         self._num_generating = 0
+        self._encoded: tuple[Lease, list[int]] | None = None
+        """The lease whose prompt was encoded last: its indices come one after the other."""
         self._tokens_of: dict[Unit, int] = {}
         self._unsettled = UnsettledResults()
         self._has_fresh = asyncio.Event()
@@ -244,7 +246,9 @@ class RolloutActor:
         return result(lease, unit, prompt_ids, completion, text=text, node=self._node)
 
     def _encode(self, lease: Lease) -> list[int]:
-        prompt_ids = self._engine.encode(lease.prompt)
+        if self._encoded is None or self._encoded[0] is not lease:
+            self._encoded = lease, self._engine.encode(lease.prompt)
+        prompt_ids = self._encoded[1]
         if len(prompt_ids) > lease.max_prompt_tokens:
             raise EngineError(
                 f"the prompt has {len(prompt_ids)} tokens, more than data.max_prompt_tokens = "

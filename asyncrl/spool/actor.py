@@ -21,7 +21,7 @@ import structlog
 
 from asyncrl.actor.link import Hub, Link
 from asyncrl.errors import LedgerError, LinkClosed
-from asyncrl.messages import Bye, Fetch, Fetched, Put, SpoolRef, Stop, Stored, Trim
+from asyncrl.messages import Bye, Fetch, Fetched, Put, PutItem, SpoolRef, Stop, Stored, StoredItem, Trim
 from asyncrl.spool.layout import Entry
 from asyncrl.spool.segments import Segments
 
@@ -111,19 +111,19 @@ class SpoolActor:
                 return
 
     def _write(self, puts: list[Put]) -> list[Stored]:
-        """In the writer thread: the facts that are true once this returns."""
-        senders = [(put.node, put.incarnation) for put in puts for _ in put.items]
-        items = [item for put in puts for item in put.items]
-        places = self._segments.append(
-            [
-                (Entry(item.unit, item.token, item.summary, *sender), item.payload)
-                for item, sender in zip(items, senders, strict=True)
-            ]
-        )
+        """In the writer thread: the facts that are true once this returns, together for each sender."""
+        of_sender: dict[tuple[str, str], list[PutItem]] = {}
+        for put in puts:
+            of_sender.setdefault((put.node, put.incarnation), []).extend(put.items)
+        facts = [Stored(*sender, self._append(sender, items)) for sender, items in of_sender.items()]
         self._segments.sync()
+        return facts
+
+    def _append(self, sender: tuple[str, str], items: list[PutItem]) -> list[StoredItem]:
+        entries = [(Entry(item.unit, item.token, item.summary, *sender), item.payload) for item in items]
         return [
-            Stored(item.unit, item.token, SpoolRef(self._name, *place), item.summary, *sender)
-            for item, sender, place in zip(items, senders, places, strict=True)
+            StoredItem(item.unit, item.token, SpoolRef(self._name, *place), item.summary)
+            for item, place in zip(items, self._segments.append(entries), strict=True)
         ]
 
     def _answer_from_memory(self, peer: str, fetch: Fetch) -> None:

@@ -48,8 +48,7 @@ def stranger() -> Iterator["zmq.Socket[bytes]"]:
     socket.setsockopt(zmq.ROUTING_ID, b"stranger.1")
     socket.setsockopt(zmq.RCVHWM, 1)
     yield socket
-    socket.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def frame(seq: int, ack: int, body: object) -> bytes:
@@ -109,8 +108,7 @@ def test_a_hostile_hub_cannot_break_a_link() -> None:
                 router.send_multipart([peer, *frames])
             router.send_multipart([peer, frame(1, 1, Stop("sense"))])
             assert await link.receive() == Stop("sense")
-        router.close()
-        context.term()
+        context.destroy(linger=0)
 
     asyncio.run(scene())
 
@@ -123,6 +121,7 @@ def test_an_oversize_frame_closes_its_own_connection_and_no_other(stranger: "zmq
             stranger.send(frame(1, 0, Bye("x" * 2000)))
             assert (await asyncio.to_thread(recv_monitor_message, monitor))["event"] == zmq.EVENT_DISCONNECTED
             stranger.disable_monitor()
+            monitor.close()
             await honest.send(Offer(1))
             assert await hub.receive() == ("honest.1", Offer(1))
 
@@ -257,19 +256,29 @@ def test_a_link_to_a_restarted_hub_sees_a_reset_when_it_speaks() -> None:
             await link.send(Offer(1))
             await former.receive()
             await former.aclose()
-            async with hub_at(former.address):
-                await link.send(Offer(2))
-                with pytest.raises(LinkReset, match="restarted"):
-                    await link.receive()
+            restarted = await bound_again(former.address)
+            await link.send(Offer(2))
+            with pytest.raises(LinkReset, match="restarted"):
+                await link.receive()
+            await restarted.aclose()
 
     asyncio.run(scene())
+
+
+async def bound_again(address: str) -> ZmqHub:
+    """ZeroMQ lets go of a port some time after it was told to."""
+    while True:
+        try:
+            return ZmqHub(address)
+        except LinkError:
+            await asyncio.sleep(0)
 
 
 # ── flow ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_sender_waits_while_the_receiver_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zmq_link, "MAX_UNACKED_BYTES", 20_000)
+    monkeypatch.setattr(zmq_link, "MAX_UNACKED_BYTES", 60_000)
     monkeypatch.setattr(zmq_link, "MAX_INBOX_BYTES", 10_000)
     num, message_bytes = 1000, 1000
 
@@ -288,7 +297,7 @@ def test_a_sender_waits_while_the_receiver_is_behind(monkeypatch: pytest.MonkeyP
                 _, message = await hub.receive()
                 assert message == StoreSet("group", str(number), b"x" * message_bytes)
                 # Taken, waiting in the inbox, and unacknowledged; of the last two, one frame may stand above the limit.
-                assert num_sent <= number + 1 + (10_000 + 20_000) / message_bytes + 2
+                assert num_sent <= number + 1 + (10_000 + 60_000) / message_bytes + 2
             await flooding
 
     asyncio.run(scene())
@@ -314,6 +323,8 @@ def test_a_link_whose_peer_vanished_refuses_instead_of_waiting_for_ever(monkeypa
 def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
     num = 20_000
 
+    all_heard = threading.Event()
+
     def flood(address: str) -> None:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
@@ -321,8 +332,8 @@ def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
         socket.connect(address)
         for seq in range(1, num + 1):
             socket.send(frame(seq, 0, Offer(seq)))
-        socket.close()
-        context.term()
+        all_heard.wait(DEADLINE_S)
+        context.destroy(linger=0)
 
     async def scene() -> None:
         turns = 0
@@ -342,6 +353,7 @@ def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
             for seq in range(2, num + 1):
                 assert await hub.receive() == ("flood.1", Offer(seq))
             ticking.cancel()
+            all_heard.set()
             thread.join()
         # They take far above 20 ms, and a turn may take one for the socket and one for the inbox.
         assert turns >= 10
@@ -391,7 +403,7 @@ def test_an_address_zeromq_cannot_use_is_one_sentence(address: str) -> None:
 
 def test_an_identity_zeromq_cannot_use_is_one_sentence() -> None:
     async def scene() -> None:
-        with pytest.raises(LinkError, match="cannot connect to tcp://127.0.0.1:9 as 'aaa"):
+        with pytest.raises(LinkError, match=r"cannot connect to tcp://127\.0\.0\.1:9 as 'aaa"):
             ZmqLink("tcp://127.0.0.1:9", "a" * 256)
 
     asyncio.run(scene())

@@ -43,7 +43,9 @@ from asyncrl.messages import (
     Scored,
     Settled,
     SpoolRef,
+    Stepped,
     Stored,
+    StoredItem,
     Summary,
     Take,
     Transfer,
@@ -54,6 +56,7 @@ from asyncrl.messages import (
 
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], None]]
+SPOOL = "spool.0"
 ROWS = 10
 """Of the make-believe dataset."""
 
@@ -150,7 +153,7 @@ class Rollout(Transferring):
         self.is_held = False
         self.running: dict[Unit, tuple[int, int]] = {}
         """Lease token and the version that wrote the first token."""
-        self.unsettled: dict[Unit, Stored] = {}
+        self.unsettled: dict[Unit, StoredItem] = {}
         self.say(Ready("plan"))
         self._offer()
 
@@ -203,9 +206,8 @@ class Rollout(Transferring):
         """The last token of a trajectory."""
         token, oldest = self.running.pop(unit)
         summary = Summary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
-        stored = Stored(unit, token, SpoolRef("spool", 0, 0, 8, 0), summary, self.name, self.incarnation)
-        self.unsettled[unit] = stored
-        self._spool.append(stored)
+        self.unsettled[unit] = item = StoredItem(unit, token, SpoolRef("spool", 0, 0, 8, 0), summary)
+        self._spool.append(Stored(self.name, self.incarnation, [item]))
 
     def fail(self, unit: Unit) -> None:
         """The engine gives up on a trajectory."""
@@ -215,7 +217,7 @@ class Rollout(Transferring):
 
     def put_again(self) -> None:
         """No `Settled` came for a while."""
-        self._spool.extend(self.unsettled.values())
+        self._spool.append(Stored(self.name, self.incarnation, list(self.unsettled.values())))
 
     def _give_back(self) -> None:
         self._given_back += 1
@@ -291,8 +293,8 @@ class Trainer(Transferring):
 
     def train(self) -> None:
         """One step."""
-        step, steps = self.next_step, self._config.run.steps
-        self.consumed += [(self.policy_version, sample) for sample in self.batches.pop(step).samples]
+        step, steps, version = self.next_step, self._config.run.steps, self.policy_version
+        self.consumed += [(version, sample) for sample in self.batches.pop(step).samples]
         self.next_step += 1
         is_last = self.next_step == steps
         if not is_last:
@@ -300,6 +302,7 @@ class Trainer(Transferring):
         if is_last or self.next_step % self._config.schedule.steps_per_publish == 0:
             self.policy_version += 1
             self.say(Publishing(self.policy_version, self.next_step))
+        self.say(Stepped(step, version, {"loss": 0.5}))
         if is_last or self.next_step % max(self._config.checkpoint.every_steps, 1) == 0:
             self.say(Commit(step, f"step_{self.next_step:06d}"))
 
@@ -324,6 +327,7 @@ class Cluster:
         self.events: list[Event] = []
         self.cause = ""
         self._num_started = 0
+        self.scheduler.joined(SPOOL, Hello(PROTOCOL, "spool", "spool", "0"), self.now_s)
 
     # ── who is there ────────────────────────────────────────────────────────────────────────
 
@@ -374,13 +378,15 @@ class Cluster:
             case Bye(reason=reason):
                 del self.nodes[node.peer]
                 self._ask(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
+            case Stepped():
+                pass  # The shell writes a line, and the rules need not know.
             case _:
                 self._ask(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
 
     def store(self, place: int = 0) -> None:
         """The spool tells the broker of something it stored."""
         stored = self.spool.pop(place)
-        self._ask(lambda: self.scheduler.handle("spool.0", stored, self.now_s))
+        self._ask(lambda: self.scheduler.handle(SPOOL, stored, self.now_s))
 
     def commit(self) -> None:
         """The ledger is on disk; what waited for that leaves."""
@@ -392,7 +398,7 @@ class Cluster:
     def tick(self, seconds: float = 0.25, silent: Collection[str] = ()) -> None:
         """Time passes, and everybody but the peers that are ``silent`` is heard."""
         self.now_s += seconds
-        for peer in {"spool.0", *self.nodes} - set(silent):
+        for peer in {SPOOL, *self.nodes} - set(silent):
             self.scheduler.handle(peer, Beat(), self.now_s)
         self._ask(lambda: self.scheduler.tick(self.now_s))
 
@@ -419,9 +425,6 @@ class Cluster:
             self.commit()
 
     def _start(self, node: N) -> N:
-        if not self._num_started:
-            self.scheduler.joined("spool.0", Hello(PROTOCOL, "spool", "spool", "0"), self.now_s)
-            self._num_started = 1
         self.nodes[node.peer] = node
         return node
 

@@ -67,6 +67,17 @@ def test_only_the_next_step_is_formed() -> None:
     assert book.form(0) is None, "asking again is answered by taken"
 
 
+def test_a_group_that_was_waited_for_and_is_dropped_holds_nothing_up() -> None:
+    book = BatchBook(2, "fifo")
+    a, b, c = opened(book, 3)
+    complete(book, a, c)
+    assert book.form(0) is None
+
+    book.dropped(b)
+
+    assert book.form(0) == [a, c]
+
+
 @pytest.mark.parametrize("order", ["fifo", "completion"])
 def test_a_dropped_group_is_not_waited_for(order: str) -> None:
     book = BatchBook(1, order)

@@ -97,7 +97,8 @@ def supervisord(toy, tmp_path):
 
     yield tmp_path, control
     process.send_signal(signal.SIGTERM)
-    assert process.wait(90) == 0, process.communicate()
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
 
 
 @pytest.mark.slow

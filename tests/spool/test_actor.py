@@ -10,7 +10,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrl.errors import LinkClosed, LinkReset, RunFailed
-from asyncrl.messages import Bye, Fetch, Fetched, Message, Put, PutItem, SpoolRef, Stop, Stored, Summary, Trim, Unit
+from asyncrl.messages import (
+    Bye,
+    Fetch,
+    Fetched,
+    Message,
+    Put,
+    PutItem,
+    SpoolRef,
+    Stop,
+    Stored,
+    StoredItem,
+    Summary,
+    Trim,
+    Unit,
+)
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.layout import segment_path
 from asyncrl.spool.segments import Segments
@@ -87,10 +101,15 @@ class Scene:
     def hear(self, message: Message, peer: str = "peer") -> None:
         self.hub.heard.put_nowait((peer, message))
 
-    async def stored(self, num: int) -> list[Stored]:
-        facts = [await self.link.sent.get() for _ in range(num)]
-        assert all(isinstance(fact, Stored) for fact in facts)
-        return [fact for fact in facts if isinstance(fact, Stored)]
+    async def stored(self, num: int) -> list[StoredItem]:
+        """What the broker heard of payloads of ``r0.b7``, until it has heard of ``num``."""
+        items: list[StoredItem] = []
+        while len(items) < num:
+            fact = await self.link.sent.get()
+            assert isinstance(fact, Stored)
+            assert (fact.node, fact.incarnation) == ("r0", "b7")
+            items += fact.items
+        return items
 
     async def fetch(self, *refs: SpoolRef) -> list[bytes]:
         self.hear(Fetch(17, list(refs)), peer="trainer.b1")
@@ -131,8 +150,22 @@ def test_stored_says_what_was_put_and_where_it_lies(tmp_path: Path) -> None:
 
         assert alpha.ref == SpoolRef("s0", 0, alpha.ref.offset, 5, zlib.crc32(b"alpha"))
         assert (alpha.unit, alpha.token, alpha.summary) == (Unit(0, 0), 1, SUMMARY)
-        assert (alpha.node, alpha.incarnation) == ("r0", "b7")
         assert beta.unit == Unit(1, 0)
+
+    play(Segments(tmp_path), script)
+
+
+def test_the_broker_hears_once_of_what_a_sender_put_and_of_each_sender(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        one, two, other = put(b"a", b"b"), put(b"c", first=2), put(b"d", first=3)
+        for message in (one, Put("r1", "b8", other.items), two):
+            scene.hear(message)
+        facts = [await scene.link.sent.get() for _ in range(2)]
+
+        assert [(f.node, [i.unit.group_id for i in f.items]) for f in facts if isinstance(f, Stored)] == [
+            ("r0", [0, 1, 2]),
+            ("r1", [3]),
+        ]
 
     play(Segments(tmp_path), script)
 

@@ -185,6 +185,10 @@ def transfer(policy_version: int, epoch: int = 1) -> Transfer:
     return Transfer(epoch, policy_version, members, keep=True, deadline_s=5.0)
 
 
+def compute_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("trainer-compute")]
+
+
 Play = Callable[[Stage], Awaitable[None]]
 
 
@@ -196,7 +200,6 @@ def scene(monkeypatch):
         return asyncio.run(_scene(Stage(monkeypatch, sections), play))
 
     async def _scene(stage: Stage, play: Play) -> Stage:
-        threads = set(threading.enumerate())
         running = asyncio.create_task(stage.actor.run())
         playing = asyncio.ensure_future(play(stage))
         await asyncio.wait([running, playing], return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +212,7 @@ def scene(monkeypatch):
         stage.say(Stop("the run is complete"))
         await running
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert set(threading.enumerate()) <= threads
+        assert not compute_threads()
         return stage
 
     return run
@@ -461,7 +464,6 @@ def test_a_learner_that_fails_ends_it_with_its_error(scene):
 
 def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
     async def main():
-        threads = set(threading.enumerate())
         stage = Stage(monkeypatch, {})
         running = asyncio.create_task(stage.actor.run())
         await stage.begin()
@@ -470,6 +472,6 @@ def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
         with pytest.raises(asyncio.CancelledError):
             await running
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert set(threading.enumerate()) <= threads
+        assert not compute_threads()
 
     asyncio.run(main())

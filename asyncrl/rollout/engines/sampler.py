@@ -9,6 +9,8 @@ probabilities, whatever else is in the batch, and a completion begun on one node
 Shapes: n rows decoded together, V tokens in the vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,22 +20,22 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 """The constants of splitmix64, as signed 64-bit integers: torch wraps signed products as C wraps unsigned ones."""
 
 
-def uniforms(seed: int, count: int) -> Tensor:
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """
-    The draws of one completion.
+    The draws of B completions.
 
     Args:
-        seed: Any integer; its low 64 bits count.
+        seeds: Any integers; their low 64 bits count.
         count: Positions 0 .. count - 1.
 
     Returns:
-        [count] float32 in [0, 1), multiples of 2^-24 so that every value is exact.
+        [B, count] float32 in [0, 1), multiples of 2^-24 so that every value is exact.
 
     Source:
         Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (the mixing function).
     """
-    stream = _mix(torch.tensor(_signed(seed)) + _GOLDEN)
-    bits = _mix(stream + torch.arange(1, count + 1) * _GOLDEN)
+    streams = _mix(torch.tensor([_signed(seed) for seed in seeds]) + _GOLDEN)
+    bits = _mix(streams[:, None] + torch.arange(1, count + 1) * _GOLDEN)
     return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
 
 

@@ -96,7 +96,8 @@ class SlotTable:
             self._prefill(fresh, [job.prompt_tokens - 1 for job in fresh])
         for job, leader in followers:
             self._forward.cache.copy(leader.slot, job.slot, job.prompt_tokens - 1)
-        if fresh or followers:
+        if seated := [*fresh, *(job for job, _ in followers)]:
+            self._draw_ahead(seated)
             self._summarise()
 
     def release(self, job: Job) -> None:
@@ -222,7 +223,6 @@ class SlotTable:
         first = start + job.prompt_tokens
         last = first + sampling.max_tokens - 1
         self._ids[start:first] = torch.tensor(job.request.prompt_ids)
-        self._uniforms[first : last + 1] = sampler.uniforms(job.request.seed, sampling.max_tokens)
         self._cursor[slot], self._last_cell[slot] = first - 1, last
         self._temperature[slot] = sampling.temperature
         self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
@@ -233,6 +233,14 @@ class SlotTable:
             self._jobs.append(job)
         else:
             self._jobs[slot] = job
+
+    def _draw_ahead(self, jobs: Sequence[Job]) -> None:
+        """Every uniform these jobs may need, all at once: a handful of small operations, not one for each job."""
+        counts = [job.request.sampling.max_tokens for job in jobs]
+        draws = sampler.uniforms([job.request.seed for job in jobs], max(counts)).to(self._uniforms.device)
+        for job, row, count in zip(jobs, draws, counts, strict=True):
+            first = job.slot * self._positions + job.prompt_tokens
+            self._uniforms[first : first + count] = row[:count]
 
     def _compact(self) -> None:
         """Move the last completions into the holes, so that a step computes running rows and nothing else."""

@@ -27,16 +27,16 @@ def test_uniforms_are_those_of_unsigned_arithmetic(seed):
     stream = splitmix64((seed + golden) & wrap)
     expected = [(splitmix64((stream + n * golden) & wrap) >> 40) / 2**24 for n in range(1, 5)]
 
-    assert sampler.uniforms(seed, 4).tolist() == expected
+    assert sampler.uniforms([seed], 4).tolist() == [expected]
 
 
 def test_a_longer_completion_draws_the_same_and_then_more():
-    assert torch.equal(sampler.uniforms(7, 100)[:10], sampler.uniforms(7, 10))
+    assert torch.equal(sampler.uniforms([7], 100)[:, :10], sampler.uniforms([7], 10))
 
 
 def test_uniforms_of_neighbouring_seeds_are_spread_evenly():
     """20,000 draws: the mean of uniforms has a standard deviation of .002, each tenth holds 2,000 +- 43."""
-    draws = torch.cat([sampler.uniforms(seed, 20) for seed in range(1000)])
+    draws = sampler.uniforms(range(1000), 20).flatten()
 
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.01)
     assert torch.histc(draws, 10, 0, 1).sub(2000).abs().max() < 215
@@ -62,7 +62,7 @@ def test_a_token_without_probability_is_never_drawn():
 
 
 def test_temperature_one_draws_what_the_plain_path_draws():
-    logits, draws = torch.randn(100, 50, generator=torch.Generator().manual_seed(0)), sampler.uniforms(3, 100)
+    logits, draws = torch.randn(100, 50, generator=torch.Generator().manual_seed(0)), sampler.uniforms([3], 100)[0]
 
     general, plain = sampler.draw(logits, torch.ones(100), draws), sampler.draw_plain(logits, draws)
 

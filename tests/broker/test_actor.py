@@ -1,0 +1,420 @@
+"""The shell: who is let in, what is said to whom, and what is in the run directory however it ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.memory import MemoryHub, MemoryLink
+from asyncrl.broker import actor
+from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.ledger_reader import LedgerReader
+from asyncrl.broker.records import NodeEvent
+from asyncrl.config import Config, from_json
+from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
+from asyncrl.messages import (
+    PROTOCOL,
+    Bye,
+    Exited,
+    Finished,
+    Hello,
+    Message,
+    Progress,
+    Publishing,
+    Ready,
+    Reject,
+    Role,
+    Stop,
+    Stored,
+    StoreGet,
+    StoreSet,
+    StoreValue,
+    Transfer,
+    TransferFailed,
+    Welcome,
+)
+from asyncrl.observe.run_directory import RunDirectory, Summary
+
+from .driver import SPOOL, Node, Reward, Rollout, Trainer, a_config, a_scheduler
+
+CONFIG = a_config(
+    run={"steps": 3, "seed": 5},
+    data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+    evaluation={"every_versions": 0},
+    broker={"samples": False},
+)
+
+
+class WatchedDirectory(RunDirectory):
+    """Says when an event was appended."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.appended = asyncio.Event()
+
+    def append_event(self, kind: str, /, **fields: object) -> None:
+        super().append_event(kind, **fields)
+        self.appended.set()
+
+
+class House:
+    """A broker in a run directory, and links to it."""
+
+    def __init__(self, parent: Path, config: Config = CONFIG) -> None:
+        self.config = config
+        self.now_s = 100.0
+        self.directory = WatchedDirectory(RunDirectory.create(parent, "run").path)
+        self.hub = MemoryHub()
+        self.ledger = Ledger(self.directory.ledger)
+        self.scheduler = a_scheduler(config, num_held_out=2, broker_epoch=self.ledger.broker_epoch)
+        self.broker = BrokerActor(
+            config,
+            self.scheduler,
+            self.hub,
+            self.ledger,
+            self.directory,
+            spool=MemoryHub().connect("broker"),
+            spool_address="tcp://127.0.0.1:5555",
+            broker_epoch=self.ledger.broker_epoch,
+            clock=lambda: self.now_s,
+        )
+
+    async def joined(self, role: Role, name: str, incarnation: str = "0", *, protocol: int = PROTOCOL) -> MemoryLink:
+        """A link on which Hello was said."""
+        link = self.hub.connect(f"{name}.{incarnation}")
+        await link.send(Hello(protocol, role, name, incarnation))
+        return link
+
+    async def welcomed(self, role: Role, name: str) -> MemoryLink:
+        link = await self.joined(role, name)
+        assert isinstance(await link.receive(), Welcome)
+        return link
+
+    async def play(self, node: Node, spool: list[Stored]) -> None:
+        """A node of the driver lives until it is told to stop."""
+        link = self.hub.connect(node.peer)
+        while True:
+            while node.outbox:
+                await link.send(node.outbox.popleft())
+            while spool:
+                self.hub.deliver(SPOOL, spool.pop())
+            if actions := node.actions():
+                actions[0][1]()
+                continue
+            message = await link.receive()
+            if isinstance(message, Stop):
+                await link.send(Bye("done"))
+                return
+            node.take(message)
+
+    async def happened(self, kind: str) -> None:
+        """Wait until there is an event of this kind."""
+        while not self.events(kind):
+            self.directory.appended.clear()
+            await self.directory.appended.wait()
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        return [event for event in self.directory.read_events() if event["event"] == kind]
+
+    @property
+    def summary(self) -> Summary:
+        summary = self.directory.read_summary()
+        assert summary
+        return summary
+
+    @property
+    def cause(self) -> str:
+        return self.summary.cause
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the clock often, and do not wait for nodes that tests do not let say Bye."""
+    monkeypatch.setattr(actor, "TICK_S", 0.001)
+    monkeypatch.setattr(actor, "GOODBYE_S", 0.05)
+
+
+def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config = CONFIG) -> House:
+    """Run ``script`` beside the broker until it ends; the broker is then stopped, if it has not ended by itself."""
+
+    async def main() -> House:
+        house = House(parent, config)
+        running = asyncio.create_task(house.broker.run())
+        try:
+            await script(house)
+            house.broker.stop()
+            await asyncio.wait([running])
+            if (error := running.exception()) and not isinstance(error, RunFailed):
+                raise error
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            house.ledger.close()
+        if error:
+            assert str(error) == house.cause
+        return house
+
+    return asyncio.run(main())
+
+
+async def ended(*links: MemoryLink) -> list[Message]:
+    """Wait for the end; what was said to each link last. Everybody then says Bye."""
+    last = []
+    for link in links:
+        while not isinstance(message := await link.receive(), Stop | Finished):
+            pass
+        last.append(message)
+        await link.send(Bye("done"))
+    return last
+
+
+# ── who is let in ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_welcome_has_all_a_node_needs(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        welcome = await (await house.joined("rollout", "a")).receive()
+        assert isinstance(welcome, Welcome)
+        assert from_json(welcome.config) == CONFIG
+        assert (welcome.spool, welcome.broker_epoch, welcome.beat_s) == ("tcp://127.0.0.1:5555", 1, 0.5)
+        assert Path(welcome.run_dir) == house.directory.path.resolve()
+
+    house = run(tmp_path, script)
+
+    assert [(e["node"], e["role"]) for e in house.events("node.joined")] == [("a", "rollout")]
+
+
+def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        link = await house.joined("rollout", "a", protocol=PROTOCOL + 1)
+        assert await link.receive() == Reject(
+            f"this broker speaks protocol {PROTOCOL}, a speaks {PROTOCOL + 1}: install one version"
+        )
+
+    house = run(tmp_path, script)
+
+    assert house.events("node.joined") == []
+    assert [event["node"] for event in house.events("node.rejected")] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_second_trainer_is_refused_even_by_the_same_name(tmp_path: Path, name: str) -> None:
+    async def script(house: House) -> None:
+        await house.welcomed("trainer", "first")
+        link = await house.joined("trainer", name, "1")
+        assert await link.receive() == Reject("this run has a trainer already: first (started as 0)")
+
+    assert run(tmp_path, script).events("node.lost") == []
+
+
+def test_a_node_with_another_model_is_refused_and_told_whose_differs(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
+        await trainer.send(Ready("1" * 64))
+        await rollout.send(Ready("2" * 64))
+        reject = await rollout.receive()
+        assert reject == Reject(
+            "a has another model than t: weight plans 222222222222 and 111111111111 differ; "
+            "give both the same model.path"
+        )
+
+    (lost,) = run(tmp_path, script).events("node.lost")
+    assert lost["node"] == "a"
+
+
+# ── a whole run ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        supervisor = await house.welcomed("supervisor", "supervisor")
+        await house.joined("spool", "spool")
+        spool: list[Stored] = []
+        nodes = [Trainer("t", CONFIG), Rollout("a", 0, spool, 4), Rollout("b", 0, spool, 4), Reward("r")]
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            for node in nodes:
+                tasks.create_task(house.play(node, spool))
+            shown = [await supervisor.receive()]
+            while not isinstance(shown[-1], Finished):
+                shown.append(await supervisor.receive())
+            await supervisor.send(Bye("done"))
+        assert shown[-1] == Finished("finished", "")
+        assert [(m.step, m.steps) for m in shown if isinstance(m, Progress)] == [(0, 3), (1, 3), (2, 3)]
+
+    house = run(tmp_path, script)
+    summary = house.summary
+
+    assert (summary.status, summary.cause, summary.seed) == ("finished", "", 5)
+    assert (summary.steps, summary.steps_planned, summary.versions) == (3, 3, 3)
+    assert (summary.base_accuracy, summary.held_out_accuracy) == (1.0, 1.0)
+    assert summary.trained_tokens == 3 * 2 * 2 * 8
+    assert summary.staleness_max <= 1
+    lines = house.directory.read_metrics()
+    assert [(line["step"], line["version"], line["loss"], line["reward"]) for line in lines] == [
+        (step, step, 0.5, 1.0) for step in range(3)
+    ]
+    assert {(line["pause_s"], line["receive_s"]) for line in lines} == {(0.01, 0.1)}
+    assert [e["policy_version"] for e in house.events("eval.finished")] == [0, 3]
+    assert sorted(str(e["node"]) for e in house.events("node.left")) == ["a", "b", "r", "supervisor", "t"]
+    assert house.events("node.lost") == []
+    with LedgerReader(house.directory.ledger) as reader:
+        counts = reader.counts()
+    assert (counts["Admitted"], counts["Taken"], counts["Committed"], counts["VersionLive"]) == (6, 3, 3, 4)
+    assert counts["Result"] == counts["Verdict"] == 6 * 2 + 2 * 2
+
+
+def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        leaver, lost = await house.welcomed("rollout", "leaver"), await house.welcomed("rollout", "lost")
+        await leaver.send(Bye("told to stop"))
+        await lost.send(Ready("plan"))
+        await house.happened("node.left")
+        house.now_s += CONFIG.broker.node_ttl_s + 1.0
+        await house.happened("node.lost")
+
+    house = run(tmp_path, script)
+
+    with LedgerReader(house.directory.ledger) as reader:
+        happened = [(r.node, r.event, r.detail) for r in reader.records() if isinstance(r, NodeEvent)]
+    assert happened == [
+        ("leaver", "joined", ""),
+        ("lost", "joined", ""),
+        ("leaver", "left", "told to stop"),
+        ("lost", "lost", "silent for 10 s"),
+    ]
+
+
+# ── how a run fails ─────────────────────────────────────────────────────────────────────────
+
+
+def test_everybody_hears_why_the_run_failed(tmp_path: Path) -> None:
+    cause = "the trainer t left before the end: OutOfMemoryError: 3 GiB missing"
+
+    async def script(house: House) -> None:
+        trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
+        supervisor = await house.welcomed("supervisor", "s")
+        await trainer.send(Bye("OutOfMemoryError: 3 GiB missing"))
+        assert await ended(rollout, supervisor) == [Stop(cause, failed=True), Finished("failed", cause)]
+
+    house = run(tmp_path, script)
+
+    assert (house.summary.status, house.cause, house.summary.steps) == ("failed", cause, 0)
+    assert [(e["status"], e["cause"]) for e in house.events("run.finished")] == [("failed", cause)]
+
+
+def test_a_silent_trainer_is_noticed_and_named(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        await house.welcomed("trainer", "t")
+        house.now_s += CONFIG.broker.node_ttl_s + 1.0
+        supervisor = await house.joined("supervisor", "s")
+        await ended(supervisor)
+
+    assert run(tmp_path, script).cause == "the trainer t was lost before the end: silent for 10 s"
+
+
+def test_weights_that_can_never_be_published_end_the_run(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
+        await rollout.send(Ready("plan"))
+        await trainer.send(Publishing(0, 0))
+        for _ in range(5):
+            transfer = await rollout.receive()
+            assert isinstance(transfer, Transfer)
+            for link in (trainer, rollout):
+                await link.send(TransferFailed(transfer.epoch, 0, "connection refused"))
+        await ended(rollout, trainer)
+
+    house = run(tmp_path, script)
+
+    assert house.cause.startswith("version 0 could not be published in 5 tries: t: connection refused")
+
+
+def test_a_child_that_is_not_restarted_ends_the_run_with_how_it_ended(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        supervisor, rollout = await house.welcomed("supervisor", "s"), await house.welcomed("rollout", "a")
+        await supervisor.send(Exited("a", "was killed by SIGKILL", restarting=True))
+        with pytest.raises(LinkReset):
+            await rollout.receive()
+        await house.welcomed("trainer", "t")
+        await supervisor.send(Exited("t", "was killed by SIGKILL", restarting=False))
+        await ended(supervisor)
+
+    house = run(tmp_path, script)
+
+    assert house.cause == "t was killed by SIGKILL"
+    assert [(e["node"], e["cause"]) for e in house.events("node.lost")] == [
+        ("a", "was killed by SIGKILL"),
+        ("t", "was killed by SIGKILL"),
+    ]
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_run_and_everybody_hears_it(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+        house.ledger.close()
+        await house.joined("rollout", "b")
+        (stop,) = await ended(rollout)
+        assert isinstance(stop, Stop)
+        assert "was closed" in stop.reason
+
+    house = run(tmp_path, script)
+
+    assert house.summary.status == "failed"
+    assert "the ledger" in house.cause
+
+
+def test_a_bug_is_named_by_its_kind(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+        house.hub.deliver("a.0", Transfer(1, 0, [], keep=True, deadline_s=1.0))
+        await ended(rollout)
+
+    with pytest.raises(BaseExceptionGroup):
+        run(tmp_path, script)
+    summary = RunDirectory(tmp_path / "run").read_summary()
+    assert summary
+    assert summary.cause.startswith("AssertionError: ")
+
+
+def test_a_broken_invariant_ends_the_run(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+
+        def handle(*_: object) -> None:
+            raise BrokenInvariant("group 3 retired twice")
+
+        house.scheduler.handle = handle  # type: ignore[method-assign]
+        await rollout.send(Ready())
+        assert await ended(rollout) == [Stop("group 3 retired twice", failed=True)]
+
+    assert run(tmp_path, script).cause == "group 3 retired twice"
+
+
+def test_who_comes_after_the_end_is_told_that_it_is_over(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+        house.broker.stop("the broker was told to stop")
+        await rollout.receive()
+        late = await house.joined("rollout", "late")
+        assert await late.receive() == Reject("this run is over: the broker was told to stop")
+        await rollout.send(Bye("done"))
+
+    assert run(tmp_path, script).cause == "the broker was told to stop"
+
+
+# ── rendezvous ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_members_of_a_weight_group_find_each_other_through_the_broker(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        early, setter = await house.welcomed("rollout", "early"), await house.welcomed("trainer", "setter")
+        late = await house.welcomed("rollout", "late")
+        await early.send(StoreGet("epoch-1", "address"))
+        await setter.send(StoreSet("epoch-1", "address", b"here"))
+        await late.send(StoreGet("epoch-1", "address"))
+        value = StoreValue("epoch-1", "address", b"here")
+        assert [await early.receive(), await late.receive()] == [value, value]
+
+    run(tmp_path, script)

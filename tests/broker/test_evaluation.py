@@ -1,0 +1,109 @@
+"""When the held-out prompts are asked, and what is made of the answers."""
+
+import pytest
+
+from asyncrl.broker.evaluation import EvaluationBook
+from asyncrl.config import Evaluation
+from asyncrl.messages import Prompt, Summary
+
+FINAL = 7
+
+
+def a_book(every: int = 0, *, at_start: bool = False, at_end: bool = False, num_prompts: int = 2) -> EvaluationBook:
+    config = Evaluation(every_versions=every, at_start=at_start, at_end=at_end)
+    return EvaluationBook(config, [Prompt(text=str(i)) for i in range(num_prompts)], FINAL)
+
+
+def answer(book: EvaluationBook, group_id: int, *, reward: float, tokens: int = 10, cut: bool = False) -> None:
+    group = book.group(group_id)
+    assert group
+    slot = group.slots[0]
+    slot.reward, slot.metrics = reward, {"correct": reward}
+    slot.summary = Summary(tokens, 4, 0, 0, 1, "length" if cut else "stop")
+
+
+@pytest.mark.parametrize(
+    ("book", "versions"),
+    [
+        pytest.param(a_book(), [], id="never"),
+        pytest.param(a_book(at_start=True), [0], id="at the start"),
+        pytest.param(a_book(at_end=True), [7], id="at the end"),
+        pytest.param(a_book(3), [3, 6], id="every third, and neither end unless asked"),
+        pytest.param(a_book(7), [], id="the last version is the end's"),
+        pytest.param(a_book(1, at_start=True, at_end=True), list(range(8)), id="every one"),
+        pytest.param(a_book(1, at_start=True, at_end=True, num_prompts=0), [], id="nothing held out"),
+    ],
+)
+def test_an_evaluation_is_due(book: EvaluationBook, versions: list[int]) -> None:
+    due = []
+    for version in range(FINAL + 1):
+        book.version_live(version)
+        if ongoing := book.start("a", version):
+            due.append(version)
+            for group_id in list(ongoing.open):
+                book.settle(group_id, failed=True)
+
+    assert due == versions
+
+
+def test_accuracy_is_over_the_prompts_that_have_a_verdict() -> None:
+    book = a_book(at_start=True, num_prompts=4)
+    book.version_live(0)
+    book.start("a", 0)
+    answer(book, 0, reward=1.0, tokens=10)
+    answer(book, 1, reward=0.0, tokens=20, cut=True)
+    answer(book, 2, reward=0.0, tokens=30)
+    assert [book.settle(group_id, failed=False) for group_id in range(3)] == [None] * 3
+    assert not book.is_finished
+
+    result = book.settle(3, failed=True)
+
+    assert result
+    assert (result.policy_version, result.num_prompts) == (0, 3)
+    assert result.accuracy == pytest.approx(1 / 3)
+    assert result.metrics == pytest.approx({"reward": 1 / 3, "length_mean": 20.0, "truncated": 1 / 3, "failed": 1.0})
+    assert book.results == [result]
+    assert book.is_finished
+
+
+def test_a_prompt_settles_once() -> None:
+    book = a_book(at_start=True)
+    book.version_live(0)
+    assert book.settle(0, failed=True) is None, "nothing is under way"
+    book.start("a", 0)
+
+    assert book.settle(0, failed=True) is None
+    assert book.settle(0, failed=True) is None
+    assert book.settle(1, failed=True)
+
+
+def test_a_lost_node_restarts_it_with_new_ids_on_another() -> None:
+    book = a_book(at_start=True)
+    book.version_live(0)
+    book.start("lost", 0)
+    assert book.left("somebody else") is None
+
+    lost = book.left("lost")
+
+    assert lost
+    assert not book.is_finished
+    again = book.start("other", 1)
+    assert again
+    assert again.policy_version == 1
+    assert set(again.open).isdisjoint(lost.open)
+
+
+def test_what_falls_due_meanwhile_is_one_evaluation_afterwards() -> None:
+    book = a_book(1, num_prompts=1)
+    book.version_live(1)
+    book.start("a", 1)
+    book.version_live(2)
+    book.version_live(3)
+    assert book.start("b", 3) is None
+    assert not book.is_waiting
+
+    book.settle(0, failed=True)
+
+    assert book.is_waiting
+    assert book.start("b", 3)
+    assert not book.is_waiting

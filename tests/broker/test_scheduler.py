@@ -1,0 +1,772 @@
+"""The rules together, message by message."""
+
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.broker.drops import LEAST_IN_A_ROW
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Reissued,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
+from asyncrl.broker.scheduler import Event, Outgoing, sampling_seed
+from asyncrl.config import Checkpoint, Config
+from asyncrl.errors import BrokenInvariant
+from asyncrl.messages import (
+    Batch,
+    Bye,
+    Draining,
+    Failed,
+    Grade,
+    Hold,
+    Lease,
+    Offer,
+    Published,
+    Publishing,
+    Release,
+    Scored,
+    Settled,
+    Take,
+    Transfer,
+    Trim,
+    Unit,
+)
+
+from .driver import SPOOL, Cluster, Node, Reward, Rollout, Trainer, a_config
+
+T = TypeVar("T")
+
+
+HELD_OUT = a_config(
+    data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 0, "max_tokens": 50}
+)
+
+
+def a_cluster(config: Config | None = None, *, num_held_out: int = 0) -> Cluster:
+    return Cluster(config or a_config(), num_held_out=num_held_out)
+
+
+def heard(node: Node, kind: type[T]) -> list[T]:
+    """What lies in a node's inbox."""
+    return [message for message in node.inbox if isinstance(message, kind)]
+
+
+def of(cluster: Cluster, kind: type[T]) -> list[T]:
+    """Records of one kind, on disk or on their way."""
+    return [record for record in [*cluster.records, *cluster.uncommitted] if isinstance(record, kind)]
+
+
+def overheard(cluster: Cluster) -> list[Outgoing]:
+    """Grows with everything the broker says from now on."""
+    sent: list[Outgoing] = []
+    scheduler, drain = cluster.scheduler, cluster.scheduler.drain
+
+    def listening() -> tuple[list[Outgoing], list[AnyRecord], list[Event]]:
+        out = drain()
+        sent.extend(out[0])
+        return out
+
+    scheduler.drain = listening  # type: ignore[method-assign]
+    return sent
+
+
+def events(cluster: Cluster, kind: str) -> list[Event]:
+    return [event for event in cluster.events if event.kind == kind]
+
+
+def publish(cluster: Cluster) -> None:
+    """Everybody does their part of the transfers there are."""
+    cluster.exchange()
+    while any(getattr(node, "transfers", None) for node in cluster.nodes.values()):
+        for node in cluster.nodes.values():
+            if isinstance(node, Rollout | Trainer) and node.transfers:
+                node.transferred()
+                if isinstance(node, Rollout) and not node.is_held:
+                    node.swap()
+        cluster.exchange()
+
+
+def sample(cluster: Cluster, node: Rollout) -> None:
+    """A rollout finishes everything in hand, and it is judged."""
+    for unit in list(node.running):
+        node.finish(unit)
+    cluster.exchange()
+    judge(cluster)
+
+
+def judge(cluster: Cluster) -> None:
+    cluster.exchange()
+    for node in [node for node in cluster.nodes.values() if isinstance(node, Reward)]:
+        while node.in_hand:
+            node.judge()
+            cluster.exchange()
+
+
+def a_published(
+    config: Config | None = None, *, rollouts: int = 1, num_held_out: int = 0, capacity: int = 4
+) -> Cluster:
+    """Version 0 is live."""
+    cluster = a_cluster(config, num_held_out=num_held_out)
+    for name in "abc"[:rollouts]:
+        cluster.start_rollout(name, capacity)
+    cluster.start_reward("r")
+    cluster.start_trainer()
+    publish(cluster)
+    return cluster
+
+
+def rollouts(cluster: Cluster) -> list[Rollout]:
+    return [node for node in cluster.nodes.values() if isinstance(node, Rollout)]
+
+
+def trainer(cluster: Cluster) -> Trainer:
+    return next(node for node in cluster.nodes.values() if isinstance(node, Trainer))
+
+
+# ── a whole life ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_group_lives_from_its_lease_to_the_step_that_retires_it() -> None:
+    cluster = a_published(a_config(run={"steps": 1}))
+    (node,) = rollouts(cluster)
+    assert set(node.running) == {Unit(0, 0), Unit(0, 1), Unit(1, 0), Unit(1, 1)}
+
+    sample(cluster, node)
+    batch = trainer(cluster).batches[0]
+    assert [(s.unit, s.reward) for s in batch.samples] == [(Unit(g, i), 1.0) for g in (0, 1) for i in (0, 1)]
+
+    trainer(cluster).train()
+    publish(cluster)
+    assert cluster.scheduler.is_finished
+    kinds = [type(record) for record in cluster.records]
+    assert kinds == [VersionLive, Admitted, Admitted, *[Result] * 4, *[Verdict] * 4, Taken, Committed, VersionLive]
+    assert (cluster.scheduler.window.num_open, len(cluster.scheduler.leases), len(cluster.scheduler.grading)) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_a_lease_says_how_to_sample_with_a_seed_of_its_own() -> None:
+    cluster = a_published(a_config(run={"steps": 4, "seed": 3}, sampling={"temperature": 0.7}), capacity=0)
+    (node,) = rollouts(cluster)
+    cluster.scheduler.handle(node.peer, Offer(4), 0.0)
+    leases = [out.message for out in cluster.scheduler.drain()[0] if isinstance(out.message, Lease)]
+
+    assert [(lease.group_id, lease.indices, lease.seed) for lease in leases] == [
+        (0, [0, 1], sampling_seed(3, 0, 2)),
+        (1, [0, 1], sampling_seed(3, 1, 2)),
+    ]
+    assert sampling_seed(3, 1, 2) == sampling_seed(3, 0, 2) + 2
+    assert {lease.sampling.temperature for lease in leases} == {0.7}
+
+
+def test_nobody_is_leased_anything_before_the_first_weights_are_live() -> None:
+    cluster = a_cluster()
+    node = cluster.start_rollout("a")
+    cluster.exchange()
+    cluster.start_trainer()
+    cluster.exchange()
+
+    assert not node.running
+    assert cluster.scheduler.window.num_admitted == 0
+
+
+def test_synchronous_means_nothing_is_admitted_before_the_weights_of_the_last_step_are_live() -> None:
+    cluster = a_published(a_config(schedule={"staleness": 0.0}), capacity=100)
+    (node,) = rollouts(cluster)
+    sample(cluster, node)
+    trainer(cluster).train()
+    cluster.exchange()
+    assert len(of(cluster, Admitted)) == 2
+    assert not node.running
+
+    publish(cluster)
+
+    assert [record.policy_version for record in of(cluster, Admitted)] == [0, 0, 1, 1]
+    assert set(node.running) == {Unit(g, i) for g in (2, 3) for i in (0, 1)}
+
+
+def test_no_more_groups_are_admitted_than_the_run_needs() -> None:
+    cluster = a_published(a_config(run={"steps": 1}, schedule={"staleness": 5.0}), capacity=100)
+
+    assert len(of(cluster, Admitted)) == 2
+
+
+# ── what is durable first ───────────────────────────────────────────────────────────────────
+
+
+def test_settled_and_batch_and_nothing_else_wait_for_the_ledger() -> None:
+    cluster = a_published(HELD_OUT, num_held_out=2)
+    sent = overheard(cluster)
+    cluster.settle()
+
+    assert cluster.scheduler.is_finished
+    waited = {type(outgoing.message) for outgoing in sent if outgoing.after_commit}
+    went = {type(outgoing.message) for outgoing in sent if not outgoing.after_commit}
+    assert waited == {Settled, Batch}
+    assert went == {Lease, Grade, Hold, Release, Transfer, Published, Trim}
+
+
+def test_a_result_is_settled_with_its_record() -> None:
+    cluster = a_published()
+    (node,) = rollouts(cluster)
+    node.finish(Unit(0, 0))
+    cluster.store()
+
+    assert [type(record) for record in cluster.uncommitted] == [Result]
+    assert [outgoing.message for outgoing in cluster.unsent] == [Settled([Unit(0, 0)])]
+    assert not heard(node, Settled)
+    cluster.commit()
+    assert heard(node, Settled) == [Settled([Unit(0, 0)])]
+
+
+def test_a_batch_asked_for_twice_is_the_same_batch_and_is_taken_once() -> None:
+    cluster = a_published()
+    sample(cluster, rollouts(cluster)[0])
+    first = trainer(cluster).batches.pop(0)
+
+    trainer(cluster).say(Take(0))
+    cluster.exchange()
+
+    assert trainer(cluster).batches[0] == first
+    assert len(of(cluster, Taken)) == 1
+
+
+# ── loss ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_a_loss_only_the_missing_indices_are_leased_again_and_before_fresh_groups() -> None:
+    cluster = a_published(rollouts=2)
+    a, b = rollouts(cluster)
+    assert set(a.running) == {Unit(0, 0), Unit(0, 1), Unit(2, 0), Unit(2, 1)}, "in turn, most credits first"
+    a.finish(Unit(0, 1))
+    cluster.exchange()
+    judge(cluster)
+
+    cluster.kill(a)
+    assert [(r.unit, r.cause) for r in of(cluster, Reissued)] == [
+        (unit, "node_lost") for unit in (Unit(0, 0), Unit(2, 0), Unit(2, 1))
+    ]
+    sample(cluster, b)
+
+    assert list(b.running) == [Unit(0, 0), Unit(2, 0), Unit(2, 1)], "the oldest first, then the window is full"
+    sample(cluster, b)
+    assert [s.unit for s in trainer(cluster).batches[0].samples] == [Unit(g, i) for g in (0, 1) for i in (0, 1)]
+
+
+def test_a_late_result_of_a_lost_lease_counts_and_the_second_one_is_a_settled_duplicate() -> None:
+    cluster = a_published(rollouts=2, capacity=8)
+    a, b = rollouts(cluster)
+    a.finish(Unit(0, 0))
+    late = cluster.spool.pop()
+    cluster.kill(a)
+    cluster.exchange()
+    assert Unit(0, 0) in b.running
+
+    cluster.spool.append(late)
+    cluster.exchange()
+    b.finish(Unit(0, 0))
+    cluster.exchange()
+
+    assert [(r.unit, r.token) for r in of(cluster, Result)] == [(Unit(0, 0), late.items[0].token)]
+    assert [r.unit for r in of(cluster, Duplicate)] == [Unit(0, 0)]
+    assert not b.unsettled, "a duplicate is settled too"
+
+
+def test_a_late_result_of_what_is_still_to_be_leased_again_is_not_leased_again() -> None:
+    cluster = a_published(capacity=2)
+    (a,) = rollouts(cluster)
+    for unit in (Unit(0, 0), Unit(0, 1)):
+        a.finish(unit)
+    late = [cluster.spool.pop(), cluster.spool.pop()]
+    cluster.kill(a)
+
+    cluster.spool += late
+    cluster.exchange()
+    cluster.start_rollout("b", capacity=2)
+    publish(cluster)
+
+    assert list(rollouts(cluster)[0].running) == [Unit(1, 0), Unit(1, 1)]
+
+
+def test_an_overdue_lease_is_given_to_somebody_else() -> None:
+    cluster = a_published(a_config(schedule={"lease_s": 5.0}), capacity=2)
+    (a,) = rollouts(cluster)
+    b = cluster.start_rollout("b", capacity=2)
+    publish(cluster)
+    held = set(a.running)
+
+    cluster.tick(5.0, silent=[a.peer])
+
+    assert [event.fields["node"] for event in events(cluster, "lease.expired")] == [a.peer]
+    assert {r.unit for r in of(cluster, Reissued) if r.cause == "expired"} == held
+    sample(cluster, b)
+    assert set(b.running) == held
+
+
+def test_a_silent_rollout_is_lost_and_a_rollout_that_says_bye_has_left() -> None:
+    cluster = a_published(rollouts=2)
+    a, b = rollouts(cluster)
+    a.say(Bye("told to stop"))
+    cluster.exchange()
+    cluster.tick(10.1, silent=[b.peer])
+
+    (left,), (lost,) = events(cluster, "node.left"), events(cluster, "node.lost")
+    assert (left.fields["node"], left.fields["cause"]) == ("a", "told to stop")
+    assert (lost.fields["node"], lost.fields["cause"]) == ("b", "silent for 10 s")
+    assert {r.cause for r in of(cluster, Reissued)} == {"node_left", "node_lost"}
+
+
+def test_another_start_of_a_node_ends_the_one_before() -> None:
+    cluster = a_published()
+    (old,) = rollouts(cluster)
+    cluster.start_rollout("a")
+    publish(cluster)
+
+    (lost,) = events(cluster, "node.lost")
+    assert (lost.fields["cause"], lost.fields["leases_reissued"]) == ("another start of it said Hello", 2)
+    assert cluster.scheduler.nodes.get(old.peer) is None
+    assert len(cluster.scheduler.leases) == 2
+
+
+def test_a_lost_reward_node_loses_no_verdicts() -> None:
+    cluster = a_published()
+    for unit in list(rollouts(cluster)[0].running):
+        rollouts(cluster)[0].finish(unit)
+    cluster.exchange()
+    (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+    assert len(judge_.in_hand) == 4
+
+    cluster.kill(judge_)
+    cluster.start_reward("s")
+    judge(cluster)
+
+    assert len(of(cluster, Verdict)) == 4
+
+
+def test_a_draining_node_gets_no_more_leases() -> None:
+    cluster = a_published(capacity=2)
+    (node,) = rollouts(cluster)
+    node.say(Draining())
+    sample(cluster, node)
+
+    assert not node.running
+
+
+# ── failure ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failed_generation_is_tried_again_and_after_the_last_attempt_its_group_is_made_up_for() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 2, "staleness": 0.0}), capacity=4)
+    (node,) = rollouts(cluster)
+    node.fail(Unit(0, 1))
+    cluster.exchange()
+    assert Unit(0, 1) in node.running
+    assert [(r.unit, r.cause) for r in of(cluster, Reissued)] == [(Unit(0, 1), "failed")]
+
+    node.fail(Unit(0, 1))
+    cluster.exchange()
+
+    assert [(r.attempts, r.is_final) for r in of(cluster, FailedAttempt)] == [(1, False), (2, True)]
+    assert [(r.group_id, r.reason) for r in of(cluster, Dropped)] == [(0, "rollout: out of memory")]
+    assert set(node.running) == {Unit(g, i) for g in (1, 2) for i in (0, 1)}, "the other index was cancelled"
+    assert [r.group_id for r in of(cluster, Admitted)] == [0, 1, 2]
+    sample(cluster, node)
+    assert {s.unit.group_id for s in trainer(cluster).batches[0].samples} == {1, 2}
+
+
+def test_what_cannot_be_retried_is_given_up_at_once() -> None:
+    cluster = a_published()
+    (node,) = rollouts(cluster)
+    token, _ = node.running.pop(Unit(0, 0))
+    node.say(Failed(Unit(0, 0), token, "rollout", "the prompt has 900 tokens", False))
+    cluster.exchange()
+
+    assert [(r.attempts, r.is_final) for r in of(cluster, FailedAttempt)] == [(1, True)]
+    assert [event.fields["reason"] for event in events(cluster, "group.dropped")] == [
+        "rollout: the prompt has 900 tokens"
+    ]
+
+
+def test_a_run_whose_every_generation_fails_ends_with_the_reason() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 1}))
+    (node,) = rollouts(cluster)
+    while not cluster.cause:
+        node.fail(next(iter(node.running)))
+        cluster.exchange()
+
+    assert cluster.cause.endswith("none became complete; the last one because of rollout: out of memory")
+
+
+def test_a_group_that_becomes_complete_forgives_the_drops_before_it() -> None:
+    cluster = a_published(a_config(run={"steps": 60}, schedule={"max_attempts": 1}))
+    (node,) = rollouts(cluster)
+    while not cluster.is_over and len(of(cluster, Dropped)) <= LEAST_IN_A_ROW:
+        if node.running:
+            node.fail(max(node.running))
+            cluster.exchange()
+        sample(cluster, node)
+        while trainer(cluster).next_step in trainer(cluster).batches:
+            trainer(cluster).train()
+            publish(cluster)
+
+    assert len(of(cluster, Dropped)) > LEAST_IN_A_ROW
+    assert not cluster.cause
+
+
+def test_a_failure_of_a_lease_that_is_no_more_counts_for_nothing() -> None:
+    cluster = a_published()
+    cluster.scheduler.handle(rollouts(cluster)[0].peer, Failed(Unit(0, 0), 12345, "rollout", "too late", False), 0.0)
+
+    assert not of(cluster, FailedAttempt)
+
+
+def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 2}))
+    (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+    for unit in list(rollouts(cluster)[0].running):
+        rollouts(cluster)[0].finish(unit)
+    cluster.exchange()
+
+    failed = judge_.in_hand[0].unit
+    judge_.fail()
+    cluster.exchange()
+    assert [grade.unit for grade in judge_.in_hand].count(failed) == 1
+    while judge_.in_hand[0].unit != failed:
+        judge_.judge()
+        cluster.exchange()
+    judge_.fail()
+    cluster.exchange()
+
+    assert [(r.stage, r.is_final) for r in of(cluster, FailedAttempt)] == [("reward", False), ("reward", True)]
+    assert [(r.group_id, r.num_tokens) for r in of(cluster, Dropped)] == [(0, 16)]
+    assert failed not in {r.unit for r in of(cluster, Verdict)}
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert failed.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+def test_a_verdict_that_comes_twice_counts_once() -> None:
+    cluster = a_published()
+    sample(cluster, rollouts(cluster)[0])
+    before = len(of(cluster, Verdict))
+    (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+
+    verdict = of(cluster, Verdict)[0]
+    judge_.say(Scored(verdict.unit, 0.0))
+    cluster.exchange()
+
+    assert len(of(cluster, Verdict)) == before
+
+
+def test_five_broken_transfers_end_the_run_with_the_cause() -> None:
+    cluster = a_cluster()
+    cluster.start_trainer()
+    node = cluster.start_rollout("a")
+    cluster.exchange()
+    while not cluster.cause:
+        trainer(cluster).transferred()
+        node.faults()[0][1]()
+        cluster.exchange()
+
+    assert cluster.cause.startswith("version 0 could not be published in 5 tries: a: the peer closed the connection")
+    assert len(events(cluster, "transfer.failed")) == 5
+
+
+def test_a_member_that_does_not_report_is_lost_and_the_version_goes_to_the_others() -> None:
+    cluster = a_cluster()
+    late, well = cluster.start_rollout("late"), cluster.start_rollout("well")
+    cluster.start_trainer()
+    cluster.exchange()
+    trainer(cluster).transferred()
+    well.transferred()
+    well.swap()
+    cluster.exchange()
+
+    cluster.tick(60.0)
+
+    (lost,) = events(cluster, "node.lost")
+    assert (lost.fields["node"], lost.fields["cause"]) == ("late", "did not report on a weight transfer within 60 s")
+    del cluster.nodes[late.peer]
+    publish(cluster)
+    assert cluster.scheduler.publishing.live_version == 0
+
+
+def test_a_joiner_that_can_never_receive_is_lost_and_the_run_goes_on() -> None:
+    cluster = a_published()
+    joiner = cluster.start_rollout("joiner")
+    cluster.exchange()
+    while joiner.transfers:
+        trainer(cluster).faults()[0][1]()
+        joiner.faults()[0][1]()
+        cluster.exchange()
+    cluster.tick()
+
+    (lost,) = events(cluster, "node.lost")
+    assert (lost.fields["node"], lost.fields["cause"]) == ("joiner", "could not receive the weights in 5 tries")
+    del cluster.nodes[joiner.peer]
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert not cluster.cause
+
+
+# ── the trainer ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_trainer_that_leaves_before_the_end_ends_the_run() -> None:
+    cluster = a_published()
+    trainer(cluster).say(Bye("OutOfMemoryError: 3 GiB missing"))
+    cluster.hear(trainer(cluster))
+
+    assert cluster.cause == "the trainer trainer left before the end: OutOfMemoryError: 3 GiB missing"
+
+
+def test_a_silent_trainer_ends_the_run() -> None:
+    cluster = a_published()
+    cluster.tick(10.1, silent=[trainer(cluster).peer])
+
+    assert cluster.cause == "the trainer trainer was lost before the end: silent for 10 s"
+    assert [event.fields["role"] for event in events(cluster, "node.lost")] == ["trainer"]
+
+
+def test_a_trainer_may_leave_when_all_is_done() -> None:
+    cluster = a_published()
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+
+    trainer(cluster).say(Bye("done"))
+    cluster.exchange()
+
+    assert not cluster.cause
+    assert len(events(cluster, "node.left")) == 1
+
+
+def test_what_a_checkpoint_contains_is_forgotten_and_its_payloads_may_go() -> None:
+    cluster = a_published(a_config(checkpoint={"every_steps": 1}))
+    sent = overheard(cluster)
+    cluster.settle()
+
+    assert cluster.scheduler.groups == {}
+    assert cluster.scheduler.batches.taken(3) is None
+    assert {outgoing.peer for outgoing in sent if isinstance(outgoing.message, Trim)} == {SPOOL}
+
+
+def test_payloads_that_a_verdict_still_needs_stay() -> None:
+    cluster = a_published(replace(HELD_OUT, checkpoint=Checkpoint(every_steps=1)), num_held_out=1, capacity=8)
+    (node,) = rollouts(cluster)
+    for unit in sorted(node.running, key=lambda unit: unit.split):
+        node.finish(unit)
+    for stored in cluster.spool:
+        (item,) = stored.items
+        segment = 2 if item.unit.split == "held_out" else 5
+        stored.items[0] = replace(item, ref=replace(item.ref, segment=segment))
+    (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+    sent = overheard(cluster)
+    cluster.exchange()
+    while len(judge_.in_hand) > 0 and not trainer(cluster).batches:
+        judge_.in_hand.rotate(-(judge_.in_hand[0].unit.split == "held_out"))
+        judge_.judge()
+        cluster.exchange()
+    trainer(cluster).train()
+    cluster.exchange()
+
+    assert [outgoing.message for outgoing in sent if isinstance(outgoing.message, Trim)] == [Trim(2)]
+
+
+# ── evaluation ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_evaluation_holds_one_node_at_its_version_and_releases_it() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
+    a, b = rollouts(cluster)
+    assert (a.is_held, b.is_held) == (True, False)
+    asked = [unit for unit in a.running if unit.split == "held_out"]
+    assert asked == [Unit(0, 0, "held_out"), Unit(1, 0, "held_out")]
+
+    while a.is_held:
+        sample(cluster, a)
+
+    (finished,) = events(cluster, "eval.finished")
+    assert (finished.fields["policy_version"], finished.fields["accuracy"]) == (0, 1.0)
+    assert cluster.scheduler.evaluation.is_finished
+
+
+def test_held_out_prompts_are_asked_greedily_and_with_their_own_length() -> None:
+    cluster = a_cluster(HELD_OUT, num_held_out=1)
+    cluster.start_trainer()
+    node = cluster.start_rollout("a")
+    leases: list[Lease] = []
+    take = node.take
+    node.take = lambda m: (leases.append(m) if isinstance(m, Lease) else None, take(m))[1]  # type: ignore[method-assign,func-returns-value]
+    publish(cluster)
+
+    held_out = [lease for lease in leases if lease.split == "held_out"]
+    assert [(lease.sampling.temperature, lease.sampling.max_tokens) for lease in held_out] == [(0.0, 50)]
+
+
+def test_weights_go_live_while_a_node_is_held() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=1, capacity=8)
+    a, b = rollouts(cluster)
+    while not trainer(cluster).batches:
+        for unit in [unit for unit in a.running if unit.split == "train"]:
+            a.finish(unit)
+        sample(cluster, b)
+    trainer(cluster).train()
+    publish(cluster)
+
+    assert a.is_held
+    assert cluster.scheduler.publishing.live_version == 1
+    assert (a.policy_version, a.staged_version, b.policy_version) == (0, 1, 1)
+    cluster.settle()
+    assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2 + 2]
+
+
+def test_an_evaluation_whose_node_is_lost_starts_anew_on_another() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
+    a, b = rollouts(cluster)
+    a.finish(Unit(0, 0, "held_out"))
+    cluster.exchange()
+
+    cluster.kill(a)
+    cluster.exchange()
+
+    assert [event.fields["policy_version"] for event in events(cluster, "eval.lost")] == [0]
+    assert b.is_held
+    cluster.settle()
+    assert {result.num_prompts for result in cluster.scheduler.evaluation.results} == {2}
+
+
+def test_no_evaluation_starts_during_a_transfer() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=1)
+    a, b = rollouts(cluster)
+    trainer(cluster).say(Publishing(1, 1))
+    cluster.exchange()
+    b.transferred()
+    b.swap()  # b decodes with version 1, and the broker does not know it yet
+
+    cluster.kill(a)
+    assert not b.is_held
+    assert not heard(b, Hold)
+
+
+def test_a_node_that_received_a_version_which_then_broke_for_others_is_not_held_at_the_one_before() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=1)
+    a, b = rollouts(cluster)
+    trainer(cluster).say(Publishing(1, 1))
+    cluster.exchange()
+    trainer(cluster).transferred()
+    b.transferred()
+    b.swap()
+    live = b.outbox.pop()  # on its way for long
+    cluster.exchange()
+
+    cluster.kill(a)  # its transfer breaks, and the evaluation it had in hand is due again
+
+    assert not heard(b, Hold)
+    b.say(live)
+    publish(cluster)
+    assert b.is_held
+
+
+def test_a_draining_node_is_not_held() -> None:
+    cluster = a_cluster(HELD_OUT, num_held_out=1)
+    draining, other = cluster.start_rollout("draining"), cluster.start_rollout("other")
+    draining.say(Draining())
+    cluster.start_trainer()
+    publish(cluster)
+
+    assert (draining.is_held, other.is_held) == (False, True)
+
+
+def test_a_run_is_finished_only_with_its_last_evaluation() -> None:
+    cluster = a_published(HELD_OUT, num_held_out=2)
+    unfinished = []
+
+    def pick(actions):  # type: ignore[no-untyped-def]
+        if cluster.scheduler.committed_step == 3 and not cluster.scheduler.is_finished:
+            unfinished.append(cluster.scheduler.publishing.live_version)
+        return actions[0]
+
+    cluster.settle(pick)
+
+    assert set(unfinished) == {3, 4}, "in a checkpoint, but not live; then live, but not measured"
+    assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 4]
+
+
+# ── waiting, and what is refused ────────────────────────────────────────────────────────────
+
+
+def waiting(cluster: Cluster) -> list[tuple[str, str]]:
+    return [(event.fields["role"], event.fields["cause"].partition(",")[0]) for event in events(cluster, "run.waiting")]
+
+
+@pytest.mark.parametrize(
+    ("role", "work"),
+    [
+        ("rollout", "the weights of version 0 wait"),
+        ("reward", "4 trajectories wait"),
+        ("trainer", "1 rollouts without weights wait"),
+    ],
+)
+def test_work_nobody_does_is_said_once_after_a_minute(role: str, work: str) -> None:
+    cluster = a_cluster()
+    if role != "trainer":
+        cluster.start_trainer()
+    if role != "rollout":
+        cluster.start_rollout("a")
+        publish(cluster)
+    if role == "reward":
+        for unit in list(rollouts(cluster)[0].running):
+            rollouts(cluster)[0].finish(unit)
+    cluster.exchange()
+    for _ in range(1 + 60 // 6):
+        assert not events(cluster, "run.waiting")
+        cluster.tick(6.0)
+    for _ in range(60):
+        cluster.tick(6.0)
+
+    assert waiting(cluster) == [(role, work)]
+
+
+def test_leases_that_wait_for_a_rollout_are_counted() -> None:
+    cluster = a_published()
+    cluster.kill(rollouts(cluster)[0])
+    for _ in range(11):
+        cluster.tick(6.0)
+
+    assert waiting(cluster) == [("rollout", "4 groups wait")]
+
+
+def test_a_run_that_goes_on_waits_for_nobody() -> None:
+    cluster = a_published()
+    cluster.tick(61.0)
+    cluster.settle()
+    cluster.tick(61.0)
+
+    assert waiting(cluster) == []
+
+
+def test_what_is_the_shells_to_handle_is_a_bug_here() -> None:
+    cluster = a_published()
+    with pytest.raises(BrokenInvariant, match="Bye is the shell's"):
+        cluster.scheduler.handle(rollouts(cluster)[0].peer, Bye("done"), 0.0)
+
+
+def test_strangers_are_not_listened_to() -> None:
+    cluster = a_published()
+    before = len(of(cluster, Result))
+    rollouts(cluster)[0].finish(Unit(0, 0))
+    cluster.scheduler.handle("stranger.0", cluster.spool.pop(), 0.0)
+
+    assert len(of(cluster, Result)) == before

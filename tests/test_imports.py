@@ -1,0 +1,92 @@
+"""What an operator's laptop or a broker may load, and what nobody may ever call."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+
+PACKAGE = Path(asyncrl.__file__).parent
+WITHOUT_TORCH = ["errors", "messages", "config", "actor", "broker", "spool", "reward", "observe", "data"]
+"""Rooms and modules a machine without torch must be able to load, and ..."""
+EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
+"""... what a serving process embeds beside its own engine."""
+HEAVY = ["torch", "transformers", "safetensors", "vllm"]
+
+SERIALIZERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "marshal", "dill", "shelve", "joblib"}
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def modules(room: str) -> Iterator[str]:
+    """The dotted names of a module, or of all modules of a package."""
+    place = PACKAGE / room
+    for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
+        name = ".".join(("asyncrl", *path.relative_to(PACKAGE).with_suffix("").parts))
+        yield name.removesuffix(".__init__")
+
+
+def loaded_after_importing(names: list[str]) -> set[str]:
+    """Top-level packages in ``sys.modules`` of a fresh interpreter."""
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout))
+
+
+def test_the_control_plane_loads_without_torch() -> None:
+    names = [name for room in WITHOUT_TORCH for name in modules(room)] + EMBEDDABLE
+    assert len(names) > 40
+    assert loaded_after_importing(names).isdisjoint(HEAVY)
+
+
+def test_the_package_itself_loads_nothing_of_its_dependencies() -> None:
+    assert loaded_after_importing(["asyncrl"]).isdisjoint([*HEAVY, "zmq", "msgspec", "pyarrow", "click", "numpy"])
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                yield module
+
+
+def forbidden_calls(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="eval" | "exec" | "__import__" as name)):
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load")):
+                yield "torch.load"
+            case ast.keyword(arg="trust_remote_code", value=ast.Constant(value=True)):
+                yield "trust_remote_code=True"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_nothing_received_can_become_code(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert {name.partition(".")[0] for name in imports(tree)}.isdisjoint(SERIALIZERS)
+    assert list(forbidden_calls(tree)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("eval(text)", ["eval"]),
+        ("exec(text)", ["exec"]),
+        ("torch.load(path)", ["torch.load"]),
+        ("from_pretrained(path, trust_remote_code=True)", ["trust_remote_code=True"]),
+        ("model.eval(); from_pretrained(path, trust_remote_code=False)", []),
+    ],
+)
+def test_the_search_for_forbidden_calls_finds_them(source: str, found: list[str]) -> None:
+    assert list(forbidden_calls(ast.parse(source))) == found

@@ -1,0 +1,141 @@
+"""Everything that crosses a socket comes out as it went in, and old and new nodes understand each other."""
+
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl import messages
+from asyncrl.messages import AnyMessage, Hello, Message, Offer, Scored, Unit, Value
+
+KINDS: list[type[Message]] = list(get_args(AnyMessage))
+RECEIVERS = {name: getattr(messages, name) for name in vars(messages) if name.startswith("To")}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def defined(base: type) -> list[type]:
+    """The Structs of the module below ``base``."""
+    return [
+        thing
+        for thing in vars(messages).values()
+        if isinstance(thing, type) and issubclass(thing, base) and thing != base
+    ]
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Everything a field of this type may hold."""
+    scalars: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(-(2**63), 2**64 - 1),
+        float: st.floats(allow_nan=False),
+        str: st.text(),
+        bool: st.booleans(),
+        bytes: st.binary(),
+        memoryview: st.binary().map(memoryview),
+        type(None): st.none(),
+    }
+    if hint in scalars:
+        return scalars[hint]
+    if isinstance(hint, type) and issubclass(hint, Value | Message):
+        return st.builds(hint, **{name: values(part) for name, part in get_type_hints(hint).items()})
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case origin if origin is Literal:
+            return st.sampled_from(arguments)
+        case origin if origin is list:
+            return st.lists(values(arguments[0]), max_size=3)
+        case origin if origin is dict:
+            return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+        case origin if origin in (Union, UnionType):
+            return st.one_of(map(values, arguments))
+    raise NotImplementedError(hint)
+
+
+ANY = st.one_of([values(kind) for kind in KINDS])
+
+
+@given(ANY)
+def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
+    again = _decoder.decode(_encoder.encode(message))
+    assert type(again) is type(message)
+    assert again == message
+
+
+@given(ANY, st.lists(st.one_of(st.integers(0, 9), st.text(), st.lists(st.integers(0, 9))), min_size=1, max_size=3))
+def test_fields_a_newer_node_appended_are_ignored(message: Message, appended: list[object]) -> None:
+    on_the_wire = msgspec.msgpack.decode(_encoder.encode(message))
+    assert _decoder.decode(_encoder.encode([*on_the_wire, *appended])) == message
+
+
+@given(ANY)
+def test_fields_an_older_node_does_not_know_take_their_defaults(message: Message) -> None:
+    fields = msgspec.structs.fields(message)
+    num_required = sum(field.required for field in fields)
+    on_the_wire = msgspec.msgpack.decode(_encoder.encode(message))
+    from_older = _decoder.decode(_encoder.encode(on_the_wire[: 1 + num_required]))
+    for field in fields[:num_required]:
+        assert getattr(from_older, field.name) == getattr(message, field.name)
+
+
+def test_on_the_wire_a_message_is_its_name_and_its_fields() -> None:
+    scored = Scored(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0})
+    assert msgspec.msgpack.decode(_encoder.encode(scored)) == ["Scored", [7, 2, "held_out"], 0.5, {"correct": 1.0}]
+
+
+def test_required_fields_come_first_so_that_only_defaults_are_ever_appended() -> None:
+    for kind in defined(Message) + defined(Value):
+        required = [field.required for field in msgspec.structs.fields(kind)]
+        assert required == sorted(required, reverse=True), kind
+
+
+@pytest.mark.parametrize("receiver", RECEIVERS)
+def test_what_a_role_may_receive_is_a_message(receiver: str) -> None:
+    assert set(get_args(RECEIVERS[receiver])) <= set(KINDS)
+
+
+def test_every_message_has_a_receiver_and_a_place_in_any_message() -> None:
+    received = {kind for union in RECEIVERS.values() for kind in get_args(union)}
+    assert received == set(KINDS) == set(defined(Message))
+
+
+def test_names_on_the_wire_are_unique() -> None:
+    names = [kind.__struct_config__.tag for kind in KINDS]
+    assert len(set(names)) == len(names)
+    assert names == [kind.__name__ for kind in KINDS]
+
+
+def test_a_message_is_a_value() -> None:
+    with pytest.raises(AttributeError):
+        Offer(1).limit = 2  # type: ignore[misc]
+    assert Offer(1) == Offer(1) != Offer(2)
+
+
+@pytest.mark.parametrize(
+    "on_the_wire",
+    [["Unheard", 1], ["Offer"], ["Offer", "many"], ["Hello", 1, "cook", "a", "b"], {"type": "Offer"}, [], 7],
+    ids=repr,
+)
+def test_what_is_not_a_message_is_refused(on_the_wire: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        _decoder.decode(_encoder.encode(on_the_wire))
+
+
+def test_units_sort_by_group_and_then_index() -> None:
+    units = [Unit(2, 0), Unit(1, 3), Unit(1, 0)]
+    assert sorted(units) == [Unit(1, 0), Unit(1, 3), Unit(2, 0)]
+
+
+def test_binary_fields_stay_views_into_the_frame() -> None:
+    put = messages.Fetched(1, [memoryview(b"payload")])
+    frame = _encoder.encode(put)
+    (payload,) = _decoder.decode(frame).payloads
+    assert payload.obj is frame
+
+
+def test_a_greeting_names_the_protocol_first() -> None:
+    hello = Hello(messages.PROTOCOL, "trainer", "trainer-0", "1")
+    assert msgspec.msgpack.decode(_encoder.encode(hello))[:2] == ["Hello", messages.PROTOCOL]
