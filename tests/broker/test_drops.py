@@ -1,4 +1,4 @@
-"""A group dropped now and then is made up for; if nothing else ever happens, the run ends and says why."""
+"""A run in which everything fails ends, and says why; one in which something succeeds goes on."""
 
 import pytest
 
@@ -6,15 +6,18 @@ from asyncrl.broker.drops import LEAST_IN_A_ROW, DropBook
 from asyncrl.errors import RunFailed
 
 
-@pytest.mark.parametrize(("window", "limit"), [(4, LEAST_IN_A_ROW), (100, 200)], ids=["at least 32", "two windows"])
-def test_only_drops_in_a_row_end_the_run(window: int, limit: int) -> None:
-    book = DropBook(window)
-    for _ in range(3):
-        for _ in range(limit):
-            book.dropped("reward: the verifier raised")
-        book.completed()
+@pytest.mark.parametrize(("window", "limit"), [(1, LEAST_IN_A_ROW), (16, 32), (100, 200)])
+def test_more_drops_in_a_row_than_two_windows_end_the_run(window, limit):
+    drops = DropBook(window)
     for _ in range(limit):
-        book.dropped("reward: the verifier raised")
+        drops.dropped("reward: no such unit")
+    with pytest.raises(RunFailed, match=rf"^{limit + 1} groups in a row .* because of reward: no such unit$"):
+        drops.dropped("reward: no such unit")
 
-    with pytest.raises(RunFailed, match=f"{limit + 1} groups in a row .* because of reward: the verifier raised"):
-        book.dropped("reward: the verifier raised")
+
+def test_one_complete_group_starts_the_count_anew():
+    drops = DropBook(window=1)
+    for _ in range(10):
+        for _ in range(LEAST_IN_A_ROW):
+            drops.dropped("bad luck")
+        drops.completed()
