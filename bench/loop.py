@@ -39,7 +39,8 @@ from course import Course
 from cpu import CpuWatch
 from ours import whole_loop
 
-from asyncrl.config import Config, load, to_toml
+from asyncrl.config import Config
+from asyncrl.run_file import load, to_toml
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "conf" / "quickstart.toml"

@@ -40,7 +40,7 @@ class Link(Protocol):
         """`receive` until the link is closed."""
 
     async def aclose(self) -> None:
-        """Send what is queued, within a second, and close. Idempotent."""
+        """Close, once everything sent has arrived or a second has passed. Idempotent."""
 
 
 class Hub(Protocol):
@@ -66,7 +66,7 @@ class Hub(Protocol):
         """
 
     def forget(self, peer: str, /) -> None:
-        """Drop a peer's session: if it speaks again it is told to start anew."""
+        """Drop a peer: its link sees `LinkReset`, now or when it speaks again."""
 
     async def aclose(self) -> None:
-        """Close. Idempotent."""
+        """Close, once everything sent has arrived or a second has passed. Idempotent."""

@@ -184,7 +184,12 @@ class Session:
         self._transmit_messages(transmit)
         if self._asks_resend:
             self._asks_resend = not self._say(Resend(), transmit)
-        elif self._owed_messages:
+        else:
+            self.acknowledge(transmit)
+
+    def acknowledge(self, transmit: Transmit) -> None:
+        """Transmit the acknowledgement that is owed, if one is."""
+        if self._owed_messages:
             self._say(Ack(), transmit)
 
     def _take(self, seq: int, message: Message, num_bytes: int) -> Message | None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 import structlog
 import zmq
 
-from asyncrl.actor.fd_socket import FdSocket
+from asyncrl.actor.fd_socket import TICK_S, FdSocket
 from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.actor.session import RESET_FRAME, Envelope, Session, decode
@@ -30,6 +30,9 @@ DATA_FRAME_BYTES = 256 << 20
 
 MAX_UNACKED_BYTES = 64 << 20
 MAX_INBOX_BYTES = 128 << 20
+SILENT_TICKS = 120
+"""Ticks (of 0.25 s) with something unacknowledged and nothing heard, after which a peer that once answered is gone."""
+
 LINGER_MS = 1000
 """
 How long closing may take. ZeroMQ's own lingering does not suffice: a kernel that closes a connection while something
@@ -73,6 +76,8 @@ class ZmqLink:
         self._error: LinkError | None = None
         self._moved = asyncio.Event()
         """Something was acknowledged, or the link has failed."""
+        self._silent_ticks: int | None = None
+        """None until the peer was heard for the first time: how long to wait for that is the caller's affair."""
         self._fd = FdSocket(socket, self._on_frames, self._on_tick)
 
     async def send(self, message: Message, /) -> None:
@@ -103,6 +108,7 @@ class ZmqLink:
         """Close, once everything sent has been acknowledged or a second has passed. Idempotent."""
         if self._error is None:
             self._fail(LinkClosed("this link was closed"))
+            self._session.acknowledge(self._transmit)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_MS / 1000):
                     while self._session.num_unacked and not self._fd.closed:
@@ -126,6 +132,7 @@ class ZmqLink:
             self._fail(error)
             self._fd.close()
             return
+        self._silent_ticks = 0
         if message is not None:
             self._inbox.put(message, len(frames[0]))
             if self._inbox.is_full:
@@ -134,6 +141,11 @@ class ZmqLink:
 
     def _on_tick(self) -> None:
         self._session.tick(self._transmit)
+        if self._silent_ticks is None or not self._session.num_unacked:
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks == SILENT_TICKS:
+            self._fail(LinkError(f"{self.address} has been silent for {SILENT_TICKS * TICK_S:g} s: it is gone"))
 
     def _transmit(self, frame: bytes) -> bool:
         return self._fd.send([frame])
@@ -219,6 +231,8 @@ class ZmqHub:
     async def aclose(self) -> None:
         """Close, once everything sent has been acknowledged or a second has passed. Idempotent."""
         await self._local.aclose()
+        for peer in self._peers.values():
+            peer.session.acknowledge(peer.transmit)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_MS / 1000):
                 while not self._fd.closed and any(peer.session.num_unacked for peer in self._peers.values()):

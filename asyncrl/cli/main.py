@@ -8,8 +8,8 @@ from typing import ParamSpec
 
 import click
 
-from asyncrl.config import explain, load
 from asyncrl.errors import AsyncrlError
+from asyncrl.run_file import explain, load
 
 P = ParamSpec("P")
 PATH = click.Path(path_type=Path)

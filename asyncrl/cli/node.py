@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 
 from asyncrl.actor.greeting import identity
-from asyncrl.config import load, to_toml
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.messages import Role
 from asyncrl.node.process import Job, run_process
+from asyncrl.run_file import load, to_toml
 
 ROLES = ("broker", "rollout", "reward", "trainer")
 

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
-from asyncrl.config import Config, to_toml
+from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.run_file import to_toml
 
 
 def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_run: bool) -> None:

@@ -21,7 +21,7 @@ from processes import Processes, free_address, report
 
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
-from asyncrl.messages import Put, PutItem, Ready, Settled, SpoolRef, Stored, Trim, Unit
+from asyncrl.messages import Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 
@@ -84,7 +84,7 @@ class _Consumer:
         self._hub = ZmqHub(control)
         self._payloads = PayloadClient(ZmqLink(bulk, "consumer", max_frame_bytes=DATA_FRAME_BYTES))
         self._batch = batch
-        self._stored: list[Stored] = []
+        self._stored: list[StoredItem] = []
         self._num_fetched = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -97,7 +97,7 @@ class _Consumer:
                 case Ready():
                     self._hub.send(peer, Settled([]))  # Begin: your credits can reach you.
                 case Stored():
-                    self._stored.append(message)
+                    self._stored += message.items
             while len(self._stored) >= self._batch:
                 self._start(self._fetch(peer, self._stored[: self._batch]))
                 del self._stored[: self._batch]
@@ -107,11 +107,11 @@ class _Consumer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fetch(self, spool: str, facts: list[Stored]) -> None:
-        refs = [fact.ref for fact in facts]
+    async def _fetch(self, spool: str, items: list[StoredItem]) -> None:
+        refs = [item.ref for item in items]
         await self._payloads.fetch_all(refs, PATIENCE_S)
         self.meter.add(len(refs), sum(ref.length for ref in refs))
-        self._hub.send("producer.1", Settled([fact.unit for fact in facts]))
+        self._hub.send("producer.1", Settled([item.unit for item in items]))
         self._trim(spool, refs)
 
     def _trim(self, spool: str, refs: list[SpoolRef]) -> None:

@@ -10,8 +10,9 @@ import msgspec
 from course import Course
 from cpu import CpuWatch
 
-from asyncrl.config import Config, to_toml
+from asyncrl.config import Config
 from asyncrl.observe.run_record import RunRecord, read_run
+from asyncrl.run_file import to_toml
 
 
 def run(config: Config, directory: Path) -> Course:

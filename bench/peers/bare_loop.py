@@ -29,10 +29,11 @@ from lesson import Lesson, Weights
 from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
 
-from asyncrl.config import Config, load
+from asyncrl.config import Config
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.run_file import load
 from asyncrl.trainer.batch import TrainingSample
 from asyncrl.trainer.learner import Learner
 

@@ -22,8 +22,9 @@ from lesson import Lesson, Weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from asyncrl.config import Config, load
+from asyncrl.config import Config
 from asyncrl.messages import Prompt
+from asyncrl.run_file import load
 from asyncrl.trainer.learning_rate import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}

@@ -255,6 +255,8 @@ def test_a_link_to_a_restarted_hub_sees_a_reset_when_it_speaks() -> None:
         async with hub_at() as former, link_to(former.address, "a.1") as link:
             await link.send(Offer(1))
             await former.receive()
+            former.send("a.1", Stop("which acknowledges the first"))
+            await link.receive()
             await former.aclose()
             restarted = await bound_again(former.address)
             await link.send(Offer(2))
@@ -423,3 +425,25 @@ def test_an_actor_of_the_same_process_is_a_peer_like_any_other() -> None:
                 await near.receive()
 
     asyncio.run(scene())
+
+
+def test_a_peer_that_falls_silent_after_answering_is_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is gone and nobody started it again: whoever waits for it must not wait for ever."""
+    monkeypatch.setattr(fd_socket, "TICK_S", 0.001)
+    monkeypatch.setattr(zmq_link, "SILENT_TICKS", 20)
+
+    async def outlive() -> str:
+        async with hub_at() as hub, link_to(hub.address, "left.1") as link:
+            await link.send(Offer(1))
+            peer, _ = await hub.receive()
+            hub.send(peer, Stop("hello"))
+            await link.receive()
+            await hub.aclose()
+            await link.send(Offer(2))
+            with pytest.raises(LinkError, match="silent") as caught:
+                async with asyncio.timeout(DEADLINE_S):
+                    await link.receive()
+            return f"{hub.address} {caught.value}"
+
+    address, _, sentence = asyncio.run(outlive()).partition(" ")
+    assert sentence.startswith(address)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from asyncrl.broker.records import AnyRecord
 from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
-from asyncrl.config import Config, decode
+from asyncrl.config import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
 from asyncrl.messages import (
@@ -53,6 +53,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
+from asyncrl.run_file import decode
 
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], None]]

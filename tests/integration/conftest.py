@@ -13,8 +13,9 @@ import pytest
 
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import AnyRecord
-from asyncrl.config import Config, load
+from asyncrl.config import Config
 from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.run_file import load
 
 STUCK_S = 100.0
 """A run that has not ended by then hangs."""

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.config import Config, decode
+from asyncrl.config import Config
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.run_file import decode
 from asyncrl.trainer.batch import TrainingSample, collate
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.policy import Policy

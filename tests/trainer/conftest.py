@@ -12,7 +12,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from asyncrl.config import Config, decode
+from asyncrl.config import Config
+from asyncrl.run_file import decode
 from asyncrl.trainer.batch import TrainingSample
 
 VOCAB = 32

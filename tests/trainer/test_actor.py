@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, TransferError
 from asyncrl.messages import (
     Batch,
@@ -40,6 +39,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
+from asyncrl.run_file import decode
 from asyncrl.trainer import actor as trainer
 from asyncrl.trainer.actor import TrainerActor
 
