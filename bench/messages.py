@@ -21,6 +21,7 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -62,6 +63,8 @@ class Contender(NamedTuple):
 
 
 async def main(options: argparse.Namespace) -> None:
+    if task := asyncio.current_task():  # So that processes and directories are gone after a SIGTERM too.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     peers = []
     for peer in (p for p in PEERS if p.option in options.peers):
         if importlib.util.find_spec(peer.requires):
@@ -88,9 +91,15 @@ async def _compare_flows(batch: int, peers: list[Peer], options: argparse.Namesp
     ]
     rates: dict[str, list[Rate]] = {contender.name: [] for contender in ours + theirs}
     for _ in range(options.rounds):
-        for contender in ours + theirs:
-            async with Processes(contender.directory) as processes:
-                rates[contender.name].append(await contender.flow(processes, batch, options.seconds))
+        for contender in [*ours, *theirs]:
+            try:
+                async with Processes(contender.directory) as processes:
+                    rates[contender.name].append(await contender.flow(processes, batch, options.seconds))
+            except ChildFailed as failure:
+                if contender in ours:
+                    raise
+                theirs.remove(contender)
+                _print({"case": f"batch={batch}", "peer": contender.name, "skipped": str(failure)})
     for contender in ours:
         for peer in theirs:
             _print_flow(f"batch={batch}, {contender.name}", rates[contender.name], peer.name, rates[peer.name])

@@ -347,7 +347,8 @@ class BrokerActor:
         """Write the summary, once."""
         if self._directory.read_summary() is not None:
             return
-        results = self._scheduler.evaluation.results
+        # An evaluation in which every prompt failed measured nothing.
+        results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
         self._event("run.finished", status="failed" if self._cause else "finished", cause=self._cause)
         self._directory.write_summary(
             Summary(

@@ -76,7 +76,7 @@ class RolloutActor:
         node: Our name, with ``incarnation`` unique for this start.
         slots: Completions the engine decodes together.
         group_size: Trajectories of a full lease.
-        receiver: Brings new weights; None: the host changes the engine's weights itself, or never.
+        receiver: Brings new weights. None refuses every transfer, and a broker then gives no leases: for tests.
         plan_hash: Of the weight plan; empty without a receiver.
         partial_rollout: False lets generations in hand finish before new weights are swapped in.
     """

@@ -72,7 +72,9 @@ def _items() -> Iterator[PutItem]:
         yield PutItem(Unit(number, 0), 1, SUMMARY, ones[number % len(ones)])
 
 
-async def consume(control: str, bulk: str, batch: str, seconds: str, spool_pid: str, result: str) -> None:
+async def consume(  # noqa: PLR0917  they come from a command line
+    control: str, bulk: str, batch: str, seconds: str, spool_pid: str, result: str
+) -> None:
     consumer = _Consumer(control, bulk, int(batch), Meter(float(seconds), int(spool_pid)))
     await consumer.run()
     report(result, consumer.meter.rate)
