@@ -22,6 +22,7 @@ from asyncrl.broker.drops import DropBook
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.broker.grading import GradeBook
 from asyncrl.broker.groups import Group, Slot, State
+from asyncrl.broker.lease_terms import lease_message
 from asyncrl.broker.leases import Lease as OpenLease
 from asyncrl.broker.leases import LeaseBook
 from asyncrl.broker.nodes import Node, NodeBook
@@ -57,7 +58,6 @@ from asyncrl.messages import (
     Grade,
     Hello,
     Hold,
-    Lease,
     Live,
     Message,
     Offer,
@@ -470,29 +470,7 @@ class Scheduler:
         for index in indices:
             group.slots[index].state = State.LEASED
             group.slots[index].token = lease.token
-        self._send(node.peer, self._lease_message(group, lease))
-
-    def _lease_message(self, group: Group, lease: OpenLease) -> Lease:
-        config = self._config
-        sampling = config.sampling.sampling()
-        if group.split == "held_out":
-            evaluation = config.evaluation
-            sampling = type(sampling)(
-                max_tokens=evaluation.max_tokens or sampling.max_tokens,
-                temperature=evaluation.temperature,
-                stop=sampling.stop,
-            )
-        return Lease(
-            token=lease.token,
-            group_id=group.group_id,
-            indices=sorted(lease.open),
-            split=group.split,
-            prompt=group.prompt,
-            sampling=sampling,
-            seed=sampling_seed(config.run.seed, group.group_id, config.schedule.group_size),
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            expires_in_s=config.schedule.lease_s,
-        )
+        self._send(node.peer, lease_message(self._config, group, lease))
 
     def _assign_grading(self) -> None:
         while self.grading.num_waiting and (node := self._credits["reward"].most(1)):
@@ -605,8 +583,3 @@ class Scheduler:
 def _segments(groups: Iterable[Group]) -> list[int]:
     """Where their payloads are."""
     return [slot.ref.segment for group in groups for slot in group.slots if slot.ref]
-
-
-def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:
-    """Seed of index 0 of a group; index i has ``+ i``. Distinct for every trajectory of a run, below 2**63."""
-    return ((run_seed << 40) + group_id * group_size) & (2**63 - 1)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.drops import LEAST_IN_A_ROW
+from asyncrl.broker.lease_terms import sampling_seed
 from asyncrl.broker.records import (
     Admitted,
     AnyRecord,
@@ -19,7 +20,7 @@ from asyncrl.broker.records import (
     Verdict,
     VersionLive,
 )
-from asyncrl.broker.scheduler import Event, Outgoing, sampling_seed
+from asyncrl.broker.scheduler import Event, Outgoing
 from asyncrl.config import Checkpoint, Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (

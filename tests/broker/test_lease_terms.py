@@ -1,0 +1,40 @@
+"""A lease says everything a rollout needs, and distinct seeds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.broker.groups import Group
+from asyncrl.broker.lease_terms import lease_message, sampling_seed
+from asyncrl.broker.leases import LeaseBook
+from asyncrl.messages import Lease, Prompt, Sampling, Split
+
+from .driver import a_config
+
+
+def lease_on(split: Split) -> Lease:
+    config = a_config(
+        sampling={"max_tokens": 9, "temperature": 0.7, "top_k": 5, "stop": ["."]}, evaluation={"max_tokens": 20}
+    )
+    group = Group(3, Prompt(text="how many?"), 2, min_version=0, split=split)
+    return lease_message(config, group, LeaseBook(1, 60.0).grant("ann", 3, split, [1, 0], now_s=0.0))
+
+
+def test_training_samples_as_the_run_says() -> None:
+    lease = lease_on("train")
+
+    assert lease.sampling == Sampling(9, 0.7, 1.0, 5, ["."])
+    assert (lease.group_id, lease.indices, lease.prompt.text) == (3, [0, 1], "how many?")
+
+
+def test_an_evaluation_is_greedy_over_everything_and_stops_at_the_same_strings() -> None:
+    assert lease_on("held_out").sampling == Sampling(20, 0.0, 1.0, 0, ["."])
+
+
+@given(st.integers(0, 2**20), st.integers(0, 2**20), st.integers(1, 64), st.data())
+def test_no_two_trajectories_of_a_run_share_a_seed(run: int, group: int, size: int, data: st.DataObject) -> None:
+    other = data.draw(st.integers(0, 2**20).filter(lambda g: g != group))
+    mine = {sampling_seed(run, group, size) + i for i in range(size)}
+    theirs = {sampling_seed(run, other, size) + i for i in range(size)}
+
+    assert not mine & theirs
+    assert all(0 <= seed < 2**63 for seed in mine | theirs)
