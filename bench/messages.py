@@ -202,3 +202,5 @@ if __name__ == "__main__":
                 asyncio.run(main(_options()))
             except ChildFailed as failure:
                 sys.exit(f"messages: {failure}")
+            except asyncio.CancelledError:
+                sys.exit(128 + signal.SIGTERM)

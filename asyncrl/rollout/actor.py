@@ -42,7 +42,7 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.rollout.engine import Engine, Request
-from asyncrl.rollout.results import RESEND_S, UnsettledResults, result
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, UnsettledResults, result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,6 +284,7 @@ class RolloutActor:
     async def _put_fresh(self) -> None:
         while True:
             await self._has_fresh.wait()
+            await asyncio.sleep(COLLECT_S)
             self._has_fresh.clear()
             await self._spool.send(Put(self._node, self._incarnation, self._unsettled.take_fresh()))
 

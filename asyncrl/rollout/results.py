@@ -16,6 +16,8 @@ from asyncrl.errors import EngineError
 from asyncrl.messages import Lease, PutItem, Summary, Trajectory, Unit
 from asyncrl.rollout.engine import Completion
 
+COLLECT_S = 0.005
+"""Results of a few decode steps travel together: a `Put` costs everybody on its way as much as a trajectory does."""
 RESEND_S = 5.0
 """A result not settled for this long is put again. The spool and the broker know repeats when they see them."""
 

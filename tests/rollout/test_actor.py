@@ -414,11 +414,12 @@ def test_without_partial_rollout_a_swap_waits_for_what_is_in_hand():
         assert len(stage.engine.requests) == 1, "nothing new begins meanwhile"
         stage.engine.write(2)
         stage.engine.finish()
+        before = await stage.put()
         await stage.hear(Live)
         await stage.engine.started(1)
         stage.engine.write(1)
         stage.engine.finish()
-        spans = [item.summary for _ in range(2) for item in (await stage.put()).items]
+        spans = [item.summary for put in (before, await stage.put()) for item in put.items]
         assert [(summary.oldest_version, summary.num_spans) for summary in spans] == [(0, 1), (1, 1)]
 
     scene(play, partial_rollout=False)
