@@ -20,6 +20,10 @@ from asyncrl.errors import AsyncrlError
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 SECOND_SIGNAL_EXIT = 143
 
+SWITCH_S = 0.0005
+"""How long a thread may keep Python from the event loop. With Python's own 5 ms, a computing trainer hears of each
+message up to 5 ms late, several times a step; the shorter interval costs no measurable throughput."""
+
 
 def run_process(job: Job, *, name: str) -> int:
     """
@@ -33,6 +37,7 @@ def run_process(job: Job, *, name: str) -> int:
         The exit code: 0, or that of the error, whose sentence then stands on standard error.
     """
     configure_logging(name)
+    sys.setswitchinterval(SWITCH_S)
     try:
         uvloop.run(_with_signals(job))
     except AsyncrlError as error:
