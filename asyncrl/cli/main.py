@@ -54,8 +54,11 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
 @one_sentence
 def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
     """Make the model of [model.scratch], with its data; `asyncrl run` does so if it is missing."""
+    from transformers.utils.logging import disable_progress_bar
+
     from asyncrl.trainer.scratch import make
 
+    disable_progress_bar()  # our own lines tell how it goes
     config = load(config_path, overrides)
     make(
         config.model.scratch,

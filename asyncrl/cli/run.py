@@ -92,6 +92,7 @@ def prepare_model(
         f"making the model {path} by the recipe {config.model.scratch.recipe!r}; done once, then kept",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
     command = [sys.executable, "-m", "asyncrl", "make-model", str(config_path)]
     for override in overrides:
