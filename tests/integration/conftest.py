@@ -21,6 +21,9 @@ STUCK_S = 100.0
 """A run that has not ended by then hangs."""
 POLL_S = 0.05
 
+STUCK_LOOKS = 40
+"""Far more looks than a step of the toy takes."""
+
 
 class ToyRun:
     """One `asyncrl run`, from its start to what it left behind."""
@@ -98,6 +101,16 @@ class ToyRun:
             assert self._process.poll() is None, f"the run ended too early: {self._process.communicate()}"
             assert time.monotonic() < deadline_s, "the run hangs"
             time.sleep(POLL_S)
+
+    def until_stuck(self) -> None:
+        """Look until many looks in a row have seen no step more."""
+        seen: list[int] = []
+
+        def stuck() -> bool:
+            seen.append(self.steps_done())
+            return len(seen) > STUCK_LOOKS and seen[-1] == seen[-STUCK_LOOKS]
+
+        self.until(stuck)
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal would: but only to the one in front."""
