@@ -519,21 +519,10 @@ ToBroker = (
     | Take | Commit | Publishing | Stepped
     | Stored | Exited
 )  # fmt: skip
-ToRollout = Welcome | Reject | StoreValue | Transfer | Stop | Lease | Settled | Cancelled | Hold | Release | Fetched
+ToRollout = Welcome | Reject | StoreValue | Transfer | Stop | Lease | Settled | Cancelled | Hold | Release
 ToReward = Welcome | Reject | Stop | Grade | Fetched
 ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Fetched
 ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
 ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Finished
 
-AnyMessage = (
-    Hello | Ready | Beat | Draining | Bye | StoreSet | StoreGet
-    | Offer | Scored | Failed | Live | Transferred | TransferFailed
-    | Take | Commit | Publishing | Stepped
-    | Stored | Exited
-    | Welcome | Reject | StoreValue | Transfer | Stop
-    | Lease | Settled | Cancelled | Hold | Release
-    | Grade
-    | Batch | Published
-    | Put | Fetch | Trim | Fetched
-    | Progress | Evaluated | Finished
-)  # fmt: skip
+AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToSpool | ToSupervisor

@@ -11,7 +11,7 @@ and stops when its task is cancelled.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import structlog
@@ -19,13 +19,13 @@ import structlog
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
-from asyncrl.broker.groups import Group
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.records import AnyRecord, NodeEvent
 from asyncrl.broker.rendezvous import Rendezvous
+from asyncrl.broker.sample_files import SampleFiles
 from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
 from asyncrl.config import Config, to_json
-from asyncrl.errors import AsyncrlError, DecodeError, RunFailed
+from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
@@ -43,18 +43,16 @@ from asyncrl.messages import (
     StoreSet,
     StoreValue,
     ToBroker,
-    Trajectory,
     Welcome,
 )
 from asyncrl.observe.run_directory import RunDirectory, Summary
-from asyncrl.observe.samples import SampleRow, SamplesWriter
+from asyncrl.observe.samples import SamplesWriter
 
 log = structlog.get_logger()
 
 TICK_S = 0.25
 GOODBYE_S = 10.0
 """After the end: how long nodes have to say Bye before the broker leaves without them."""
-FETCH_S = 30.0
 
 
 class BrokerActor:
@@ -89,7 +87,7 @@ class BrokerActor:
         self._ledger = ledger
         self._directory = directory
         self._payloads = PayloadClient(spool)
-        self._samples = SamplesWriter(directory.samples)
+        self._samples = SampleFiles(self._payloads, SamplesWriter(directory.samples))
         self._spool_address = spool_address
         self._broker_epoch = broker_epoch
         self._clock = clock
@@ -268,7 +266,7 @@ class BrokerActor:
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
-            self._in_background(self._write_samples(stepped, groups))
+            self._in_background(self._samples.write(stepped, groups))
 
     def _exited(self, message: Exited) -> None:
         self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
@@ -279,22 +277,6 @@ class BrokerActor:
             self._scheduler.left(node.peer, message.cause, self._clock())
 
     # ── files ───────────────────────────────────────────────────────────────────────────────
-
-    async def _write_samples(self, stepped: Stepped, groups: Sequence[Group]) -> None:
-        slots = [slot for group in groups for slot in group.slots if slot.ref]
-        prompts = [group.prompt for group in groups for slot in group.slots if slot.ref]
-        refs = [slot.ref for slot in slots if slot.ref]
-        rewards = [(slot.reward, slot.metrics) for slot in slots]
-        try:
-            trajectories = await self._payloads.fetch_all(refs, FETCH_S)
-        except (DecodeError, TimeoutError) as error:
-            log.warning("samples.skipped", step=stepped.step, reason=str(error))
-            return
-        rows = [
-            _sample_row(stepped, trajectory, prompt.text or _chat_text(prompt.chat), prompt.answer, reward, metrics)
-            for trajectory, prompt, (reward, metrics) in zip(trajectories, prompts, rewards, strict=True)
-        ]
-        await asyncio.to_thread(self._samples.write, stepped.step, rows)
 
     def _in_background(self, coroutine: Any) -> None:
         if self._tasks is None:
@@ -369,42 +351,17 @@ class BrokerActor:
         )
 
 
+_NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
+    "node.joined": "joined",
+    "node.left": "left",
+    "node.lost": "lost",
+}
+
+
 def _node_record(event: Event) -> list[AnyRecord]:
     """Who came and went belongs in the ledger too, with the time on the wall."""
-    kinds: dict[str, Literal["joined", "left", "lost"]] = {
-        "node.joined": "joined",
-        "node.left": "left",
-        "node.lost": "lost",
-    }
-    if (kind := kinds.get(event.kind)) is None:
+    if (kind := _NODE_EVENTS.get(event.kind)) is None:
         return []
     fields = event.fields
     cause = str(fields.get("cause", ""))
     return [NodeEvent(fields["node"], fields["incarnation"], fields["role"], kind, cause, time.time())]
-
-
-def _sample_row(  # noqa: PLR0917  made in one place
-    stepped: Stepped, trajectory: Trajectory, prompt: str, answer: str, reward: float, metrics: dict[str, float]
-) -> SampleRow:
-    oldest = min((span.policy_version for span in trajectory.spans), default=stepped.policy_version)
-    return SampleRow(
-        step=stepped.step,
-        group_id=trajectory.unit.group_id,
-        index=trajectory.unit.index,
-        prompt=prompt,
-        completion=trajectory.text,
-        answer=answer,
-        reward=reward,
-        metrics=metrics,
-        finish_reason=trajectory.finish_reason,
-        spans=trajectory.spans,
-        oldest_version=oldest,
-        staleness=stepped.policy_version - oldest,
-        node=trajectory.node,
-        completion_ids=trajectory.completion_ids,
-        behavior_logprobs=trajectory.behavior_logprobs,
-    )
-
-
-def _chat_text(chat: list[dict[str, str]]) -> str:
-    return "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in chat)

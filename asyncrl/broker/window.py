@@ -28,7 +28,7 @@ class Window:
         self._open: set[int] = set()
         self._consumed: dict[int, list[int]] = {}
         self.peak = 0
-        """Most groups ever open at once; a fact for the summary."""
+        """Most groups ever open at once."""
 
     @property
     def num_open(self) -> int:

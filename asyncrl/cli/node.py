@@ -66,6 +66,7 @@ def main(
 
 def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: str | None, run_dir: Path | None) -> Job:
     from asyncrl.node.broker import create_directory, run_broker
+    from asyncrl.observe.atomic import replacing
     from asyncrl.observe.run_directory import RunDirectory
 
     if config_path is None:
@@ -77,9 +78,8 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
     directory.config.write_text(to_toml(config))
 
     def listening(at: str) -> None:
-        unfinished = directory.path / ".broker.address"
-        unfinished.write_text(at + "\n")
-        unfinished.rename(directory.path / "broker.address")
+        with replacing(directory.path / "broker.address", durable=False) as unfinished:
+            unfinished.write_text(at + "\n")
 
     async def job(stopping: asyncio.Event) -> None:
         await run_broker(config, directory, bind=config.broker.bind, listening=listening, stopping=stopping)

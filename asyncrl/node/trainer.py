@@ -13,7 +13,8 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Member
 from asyncrl.node.serving import loading, serve
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.trainer.actor import Saves, TrainerActor
+from asyncrl.trainer.actor import TrainerActor
+from asyncrl.trainer.checkpoint import Saves
 from asyncrl.trainer.learner import Learner
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.publish import Publisher

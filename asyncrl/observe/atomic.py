@@ -20,15 +20,16 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     try:
         yield unfinished
         if durable:
-            _flush(unfinished)
+            flush(unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     if durable:
-        _flush(path.parent)
+        flush(path.parent)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Onto the disk: what is in a file, or which names are in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

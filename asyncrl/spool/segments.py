@@ -22,9 +22,10 @@ from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, Unit
+from asyncrl.observe.atomic import flush
 from asyncrl.spool.layout import HEADER, Entry, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
-from asyncrl.spool.tail import Tail, fsync_directory
+from asyncrl.spool.tail import Tail
 
 
 class Segments:
@@ -134,7 +135,7 @@ class Segments:
             doomed = [path for number, path in _segment_paths(self._directory) if number < keep_from]
             for path in doomed:
                 path.unlink()
-            fsync_directory(self._directory)
+            flush(self._directory)
         self._recent.drop_below(keep_from)
         self._index = {key: place for key, place in self._index.items() if place.segment >= keep_from}
         return len(doomed)

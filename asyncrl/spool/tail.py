@@ -9,6 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
+from asyncrl.observe.atomic import flush
 from asyncrl.spool.layout import Entry, Place, encode_head, encode_header, segment_path
 
 IOV_MAX = 1024
@@ -27,7 +28,7 @@ class Tail:
         self.durable = self.end = len(encode_header(segment))
         self._buffers: list[bytes | memoryview] = []
         self._fd = _create(segment_path(directory, segment), encode_header(segment))
-        fsync_directory(directory)
+        flush(directory)
 
     def add(self, entry: Entry, payload: memoryview) -> Place:
         """Give a record its place. ``payload`` is borrowed until `flush`."""
@@ -58,15 +59,6 @@ class Tail:
     def close(self) -> None:
         """Give the file back. What was not synced may be lost."""
         os.close(self._fd)
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make new, renamed and removed names in ``directory`` survive a power cut."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _create(path: Path, header: bytes) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -56,13 +56,6 @@ FETCH_S = 120.0
 """A spool that does not answer for this long has failed."""
 
 
-class Saves(Protocol):
-    """A tokenizer, as far as a checkpoint needs it."""
-
-    def save_pretrained(self, save_directory: Path, /) -> object:
-        """Write its files into a folder."""
-
-
 class _Times(Struct, frozen=True):
     """Where the seconds of one step went."""
 
@@ -95,7 +88,7 @@ class TrainerActor:
         link: Link,
         spool: Link,
         *,
-        tokenizer: Saves,
+        tokenizer: checkpoint.Saves,
         plan_hash: str,
         checkpoints: Path,
         clock: Callable[[], float] = time.monotonic,

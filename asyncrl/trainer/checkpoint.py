@@ -14,7 +14,6 @@ There is no scheduler state: the learning rate is a function of the step.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncrl.errors import LedgerError
+from asyncrl.observe.atomic import flush
 
 MANIFEST = "manifest.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -99,10 +99,10 @@ def write(
     )
     (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     for path in [*_files(partial), *_folders(partial)]:
-        _flush(path)
+        flush(path)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    _flush(directory)
+    flush(directory)
     return final
 
 
@@ -218,12 +218,3 @@ def _files(folder: Path) -> list[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     return [folder, *(path for path in folder.rglob("*") if path.is_dir())]
-
-
-def _flush(path: Path) -> None:
-    """Onto the disk: contents of a file, names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
