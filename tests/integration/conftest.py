@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.records import Admitted, AnyRecord, Result
 from asyncrl.config import Config
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.run_file import load
@@ -102,6 +102,11 @@ class ToyRun:
             assert time.monotonic() < deadline_s, "the run hangs"
             time.sleep(POLL_S)
 
+    def until_next_step(self) -> None:
+        """Look until one step more is done than now."""
+        seen = self.steps_done()
+        self.until(lambda: self.steps_done() > seen)
+
     def until_stuck(self) -> None:
         """Look until many looks in a row have seen no step more."""
         seen: list[int] = []
@@ -111,6 +116,29 @@ class ToyRun:
             return len(seen) > STUCK_LOOKS and seen[-1] == seen[-STUCK_LOOKS]
 
         self.until(stuck)
+
+    def freeze_at_work(self, node: str) -> int:
+        """
+        Stop ``node`` for good while it holds leases; returns its process.
+
+        Once nothing moves, whatever has no result is leased to the one that stands still. Caught between two leases,
+        it is let go and tried again.
+        """
+        victim = self.pid_of(node)
+        while True:
+            os.kill(victim, signal.SIGSTOP)
+            self.until_stuck()
+            if self.units_without_result():
+                return victim
+            os.kill(victim, signal.SIGCONT)
+            self.until_next_step()
+
+    def units_without_result(self) -> int:
+        """Trajectories of admitted groups that no rollout has handed in yet."""
+        records = self.records()
+        admitted = sum(isinstance(record, Admitted) for record in records)
+        results = sum(isinstance(record, Result) and record.unit.split == "train" for record in records)
+        return admitted * self.config.schedule.group_size - results
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal would: but only to the one in front."""

@@ -174,11 +174,7 @@ def test_the_resolved_configuration_is_kept(finished):
 def test_a_rollout_killed_in_the_middle_does_not_end_the_run(start_run):
     run = start_run("weights.deadline_s=5", steps=16)
     run.until(lambda: run.steps_done() >= 2)
-    # Frozen first: the broker goes on leasing to it until nothing moves, so that it surely dies with leases in hand.
-    victim = run.pid_of("rollout-0")
-    os.kill(victim, signal.SIGSTOP)
-    run.until_stuck()
-    os.kill(victim, signal.SIGKILL)
+    os.kill(run.freeze_at_work("rollout-0"), signal.SIGKILL)
     assert run.end().code == 0, run.errors
     assert run.summary.steps == 16
     records = run.records()
