@@ -143,6 +143,23 @@ class StoredItem(Value, frozen=True):
     summary: Summary
 
 
+class GradeItem(Value, frozen=True):
+    """One stored trajectory to judge, and the token its failure is reported with."""
+
+    unit: Unit
+    token: int
+    ref: SpoolRef
+
+
+class ScoredItem(Value, frozen=True):
+    """A verdict."""
+
+    unit: Unit
+    reward: float
+    metrics: dict[str, float] = {}
+    """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
+
+
 class Sample(Value, frozen=True):
     """A scored trajectory in a batch: metadata and where the payload is."""
 
@@ -232,12 +249,9 @@ class Offer(Message, frozen=True):
 
 
 class Scored(Message, frozen=True):
-    """A verdict."""
+    """Verdicts that came together."""
 
-    unit: Unit
-    reward: float
-    metrics: dict[str, float] = {}
-    """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
+    items: list[ScoredItem]
 
 
 class Failed(Message, frozen=True):
@@ -428,12 +442,10 @@ class Release(Message, frozen=True):
 
 
 class Grade(Message, frozen=True):
-    """Judge one stored trajectory."""
+    """Judge stored trajectories of one prompt, each by itself."""
 
-    unit: Unit
-    token: int
-    ref: SpoolRef
     prompt: Prompt
+    items: list[GradeItem]
 
 
 # ── received by the trainer ─────────────────────────────────────────────────────────────────

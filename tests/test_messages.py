@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl import messages
-from asyncrl.messages import AnyMessage, Hello, Message, Offer, Scored, Unit, Value
+from asyncrl.messages import AnyMessage, Hello, Message, Offer, Scored, ScoredItem, Unit, Value
 
 KINDS: list[type[Message]] = list(get_args(AnyMessage))
 RECEIVERS = {name: getattr(messages, name) for name in vars(messages) if name.startswith("To")}
@@ -82,8 +82,8 @@ def test_fields_an_older_node_does_not_know_take_their_defaults(message: Message
 
 
 def test_on_the_wire_a_message_is_its_name_and_its_fields() -> None:
-    scored = Scored(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0})
-    assert msgspec.msgpack.decode(_encoder.encode(scored)) == ["Scored", [7, 2, "held_out"], 0.5, {"correct": 1.0}]
+    scored = Scored([ScoredItem(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0})])
+    assert msgspec.msgpack.decode(_encoder.encode(scored)) == ["Scored", [[[7, 2, "held_out"], 0.5, {"correct": 1.0}]]]
 
 
 def test_required_fields_come_first_so_that_only_defaults_are_ever_appended() -> None:

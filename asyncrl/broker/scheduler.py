@@ -56,6 +56,7 @@ from asyncrl.messages import (
     Exited,
     Failed,
     Grade,
+    GradeItem,
     Hello,
     Hold,
     Live,
@@ -68,6 +69,7 @@ from asyncrl.messages import (
     Release,
     Role,
     Scored,
+    ScoredItem,
     Settled,
     Stepped,
     Stored,
@@ -271,8 +273,9 @@ class Scheduler:
         match message:
             case Stored():
                 self._stored(message)
-            case Scored():
-                self._scored(message)
+            case Scored(items=items):
+                for item in items:
+                    self._verdict(item)
             case Failed():
                 self._failed(message)
 
@@ -321,16 +324,16 @@ class Scheduler:
         self.records.append(Result(unit, item.token, item.ref, item.summary))
         self.grading.add(slot)
 
-    def _scored(self, message: Scored) -> None:
-        slot = self.grading.settle(message.unit)
+    def _verdict(self, item: ScoredItem) -> None:
+        slot = self.grading.settle(item.unit)
         if slot is None:
             return  # A verdict that came twice, or on a group dropped meanwhile.
-        slot.state, slot.reward, slot.metrics = State.SCORED, message.reward, message.metrics
-        self.records.append(Verdict(message.unit, message.reward, message.metrics))
-        if message.unit.split == "held_out":
-            self._settle_held_out(message.unit.group_id, failed=False)
+        slot.state, slot.reward, slot.metrics = State.SCORED, item.reward, item.metrics
+        self.records.append(Verdict(item.unit, item.reward, item.metrics))
+        if item.unit.split == "held_out":
+            self._settle_held_out(item.unit.group_id, failed=False)
             return
-        group = self.groups[message.unit.group_id]
+        group = self.groups[item.unit.group_id]
         group.num_scored += 1
         if group.is_complete:
             self.batches.completed(group)
@@ -473,14 +476,19 @@ class Scheduler:
         self._send(node.peer, lease_message(self._config, group, lease))
 
     def _assign_grading(self) -> None:
-        while self.grading.num_waiting and (node := self._credits["reward"].most(1)):
-            slot = self.grading.assign(node.peer)
-            group = self._group(slot.unit)
-            if group is None or slot.ref is None:
-                raise BrokenInvariant(f"{slot.unit} waits for a verdict but is not stored")
-            self._spend(node, 1)
-            slot.token = self.leases.next_token()
-            self._send(node.peer, Grade(unit=slot.unit, token=slot.token, ref=slot.ref, prompt=group.prompt))
+        while self.grading.is_waiting and (node := self._credits["reward"].most(1)):
+            slots = self.grading.assign(node.peer, node.credits)
+            group = self._group(slots[0].unit)
+            if group is None:
+                raise BrokenInvariant(f"{slots[0].unit} waits for a verdict, but its group is gone")
+            self._spend(node, len(slots))
+            self._send(node.peer, Grade(group.prompt, [self._grade_item(slot) for slot in slots]))
+
+    def _grade_item(self, slot: Slot) -> GradeItem:
+        if slot.ref is None:
+            raise BrokenInvariant(f"{slot.unit} waits for a verdict but is not stored")
+        slot.token = self.leases.next_token()
+        return GradeItem(slot.unit, slot.token, slot.ref)
 
     def _answer_take(self) -> None:
         if self._wanted_step is None:
@@ -549,7 +557,7 @@ class Scheduler:
                 waits.append(Wait("rollout", f"{len(self._unleased)} groups"))
             elif not self.evaluation.is_finished:
                 waits.append(Wait("rollout", "the prompts of an evaluation"))
-        if self.grading.num_waiting and not self.nodes.of("reward"):
+        if self.grading.is_waiting and not self.nodes.of("reward"):
             waits.append(Wait("reward", f"{self.grading.num_waiting} trajectories"))
         return waits
 

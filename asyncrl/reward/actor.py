@@ -5,7 +5,8 @@ Turns stored trajectories into verdicts.
        ▲                 (spool)                (pool)                        │
        └────────────────────────── Offer, as these settle ◀───────────────────┘
 
-Every `Grade` is answered with one `Scored` or one `Failed`, unless the run stops; at most ``max_in_hand`` are open.
+Every item of a `Grade` is judged by itself, and answered with one verdict or one `Failed`, unless the run stops; at
+most ``max_in_hand`` are open. Verdicts that come at the same moment travel together.
 
 Safe to run inside someone else's process: it installs no signal handler, touches no logging configuration or event-loop
 policy, starts no thread, and stops when its task is cancelled. Pool and links are borrowed: who made them closes them.
@@ -19,7 +20,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, VerifierError
-from asyncrl.messages import Beat, Failed, Grade, Offer, Prompt, Scored, Stop, Trajectory
+from asyncrl.messages import Beat, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
 from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample
 
@@ -59,6 +60,8 @@ class RewardActor:
         self._occupancy = Occupancy(clock)
         self._offered = 0
         self._settled = 0
+        self._verdicts: list[ScoredItem] = []
+        self._has_verdicts = asyncio.Event()
 
     def beat(self, lag_s: float) -> Beat:
         """A sign of life, with running totals."""
@@ -75,6 +78,7 @@ class RewardActor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._payloads.run())
+                tasks.create_task(self._report())
                 await self._listen(tasks)
                 raise _Stopped
         except ExceptionGroup as errors:
@@ -86,33 +90,48 @@ class RewardActor:
         while True:
             message = await self._link.receive()
             match message:
-                case Grade():
-                    tasks.create_task(self._grade(message))
+                case Grade(prompt=prompt, items=items):
+                    for item in items:
+                        tasks.create_task(self._grade(prompt, item))
                 case Stop():
                     return
 
-    async def _grade(self, grade: Grade) -> None:
+    async def _grade(self, prompt: Prompt, item: GradeItem) -> None:
         self._occupancy.begin()
         try:
-            answer = await self._answer(grade)
+            answer = await self._answer(prompt, item)
         finally:
             self._occupancy.end()
+        if isinstance(answer, ScoredItem):
+            self._verdicts.append(answer)
+            self._has_verdicts.set()
+            return
         await self._link.send(answer)
         self._settled += 1
         await self._offer()
 
-    async def _answer(self, grade: Grade) -> Scored | Failed:
+    async def _answer(self, prompt: Prompt, item: GradeItem) -> ScoredItem | Failed:
         """A verdict, or why there is none."""
         try:
-            trajectory = await self._payloads.fetch(grade.ref)
-            if trajectory.unit != grade.unit:
-                raise VerifierError(f"the payload of {grade.unit} is one of {trajectory.unit}")
-            verdict = await self._pool.judge(sample_of(grade.prompt, trajectory))
+            trajectory = await self._payloads.fetch(item.ref)
+            if trajectory.unit != item.unit:
+                raise VerifierError(f"the payload of {item.unit} is one of {trajectory.unit}")
+            verdict = await self._pool.judge(sample_of(prompt, trajectory))
         except DecodeError as error:  # Another try may sample, or read, it anew.
-            return Failed(grade.unit, grade.token, "reward", str(error), retryable=True)
+            return Failed(item.unit, item.token, "reward", str(error), retryable=True)
         except VerifierError as error:
-            return Failed(grade.unit, grade.token, "reward", str(error), error.retryable)
-        return Scored(grade.unit, verdict.score, verdict.metrics)
+            return Failed(item.unit, item.token, "reward", str(error), error.retryable)
+        return ScoredItem(item.unit, verdict.score, verdict.metrics)
+
+    async def _report(self) -> None:
+        """Send the verdicts that have gathered by the time this gets its turn."""
+        while True:
+            await self._has_verdicts.wait()
+            self._has_verdicts.clear()
+            verdicts, self._verdicts = self._verdicts, []
+            await self._link.send(Scored(verdicts))
+            self._settled += len(verdicts)
+            await self._offer()
 
     async def _offer(self) -> None:
         """Offer again once a quarter of the credits is free: fewer messages, and the broker never runs out first."""

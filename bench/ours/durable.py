@@ -38,6 +38,7 @@ from asyncrl.messages import (
     PutItem,
     Ready,
     Scored,
+    ScoredItem,
     Stepped,
     StoreGet,
     StoreSet,
@@ -150,7 +151,7 @@ async def reward(address: str) -> None:
     await link.send(Offer(NO_LIMIT))
     async for message in link:
         if isinstance(message, Grade):
-            await link.send(Scored(message.unit, 1.0, {"correct": 1.0}))
+            await link.send(Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}) for item in message.items]))
 
 
 # ── consumer: a trainer without a model ─────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ from asyncrl.messages import (
     Commit,
     Failed,
     Grade,
+    GradeItem,
     Hello,
     Hold,
     Lease,
@@ -41,6 +42,7 @@ from asyncrl.messages import (
     Role,
     Sample,
     Scored,
+    ScoredItem,
     Settled,
     SpoolRef,
     Stepped,
@@ -236,12 +238,12 @@ class Reward(Node):
     def __init__(self, name: str, incarnation: int = 0, capacity: int = 4) -> None:
         super().__init__(name, incarnation)
         self._limit = capacity
-        self.in_hand: deque[Grade] = deque()
+        self.in_hand: deque[GradeItem] = deque()
         self.say(Offer(self._limit))
 
     def take(self, message: Message) -> None:
         if isinstance(message, Grade):
-            self.in_hand.append(message)
+            self.in_hand.extend(message.items)
 
     def actions(self) -> list[Action]:
         return [("judge", self.judge)] if self.in_hand else []
@@ -251,12 +253,12 @@ class Reward(Node):
 
     def judge(self, reward: float = 1.0) -> None:
         """A verdict on the oldest in hand."""
-        self._done(Scored(self.in_hand.popleft().unit, reward, {"correct": reward}))
+        self._done(Scored([ScoredItem(self.in_hand.popleft().unit, reward, {"correct": reward})]))
 
     def fail(self) -> None:
         """The verifier raised."""
-        grade = self.in_hand.popleft()
-        self._done(Failed(grade.unit, grade.token, "reward", "the verifier raised", True))
+        item = self.in_hand.popleft()
+        self._done(Failed(item.unit, item.token, "reward", "the verifier raised", True))
 
     def _done(self, message: Message) -> None:
         self._limit += 1

@@ -20,9 +20,9 @@ def book(slots: list[Slot]) -> GradeBook:
     return book
 
 
-def test_the_one_that_waits_longest_is_judged_first_and_settles_once(book: GradeBook, slots: list[Slot]) -> None:
-    assert book.assign("r") is slots[0]
-    assert (len(book), book.num_waiting) == (4, 3)
+def test_the_group_that_waits_longest_is_judged_first_and_each_settles_once(book: GradeBook, slots: list[Slot]) -> None:
+    assert book.assign("r", 8) == slots[:2]
+    assert (len(book), book.num_waiting) == (4, 2)
 
     assert book.settle(Unit(0, 0)) is slots[0]
     assert book.settle(Unit(0, 0)) is None
@@ -30,21 +30,29 @@ def test_the_one_that_waits_longest_is_judged_first_and_settles_once(book: Grade
 
 
 def test_what_a_lost_node_had_in_hand_is_judged_next_in_its_old_order(book: GradeBook, slots: list[Slot]) -> None:
-    book.assign("lost")
-    book.assign("other")
-    book.assign("lost")
+    book.assign("lost", 1)
+    book.assign("other", 1)
+    book.assign("lost", 1)
 
     book.revoke("lost")
 
-    assert [book.assign("r") for _ in range(3)] == [slots[0], slots[2], slots[3]]
+    assert [book.assign("r", 8) for _ in range(2)] == [[slots[0]], slots[2:]]
+
+
+def test_a_node_is_handed_no_more_than_it_takes(book: GradeBook, slots: list[Slot]) -> None:
+    assert [book.assign("r", 1) for _ in range(3)] == [[slots[0]], [slots[1]], [slots[2]]]
+    assert book.is_waiting
+    assert book.assign("r", 1) == [slots[3]]
+    assert not book.is_waiting
+    assert book
 
 
 def test_nothing_of_a_dropped_group_waits_or_is_in_hand(book: GradeBook, slots: list[Slot]) -> None:
-    book.assign("r")
+    book.assign("r", 1)
     held_out = Slot(Unit(0, 0, "held_out"))
     book.add(held_out)
 
     book.drop(0, "train")
 
     assert book.settle(Unit(0, 0)) is None
-    assert [book.assign("r") for _ in range(3)] == [slots[2], slots[3], held_out]
+    assert [book.assign("r", 8) for _ in range(2)] == [slots[2:], [held_out]]

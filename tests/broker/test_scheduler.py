@@ -36,6 +36,7 @@ from asyncrl.messages import (
     Publishing,
     Release,
     Scored,
+    ScoredItem,
     Settled,
     Take,
     Transfer,
@@ -443,7 +444,7 @@ def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
     failed = judge_.in_hand[0].unit
     judge_.fail()
     cluster.exchange()
-    assert [grade.unit for grade in judge_.in_hand].count(failed) == 1
+    assert [item.unit for item in judge_.in_hand].count(failed) == 1
     while judge_.in_hand[0].unit != failed:
         judge_.judge()
         cluster.exchange()
@@ -465,7 +466,7 @@ def test_a_verdict_that_comes_twice_counts_once() -> None:
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
 
     verdict = of(cluster, Verdict)[0]
-    judge_.say(Scored(verdict.unit, 0.0))
+    judge_.say(Scored([ScoredItem(verdict.unit, 0.0)]))
     cluster.exchange()
 
     assert len(of(cluster, Verdict)) == before

@@ -2,7 +2,8 @@
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,12 @@ from asyncrl.messages import (
     Fetch,
     Fetched,
     Grade,
+    GradeItem,
     Message,
     Offer,
     Prompt,
     Scored,
+    ScoredItem,
     Span,
     SpoolRef,
     Stop,
@@ -55,7 +58,7 @@ class World:
         """Store a payload, and ask for a verdict on it."""
         self._stored[index] = payload
         ref = SpoolRef("spool-0", 0, index, len(payload), zlib.crc32(payload) if crc32 is None else crc32)
-        return Grade(Unit(0, index), 70 + index, ref, Prompt(text="2 + 2?", answer="4"))
+        return Grade(Prompt(text="2 + 2?", answer="4"), [GradeItem(Unit(0, index), 70 + index, ref)])
 
     def completion(self, index: int, text: str) -> Grade:
         """Store a trajectory, and ask for a verdict on it."""
@@ -68,6 +71,23 @@ class World:
             assert isinstance(request, Fetch)
             payloads = [memoryview(self._stored[ref.offset]) for ref in request.refs]
             self.spool.say(Fetched(request.request_id, payloads))
+
+
+async def hear_verdicts(world: World, count: int) -> list[Message]:
+    """What the broker hears, until it has this many verdicts."""
+    heard: list[Message] = []
+    while len(verdicts(heard)) < count:
+        heard.append(await world.broker.hear())
+    return heard
+
+
+def verdicts(heard: Iterable[Message]) -> list[ScoredItem]:
+    """In the order of their units."""
+    return sorted((item for scored in heard if isinstance(scored, Scored) for item in scored.items), key=by_unit)
+
+
+def by_unit(item: ScoredItem) -> Unit:
+    return item.unit
 
 
 Play = Callable[[World], Awaitable[list[Message]]]
@@ -93,25 +113,41 @@ def played(play: Play, *, function: str = "gsm8k", max_in_hand: int = 8) -> list
 def test_each_grade_is_answered_with_its_verdict() -> None:
     async def play(world: World) -> list[Message]:
         world.broker.say(world.completion(0, "#### 4"), world.completion(1, "#### 5"))
-        return [await world.broker.hear() for _ in range(3)]
+        return [await world.broker.hear(), *await hear_verdicts(world, 2)]
 
     offer, *scored = played(play)
 
     assert offer == Offer(8)
-    assert sorted(scored, key=lambda message: message.unit.index) == [  # type: ignore[attr-defined]
-        Scored(Unit(0, 0), 1.0, {"correct": 1.0}),
-        Scored(Unit(0, 1), 0.0, {"correct": 0.0}),
+    assert verdicts(scored) == [
+        ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}),
+        ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}),
     ]
+
+
+def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:
+    async def play(world: World) -> list[Message]:
+        good, bad = world.completion(0, "#### 4"), world.grade(1, b"")
+        world.broker.say(Grade(good.prompt, [*good.items, *bad.items]))
+        return [message for message in [await world.broker.hear() for _ in range(3)] if not isinstance(message, Offer)]
+
+    failed, scored = sorted(played(play), key=lambda message: type(message).__name__)
+
+    assert isinstance(failed, Failed)
+    assert failed.unit == Unit(0, 1)
+    assert scored == Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0})])
 
 
 def test_credits_are_a_running_total_offered_again_by_quarters() -> None:
     async def play(world: World) -> list[Message]:
         world.broker.say(*(world.completion(index, "#### 4") for index in range(8)))
-        found = [await world.broker.hear() for _ in range(1 + 8 + 4)]
+        found = await hear_verdicts(world, 8)
+        found.append(await world.broker.hear())
         assert world.broker.unheard == 0
         return [message for message in found if isinstance(message, Offer)]
 
-    assert played(play, max_in_hand=8) == [Offer(8), Offer(10), Offer(12), Offer(14), Offer(16)]
+    offers = [offer.limit for offer in played(play, max_in_hand=8) if isinstance(offer, Offer)]
+    assert (offers[0], offers[-1]) == (8, 16)
+    assert all(later - earlier >= 2 for earlier, later in pairwise(offers)), "a quarter at least"
 
 
 def test_one_credit_is_offered_again_each_time() -> None:
@@ -119,7 +155,7 @@ def test_one_credit_is_offered_again_each_time() -> None:
         world.broker.say(world.completion(0, "#### 4"))
         return [await world.broker.hear() for _ in range(3)]
 
-    assert played(play, max_in_hand=1) == [Offer(1), Scored(Unit(0, 0), 1.0, {"correct": 1.0}), Offer(2)]
+    assert played(play, max_in_hand=1) == [Offer(1), Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0})]), Offer(2)]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +196,7 @@ def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_pat
     assert isinstance(failed, Failed)
     assert failed.retryable
     assert "hung" in failed.reason
-    assert scored == Scored(Unit(0, 1), 1.0, {"correct": 1.0})
+    assert scored == Scored([ScoredItem(Unit(0, 1), 1.0, {"correct": 1.0})])
 
 
 def test_stop_drops_what_is_in_hand(tmp_path: Path) -> None:
