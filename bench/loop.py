@@ -2,7 +2,7 @@
 The whole loop beside two peers, in the same run: TRL's GRPOTrainer, and a bare pair of processes with a queue.
 
     python bench/loop.py [CONFIG] [--set a.b=value] [--rounds 3] [--peers bare,trl] [--trl-python PYTHON]
-    python bench/loop.py --sync-async [CONFIG] [--rounds 3]
+    python bench/loop.py --sync-async [CONFIG] [--set a.b=value] [--rounds 3] [--peers bare]
 
 All start from the same base (made if it is missing), ask the same prompts in the same order, and have the same group
 size, lengths, loss, optimizer and judge. Contenders take turns; each figure is the median of the rounds.
@@ -18,7 +18,8 @@ Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``rat
 loop has no broker, ledger, spool or leases, and loses all if a process dies: its ratio is what the runtime costs.
 
 ``--sync-async`` compares asyncrl with itself, staleness 0 against 1, one rollout: wall time of the steps, and how near
-it comes to what two processes can do at best, the busier one's busy time in the synchronous run.
+it comes to the ideal, the busier process's busy time in the synchronous run. The bare loop does the same: what it gains
+by overlapping, and how near it comes to its own ideal, is what two processes with nothing between them can do here.
 """
 
 import argparse
@@ -38,6 +39,7 @@ import msgspec
 from course import Course
 from cpu import CpuWatch
 from ours import whole_loop
+from overlap import Overlap, summary
 
 from asyncrl.config import Config
 from asyncrl.run_file import load, to_toml
@@ -46,6 +48,8 @@ HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "conf" / "quickstart.toml"
 NO_EVALUATION = ("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false")
 ONLY_AT_END = ("evaluation.every_versions=0", "evaluation.at_start=false")
+
+STALENESS = {"synchronous": 0, "asynchronous": 1}
 
 Contender = Callable[[Path], Course]
 Courses = list[Course]
@@ -98,7 +102,7 @@ def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
     config = load(options.config, options.overrides)
     found: dict[str, Contender] = {}
     if "bare" in options.peers:
-        found["bare loop"] = partial(run_peer, config, sys.executable, "bare_loop", 1, [])
+        found["bare loop"] = partial(bare_loop, config)
     if "trl" not in options.peers:
         return found
     if not (version := trl_version(options.trl_python)):
@@ -110,6 +114,11 @@ def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
         name = f"trl {version}, torch threads: {threads}"
         found[name] = partial(run_peer, config, options.trl_python, "trl_grpo", threads, settings)
     return found
+
+
+def bare_loop(config: Config, directory: Path) -> Course:
+    """Two processes and a queue."""
+    return run_peer(config, sys.executable, "bare_loop", 1, [], directory)
 
 
 def run_peer(  # noqa: PLR0917  all but the last are bound at once
@@ -176,37 +185,61 @@ def show(figure: Figure, ours: Courses, peer: str, theirs: Courses) -> None:
 
 
 def compare_sync_async(options: argparse.Namespace) -> None:
-    """Print a line: the same work with and without overlap."""
+    """Print a line of asyncrl against itself, and lines that put the bare loop's overlap beside its own."""
+    found = overlaps(options)
+    show_overlap(found["asyncrl"])
+    if "bare loop" in found:
+        show_beside("overlap: staleness 0 over 1", "times", Overlap.gain, found)
+        show_beside("overlap: ideal over staleness 1", "share", Overlap.ideal_share, found)
+
+
+def overlaps(options: argparse.Namespace) -> dict[str, Overlap]:
+    """By name; all take turns."""
+    runs = {"asyncrl": whole_loop.run} | ({"bare loop": bare_loop} if "bare" in options.peers else {})
     overrides = [*options.overrides, *ONLY_AT_END, "rollout.replicas=1"]
     contenders: dict[str, Contender] = {
-        name: partial(whole_loop.run, load(options.config, [*overrides, f"schedule.staleness={staleness}"]))
-        for name, staleness in (("synchronous", 0), ("asynchronous", 1))
+        f"{name}, {way}": partial(run, load(options.config, [*overrides, f"schedule.staleness={staleness}"]))
+        for name, run in runs.items()
+        for way, staleness in STALENESS.items()
     }
-    of = {name: summary(courses) for name, courses in take_turns(contenders, options.rounds).items()}
-    one_by_one, wall_s = of["synchronous"], of["asynchronous"]["wall_s"]
-    ideal_s = max(one_by_one["rollout_busy_s"], one_by_one["trainer_busy_s"])
+    courses = take_turns(contenders, options.rounds)
+    return {name: Overlap(**{way: summary(courses[f"{name}, {way}"]) for way in STALENESS}) for name in runs}
+
+
+def show_overlap(ours: Overlap) -> None:
+    """One line: wall time with overlap and without."""
+    wall_s, one_by_one_s = ours.asynchronous["wall_s"], ours.synchronous["wall_s"]
     print_line(
         {
             "case": "overlap: staleness 1, one rollout",
             "ours": wall_s,
             "unit": "s",
             "peer": "asyncrl, staleness 0",
-            "peer_value": one_by_one["wall_s"],
-            "ratio": round(wall_s / one_by_one["wall_s"], 3),
+            "peer_value": one_by_one_s,
+            "ratio": round(wall_s / one_by_one_s, 3),
             "better": "lower",
-            "ideal_s": ideal_s,
-            "ideal_share": round(ideal_s / wall_s, 3),
-            **of,
+            "ideal_s": ours.ideal_s(),
+            "ideal_share": round(ours.ideal_share(), 3),
+            **ours._asdict(),
         }
     )
 
 
-def summary(courses: Courses) -> dict[str, float]:
-    """Medians over the rounds."""
-    wall_s = median(course.ends_s[-1] for course in courses)
-    busy = {key: median(course.notes[key] for course in courses) for key in courses[0].notes}
-    accuracy = median(course.accuracies[-1][2] for course in courses)
-    return {key: round(value, 3) for key, value in {"wall_s": wall_s, **busy, "accuracy": accuracy}.items()}
+def show_beside(case: str, unit: str, of: Callable[[Overlap], float], found: dict[str, Overlap]) -> None:
+    """One line: what overlap brings asyncrl, and what it brings two processes with nothing between them."""
+    own, other = of(found["asyncrl"]), of(found["bare loop"])
+    print_line(
+        {
+            "case": case,
+            "ours": round(own, 3),
+            "unit": unit,
+            "peer": "bare loop",
+            "peer_value": round(other, 3),
+            "ratio": round(own / other, 3),
+            "better": "higher",
+            **{f"peer_{way}": figures for way, figures in found["bare loop"]._asdict().items()},
+        }
+    )
 
 
 # ── both ────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +286,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peers", type=lambda text: text.split(","), default=["bare", "trl"], help="bare,trl")
     parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has trl")
     parser.add_argument("--trl-rows", type=int, default=32, help="per_device_train_batch_size, the fastest of 8 to 128")
-    parser.add_argument("--sync-async", action="store_true", help="compare asyncrl with itself")
+    parser.add_argument("--sync-async", action="store_true", help="compare each with itself, without overlap")
     return parser.parse_args()
 
 

@@ -1,7 +1,9 @@
 """
-How fast trajectories travel from a rollout to the trainer, beside two actor runtimes and bare ZeroMQ, in the same run.
+How fast trajectories travel from a rollout to the trainer, beside two actor runtimes, bare ZeroMQ and
+the bare disk, in the same run.
 
-    python bench/messages.py [--seconds 3] [--rounds 3] [--batches 1,16,64] [--peers ray,xoscar,zmq] [--directory DIR]
+    python bench/messages.py [--seconds 3] [--rounds 3] [--batches 1,16,64] [--peers ray,xoscar,zmq,disk]
+                             [--directory DIR]
 
 Everybody carries the same payloads (20 kB, 2,560 tokens) through a process in the middle, in batches, over loopback,
 from one producer to one consumer that decodes each of them. What else they do differs, and stands in ``case``:
@@ -10,10 +12,13 @@ from one producer to one consumer that decodes each of them. What else they do d
     spool              the data plane alone: Put, sync to disk, Stored, Fetch, checksums; no broker
     spool in memory    the same on a memory file system: like the peers, it keeps nothing if the machine stops
 
-Peers keep nothing on disk, lose what they hold when they die, and neither lease, grade nor count. Contenders take
-turns, every measurement with fresh processes; each figure is the median of the rounds. ``middle_cpu_us`` is the CPU
-that the process in the middle spends on one trajectory, which other load on the machine changes less than the rate.
-The JSON lines come as each comparison is done; ``ratio`` is ours over the peer's.
+Peers keep nothing on disk, lose what they hold when they die, and neither lease, grade nor count. The disk alone sends
+nothing: one process appends the same batches to a file in the same directory, and syncs after each of them, or once
+for a whole window of them. However little else it does, a log that syncs so cannot take more trajectories than that.
+
+Contenders take turns, every measurement with fresh processes; each figure is the median of the rounds.
+``middle_cpu_us`` is the CPU that the process in the middle spends on one trajectory, which other load on the machine
+changes less than the rate. The JSON lines come as each comparison is done; ``ratio`` is ours over the peer's.
 """
 
 import argparse
@@ -45,12 +50,21 @@ class Peer(NamedTuple):
     module: str
     flows: dict[str, str]
     """Name in the output and function, one for each way to drive it."""
+    answers: bool = True
+    """There is something to call, whose round trips can be timed."""
 
 
 PEERS = [
     Peer("ray", "ray", "peers.ray_queue", {"ray queue": "flow", "ray queue, 4 gets in flight": "eager_flow"}),
     Peer("xoscar", "xoscar", "peers.xoscar_queue", {"xoscar": "flow"}),
     Peer("zmq", "zmq", "peers.raw_zmq", {"raw zmq relay": "flow"}),
+    Peer(
+        "disk",
+        "os",
+        "peers.disk",
+        {"disk alone, fsync a batch": "flow", "disk alone, fsync a window": "gathering_flow"},
+        answers=False,
+    ),
 ]
 
 
@@ -140,7 +154,7 @@ def _median(rates: list[Rate]) -> Rate:
 
 
 async def _compare_round_trips(peers: list[Peer], options: argparse.Namespace) -> None:
-    modules = {"asyncrl": "ours.durable"} | {f"{peer.option} call": peer.module for peer in peers}
+    modules = {"asyncrl": "ours.durable"} | {f"{peer.option} call": peer.module for peer in peers if peer.answers}
     took_us: dict[str, list[float]] = {name: [] for name in modules}
     for _ in range(options.rounds):
         for name, module in modules.items():

@@ -7,6 +7,8 @@ The least a loop of two processes can be: one samples, one trains, and nothing i
 Engine, learner, judge and staleness bound are asyncrl's own; there is no broker, no ledger, no spool, no lease, and if
 one process dies all is lost. What asyncrl's loop needs beyond this is what the runtime costs.
 
+With ``schedule.staleness`` 0 the two alternate strictly; with 1 a batch is sampled while the one before it trains.
+
     PYTHONPATH=bench python -m peers.bare_loop CONFIG
 
 `multiprocessing` pickles what it sends, which asyncrl never does: both ends are this file, on this machine.
@@ -29,6 +31,7 @@ from lesson import Lesson, Weights
 from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
 
+from asyncrl.actor.occupancy import Occupancy
 from asyncrl.config import Config
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
@@ -68,9 +71,10 @@ class Sampler:
         self._used_up = used_up
         self._engine = lesson.engine()
         self._sampling = lesson.config.sampling.sampling()
+        self._occupancy = Occupancy()
 
     async def run(self) -> None:
-        """Until the trainer is gone."""
+        """All batches of the run; at last, the seconds it had one in hand."""
         wanted = asyncio.Semaphore(window(self._lesson.config))
         asyncio.get_running_loop().add_reader(self._used_up.fileno(), self._on_used_up, wanted)
         self._batches.put("ready")
@@ -81,6 +85,7 @@ class Sampler:
             await self._refresh()
             delivered = asyncio.create_task(self._deliver(step, delivered))
         await delivered
+        self._batches.put(self._occupancy.busy_s)
 
     def _on_used_up(self, wanted: asyncio.Semaphore) -> None:
         self._trained = self._used_up.recv()
@@ -95,9 +100,11 @@ class Sampler:
 
     async def _deliver(self, step: int, before: "asyncio.Task[None]") -> None:
         """Sample one batch, and hand it over after the one before it."""
+        self._occupancy.begin()
         groups = await asyncio.gather(
             *(self._group(step, place, prompt) for place, prompt in enumerate(self._lesson.prompts(step)))
         )
+        self._occupancy.end()
         await before
         self._batches.put([sample for group in groups for sample in group])
 
@@ -146,17 +153,18 @@ def main(path: Path) -> None:
     batches.get()
     watch = Stopwatch(Lesson(config), lambda: {name: weight.clone() for name, weight in weights.items()})
     watch.start()
-    waited_s = 0.0
+    busy_s = 0.0
     for step in range(config.run.steps):
-        before_s = time.monotonic()
         samples = batches.get()
-        waited_s += time.monotonic() - before_s
+        taken_s = time.monotonic()
         learner.train(samples)
         shared.write(list(weights.values()))
         says.send(step + 1)
+        busy_s += time.monotonic() - taken_s
         watch.step_done(sum(len(sample.completion_ids) for sample in samples))
+    sampled_s = batches.get()
     sampler.join()
-    course = watch.course(trainer_wait_s=waited_s)
+    course = watch.course(trainer_busy_s=busy_s, rollout_busy_s=sampled_s)
     sys.stdout.buffer.write(msgspec.json.encode(course) + b"\n")
 
 
