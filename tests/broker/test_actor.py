@@ -268,7 +268,7 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
 def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         leaver, lost = await house.welcomed("rollout", "leaver"), await house.welcomed("rollout", "lost")
-        await lost.send(Ready("plan"))  # Heard before the other's farewell, so that its silence begins before time moves.
+        await lost.send(Ready("plan"))  # First, so that it has been silent since when time moves.
         await leaver.send(Bye("told to stop"))
         await house.happened("node.left")
         house.now_s += CONFIG.broker.node_ttl_s + 1.0

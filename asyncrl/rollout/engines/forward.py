@@ -26,16 +26,17 @@ class Forward(Protocol):
     def cache(self) -> KVCache:
         """Keys and values."""
 
-    def prefill(self, slots: Tensor, ids: Tensor, /) -> None:
+    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor, /) -> None:
         """
         Compute keys and values of whole prefixes.
 
-        Padding goes to the right: causal attention keeps it away from real tokens, and its keys are overwritten
-        before anyone reads them.
+        Padding goes to the right: causal attention keeps it away from real tokens, and if its keys are stored they are
+        overwritten before anyone reads them.
 
         Args:
             slots: [B] where to.
             ids: [B, P] tokens of positions 0 .. P - 1.
+            lengths: [B] how many of them are real, 0 .. P.
         """
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, /) -> Tensor:
@@ -63,10 +64,10 @@ class ModelForward:
         self._past = Cache(layers=list(self._layers))
         self._columns = torch.arange(cache.positions, device=model.device)
 
-    def prefill(self, slots: Tensor, ids: Tensor) -> None:
-        """As `Forward.prefill`."""
+    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
+        """As `Forward.prefill`. Computes the padding too: this model takes rectangles."""
         columns = self._columns[: ids.shape[1]]
-        self._aim(_Prefix(slots))
+        self._aim(_Prefix((slots[:, None] * self.cache.positions + columns).flatten()))
         self._model.base_model(
             input_ids=ids,
             position_ids=columns.expand_as(ids),
@@ -94,9 +95,9 @@ class ModelForward:
 
 
 class _Prefix(NamedTuple):
-    """Keys and values that come belong to positions 0 .. P - 1 of these slots."""
+    """Keys and values that come are whole rows, and attend to one another."""
 
-    slots: Tensor
+    cells: Tensor
 
 
 class _Step(NamedTuple):
@@ -121,12 +122,11 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
     ) -> tuple[Tensor, Tensor]:
         """Store [B, kv_heads, P, head_dim] and give back what the queries may attend to."""
         keys_values = torch.stack((key_states.transpose(1, 2), value_states.transpose(1, 2)), dim=2)
+        self._cache.write(self._layer, self.target.cells, keys_values.flatten(0, 1).flatten(1))
         match self.target:
-            case _Prefix(slots):
-                self._cache.write_prefix(self._layer, slots, keys_values)
+            case _Prefix():
                 return key_states, value_states
-            case _Step(cells, length):
-                self._cache.write_step(self._layer, cells, keys_values.flatten(1))
+            case _Step(_, length):
                 return self._cache.read(self._layer, len(keys_values), length)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -9,6 +9,15 @@ class Job:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.prompt = tuple(request.prompt_ids)
+        """What jobs that may share a prefill have in common."""
+        self.prompt_tokens = len(self.prompt)
+        """L."""
+        sampling = request.sampling
+        self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        """Whether it draws from some of the vocabulary only."""
+        self.is_plain = sampling.temperature == 1 and not self.is_filtered
+        """Whether it draws from what the model says, as it is."""
         self.slot = -1
         """-1 while it waits."""
         self.begun_at = 0
@@ -18,11 +27,6 @@ class Job:
         self.prompt_version = 0
         """Whose keys and values the prompt has in the cache."""
         self._marks: list[tuple[int, int]] = []
-
-    @property
-    def prompt_tokens(self) -> int:
-        """L."""
-        return len(self.request.prompt_ids)
 
     def turn(self, policy_version: int, written: int) -> None:
         """Credit tokens from number ``written`` on to ``policy_version``."""

@@ -3,8 +3,9 @@ Keys and values of every running completion, one slot each, allocated once.
 
     storage [layers, slots, positions, 2, kv_heads, head_dim]      2: key, value
 
-What was written at one position of one slot lies together, so a decode step is one `index_copy_` a layer, and a slot
-is copied with one operation for all layers. Slots 0 .. n - 1 are the running ones: a step reads a view, never a gather.
+What was written at one position of one slot lies together, so tokens are written with one `index_copy_` a layer, and
+a slot is copied with one operation for all layers. Slots 0 .. n - 1 are the running ones: a step reads a view, never a
+gather.
 """
 
 import torch
@@ -27,27 +28,16 @@ class KVCache:
         self._storage = torch.zeros(shape, dtype=dtype, device=device)
         self._cells = self._storage.view(len(self._storage), slots * positions, 2 * self.kv_heads * self.head_dim)
 
-    def write_step(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
+    def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """
-        Store one position a row.
+        Store single positions.
 
         Args:
             layer: Which.
-            cells: [n] ``slot * positions + position``.
-            keys_values: [n, 2 * kv_heads * head_dim], keys first.
+            cells: [N] ``slot * positions + position``.
+            keys_values: [N, 2 * kv_heads * head_dim], keys first.
         """
         self._cells[layer].index_copy_(0, cells, keys_values)
-
-    def write_prefix(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """
-        Store positions 0 .. P - 1 of some slots.
-
-        Args:
-            layer: Which.
-            slots: [B].
-            keys_values: [B, P, 2, kv_heads, head_dim].
-        """
-        self._storage[layer, :, : keys_values.shape[1]].index_copy_(0, slots, keys_values)
 
     def read(self, layer: int, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [rows, kv_heads, length, head_dim] of slots 0 .. rows - 1."""

@@ -21,8 +21,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from asyncrl.rollout.engines.forward import causal_bias
 from asyncrl.rollout.engines.kv_cache import KVCache
 
-Attend = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer, queries [N, Q, D], keys and values [N, 2K, D]) → [N, Q * D]. Also stores the keys and values."""
+Attend = Callable[[int, Tensor], Tensor | None]
+"""
+(layer, heads [N, Q + 2K, D]: queries, keys, values) → [N, Q * D], or None where nobody needs the layer's output.
+
+Also stores the keys and values.
+"""
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -53,25 +57,25 @@ class Qwen3Forward:
         self._columns = torch.arange(cache.positions, device=model.device)
         self._cos, self._sin = _rotations(model, self._columns)
 
-    def prefill(self, slots: Tensor, ids: Tensor) -> None:
-        """As `Forward.prefill`."""
-        rows, length = ids.shape
-        kv_heads, head_dim = self.cache.kv_heads, self.cache.head_dim
+    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
+        """As `Forward.prefill`. Only attention sees the padding; the last layer stops at its keys and values."""
+        columns = self._columns[: ids.shape[1]]
+        real = (columns < lengths[:, None]).nonzero(as_tuple=True)
+        row, position = real
+        cells = slots[row] * self.cache.positions + position
+        kinds = [self._query_heads, self.cache.kv_heads, self.cache.kv_heads]
+        grid = self._cos.new_zeros(*ids.shape, sum(kinds), self.cache.head_dim)
 
-        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            grid = keys_values.view(rows, length, 2, kv_heads, head_dim)
-            self.cache.write_prefix(layer, slots, grid)
-            keys, values = grid.unbind(2)
-            attended = F.scaled_dot_product_attention(
-                queries.view(rows, length, -1, head_dim).transpose(1, 2),
-                keys.transpose(1, 2),
-                values.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=True,
-            )
-            return attended.transpose(1, 2).reshape(rows * length, -1)
+        def attend(layer: int, heads: Tensor) -> Tensor | None:
+            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
+            if layer == len(self._layers) - 1:
+                return None
+            grid[real] = heads
+            queries, keys, values = torch.split(grid.transpose(1, 2), kinds, dim=1)
+            attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            return attended.transpose(1, 2)[real].flatten(1)
 
-        self._run(ids.flatten(), self._columns[:length].repeat(rows), attend)
+        self._run(ids[real], position, attend)
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
         """As `Forward.step`."""
@@ -80,24 +84,27 @@ class Qwen3Forward:
         # Query heads that share a key-value head become queries of it: one wider product instead of repeated keys.
         folded = (rows, self.cache.kv_heads, self._query_heads // self.cache.kv_heads, self.cache.head_dim)
 
-        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            self.cache.write_step(layer, cells, keys_values.flatten(1))
+        def attend(layer: int, heads: Tensor) -> Tensor:
+            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
+            queries = heads[:, : self._query_heads].view(folded)
             keys, values = self.cache.read(layer, rows, length)
-            return F.scaled_dot_product_attention(queries.view(folded), keys, values, bias).reshape(rows, -1)
+            return F.scaled_dot_product_attention(queries, keys, values, bias).reshape(rows, -1)
 
         hidden = self._run(ids, positions, attend)
         logits: Tensor = F.linear(self._rms(hidden, self._norm), self._head.weight)
         return logits
 
     def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[N, H] the last layer's output, before the final norm."""
+        """[N, H] the last layer's output, before the final norm, unless ``attend`` stopped before it."""
         hidden = F.embedding(ids, self._embed.weight)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
         for index, layer in enumerate(self._layers):
-            qkv = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(ids), -1, self.cache.head_dim)
-            self._rotate(qkv[:, : norms.shape[1]], norms[index], cos, sin)
-            attended = attend(index, qkv[:, : self._query_heads], qkv[:, self._query_heads :])
+            heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(ids), -1, self.cache.head_dim)
+            self._rotate(heads[:, : norms.shape[1]], norms[index], cos, sin)
+            attended = attend(index, heads)
+            if attended is None:
+                break
             hidden = torch.addmm(hidden, attended, layer.out.weight.t())
             gate, up = F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.weight.t())

@@ -7,10 +7,12 @@ The completions that are being decoded, one slot each, always the first n slots.
 What changes every step is a tensor with one row per slot; Python looks at a completion when it starts and when it ends.
 A cell is ``slot * positions + position``; the cursor of a slot is the cell of its newest token, whose keys are not in
 the cache yet. So a prefix of L tokens needs L - 1 in the cache before it can be decoded, the prompt like any other.
+Uniforms alone are counted from the end of the prompt: what a completion draws has nothing to do with where it begins.
 
 No event loop here: `asyncrl.rollout.engines.transformers` drives it.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,8 @@ from asyncrl.rollout.engines import sampler
 from asyncrl.rollout.engines.forward import Forward
 from asyncrl.rollout.engines.job import Job
 
-PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill: enough to fill the kernels, short enough not to hold up the event loop."""
+PREFILL_TOKENS = 2048
+"""Padded tokens of one prefill: enough to fill the kernels, few enough for caches and not to hold up the event loop."""
 
 LENGTH_STEP = 32
 """Attention reads up to the longest completion, rounded up to this: kernels like whole blocks, and shapes repeat."""
@@ -56,15 +58,17 @@ class SlotTable:
         def cells(dtype: torch.dtype) -> Tensor:
             return torch.zeros(slots * positions, dtype=dtype, device=device)
 
-        def rows(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(slots, dtype=dtype, device=device)
+        def rows(values: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(values, slots, dtype=dtype, device=device)
 
         self._first_cell = torch.arange(slots, device=device) * positions
         self._ids, self._logprobs, self._uniforms = cells(torch.int64), cells(torch.float32), cells(torch.float32)
-        self._cursor, self._last_cell = rows(torch.int64), rows(torch.int64)
-        self._temperature, self._top_p, self._top_k = rows(torch.float32), rows(torch.float32), rows(torch.int64)
+        self._integers, self._floats = rows(4, torch.int64), rows(2, torch.float32)
+        self._cursor, self._last_cell, self._prompt_tokens, self._top_k = self._integers
+        self._temperature, self._top_p = self._floats
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[list(eos_ids)] = True
+        self._eos_ids = frozenset(eos_ids)
         self._summarise()
 
     def __len__(self) -> int:
@@ -77,28 +81,32 @@ class SlotTable:
 
     # ── in and out ──────────────────────────────────────────────────────────────────────────
 
+    @torch.inference_mode()
     def admit(self, waiting: deque[Job]) -> None:
         """Move jobs from the head of ``waiting`` into free slots, as many as one prefill can begin."""
+        free = self._free_slots() if waiting else deque[int]()
+        if not free:
+            return
+        # Whoever has a prompt in the cache under the weights of today can lend it.
+        leaders = {job.prompt: job for job in self.running if job.prompt_version == self.policy_version}
         fresh: list[Job] = []
         followers: list[tuple[Job, Job]] = []
-        holes = [slot for slot, job in enumerate(self._jobs) if job is None]
-        while waiting and (holes or len(self._jobs) < self._slots):
-            leader = self._leader(waiting[0])
+        while waiting and free:
+            leader = leaders.get(waiting[0].prompt)
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > PREFILL_TOKENS:
                 break
             job = waiting.popleft()
-            self._seat(job, holes.pop(0) if holes else len(self._jobs))
+            self._place(job, free.popleft())
             if leader is None:
+                leaders[job.prompt] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
-        if fresh:
-            self._prefill(fresh, [job.prompt_tokens - 1 for job in fresh])
+        self._seat([*fresh, *(job for job, _ in followers)])
+        self._prefill(fresh, [job.prompt_tokens - 1 for job in fresh])
         for job, leader in followers:
             self._forward.cache.copy(leader.slot, job.slot, job.prompt_tokens - 1)
-        if seated := [*fresh, *(job for job, _ in followers)]:
-            self._draw_ahead(seated)
-            self._summarise()
+        self._summarise()
 
     def release(self, job: Job) -> None:
         """Free the slot of a job; what it wrote is dropped."""
@@ -122,7 +130,7 @@ class SlotTable:
         length = min(self._positions, -(-(self._longest + self._steps) // LENGTH_STEP) * LENGTH_STEP)
         logits = self._forward.step(self._ids[cursor], cursor - self._first_cell[:rows], cursor, length)
         cursor += 1
-        tokens, logprobs = self._draw(logits.float(), self._uniforms[cursor])
+        tokens, logprobs = self._draw(logits.float(), self._uniforms[cursor - self._prompt_tokens[:rows]])
         self._ids[cursor] = tokens
         self._logprobs[cursor] = logprobs
         self._steps += 1
@@ -161,17 +169,17 @@ class SlotTable:
     def _finish(self, job: Job) -> tuple[Job, Completion | EngineError]:
         start, end = job.slot * self._positions + job.prompt_tokens, self._end(job)
         self.release(job)
-        ids, logprobs = self._ids[start:end], self._logprobs[start:end]
-        if not bool(logprobs.isfinite().all()):
+        ids, logprobs = self._ids[start:end].tolist(), self._logprobs[start:end].tolist()
+        if not all(map(math.isfinite, logprobs)):
             return job, EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
                 retryable=False,
             )
         is_full = end - start == job.request.sampling.max_tokens
-        is_stopped = bool(self._is_eos[ids[-1]]) or bool(job.request.sampling.stop and self._is_stopped(job))
+        is_stopped = ids[-1] in self._eos_ids or bool(job.request.sampling.stop and self._is_stopped(job))
         return job, Completion(
-            completion_ids=ids.tolist(),
-            behavior_logprobs=logprobs.tolist(),
+            completion_ids=ids,
+            behavior_logprobs=logprobs,
             spans=job.spans(end - start),
             finish_reason="length" if is_full and not is_stopped else "stop",
             generate_s=time.perf_counter() - job.begun_s,
@@ -203,29 +211,19 @@ class SlotTable:
         """Fill the cache with each job's first tokens."""
         for job in jobs:
             job.prompt_version = self.policy_version
-        longest = max(lengths)
+        longest = max(lengths, default=0)
         if longest == 0:
             return
-        slots = torch.tensor([job.slot for job in jobs], device=self._ids.device)
-        self._forward.prefill(slots, self._ids.view(-1, self._positions)[slots, :longest])
+        slots = self._tensor([job.slot for job in jobs])
+        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths))
 
-    def _leader(self, job: Job) -> Job | None:
-        """A running job whose cached prompt is this one's, under the weights of today."""
-        for other in self.running:
-            if other.prompt_version == self.policy_version and other.request.prompt_ids == job.request.prompt_ids:
-                return other
-        return None
+    def _free_slots(self) -> deque[int]:
+        """Holes first: then fewer completions have to move."""
+        holes = (slot for slot, job in enumerate(self._jobs) if job is None)
+        return deque([*holes, *range(len(self._jobs), self._slots)])
 
-    @torch.inference_mode()
-    def _seat(self, job: Job, slot: int) -> None:
-        """Give the job a slot and write down what decoding it needs."""
-        sampling, start = job.request.sampling, slot * self._positions
-        first = start + job.prompt_tokens
-        last = first + sampling.max_tokens - 1
-        self._ids[start:first] = torch.tensor(job.request.prompt_ids)
-        self._cursor[slot], self._last_cell[slot] = first - 1, last
-        self._temperature[slot] = sampling.temperature
-        self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
+    def _place(self, job: Job, slot: int) -> None:
+        """Give the job a slot."""
         job.slot, job.begun_at, job.begun_s = slot, self._steps, time.perf_counter()
         job.prompt_version = self.policy_version
         job.turn(self.policy_version, 0)
@@ -234,13 +232,29 @@ class SlotTable:
         else:
             self._jobs[slot] = job
 
-    def _draw_ahead(self, jobs: Sequence[Job]) -> None:
-        """Every uniform these jobs may need, all at once: a handful of small operations, not one for each job."""
-        counts = [job.request.sampling.max_tokens for job in jobs]
-        draws = sampler.uniforms([job.request.seed for job in jobs], max(counts)).to(self._uniforms.device)
-        for job, row, count in zip(jobs, draws, counts, strict=True):
+    def _seat(self, jobs: Sequence[Job]) -> None:
+        """Write down what decoding these jobs needs: a handful of small operations for all, not for each."""
+        integers, floats = [], []
+        for job in jobs:
+            sampling = job.request.sampling
             first = job.slot * self._positions + job.prompt_tokens
-            self._uniforms[first : first + count] = row[:count]
+            integers.append((first - 1, first + sampling.max_tokens - 1, job.prompt_tokens, sampling.top_k))
+            floats.append((sampling.temperature, sampling.top_p))
+        slots = self._tensor([job.slot for job in jobs])
+        self._integers[:, slots] = self._tensor(integers).t()
+        self._floats[:, slots] = self._tensor(floats, torch.float32).t()
+        prompts = self._prompts(jobs)
+        self._grid(self._ids)[slots, : prompts.shape[1]] = prompts
+        most = max(job.request.sampling.max_tokens for job in jobs)
+        draws = sampler.uniforms([job.request.seed for job in jobs], most)  # all that these jobs may ever need
+        self._grid(self._uniforms)[slots, :most] = draws.to(slots.device)
+
+    def _prompts(self, jobs: Sequence[Job]) -> Tensor:
+        """[B, longest] tokens, padded on the right. Of a group, Python spells one prompt out."""
+        longest = max(job.prompt_tokens for job in jobs)
+        rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(job.prompt for job in jobs))}
+        distinct = self._tensor([prompt + (0,) * (longest - len(prompt)) for prompt in rows])
+        return distinct[self._tensor([rows[job.prompt] for job in jobs])]
 
     def _compact(self) -> None:
         """Move the last completions into the holes, so that a step computes running rows and nothing else."""
@@ -252,29 +266,33 @@ class SlotTable:
         if holes:
             self._summarise()
 
-    @torch.inference_mode()
     def _move(self, job: Job, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
         self._forward.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
-            grid = cells.view(-1, self._positions)
+            grid = self._grid(cells)
             grid[slot] = grid[source]
-        for row in (self._temperature, self._top_p, self._top_k):
-            row[slot] = row[source]
-        shift = (slot - source) * self._positions
-        self._cursor[slot], self._last_cell[slot] = self._cursor[source] + shift, self._last_cell[source] + shift
+        for values in (self._integers, self._floats):
+            values[:, slot] = values[:, source]
+        self._integers[:2, slot] += (slot - source) * self._positions  # the cursor and the last cell
         job.slot = slot
 
     def _summarise(self) -> None:
         """What the step asks about all rows at once; changes only when rows come, go or move."""
         jobs = self.running
-        samplings = [(job.slot, job.request.sampling) for job in jobs]
-        filtered = [slot for slot, s in samplings if s.temperature > 0 and (s.top_p < 1 or s.top_k > 0)]
-        self._filtered = torch.tensor(filtered, device=self._ids.device) if filtered else None
-        self._is_plain = not filtered and all(sampling.temperature == 1 for _, sampling in samplings)
+        filtered = [job.slot for job in jobs if job.is_filtered]
+        self._filtered = self._tensor(filtered) if filtered else None
+        self._is_plain = all(job.is_plain for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]
         self._longest = max((job.prompt_tokens - job.begun_at for job in jobs), default=0)
         """Tokens of the longest row, less the step count."""
+
+    def _grid(self, cells: Tensor) -> Tensor:
+        """[slots, positions] the same cells."""
+        return cells.view(-1, self._positions)
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=self._ids.device)
 
     def _num_tokens(self, job: Job) -> int:
         """Prompt and completion so far."""

@@ -20,7 +20,7 @@ def test_a_step_after_a_prefill_gives_the_logits_of_the_whole_sequence(make_mode
     forward = ModelForward(model, KVCache(model.config, slots=2, positions=8, dtype=model.dtype, device=model.device))
 
     with torch.inference_mode():
-        forward.prefill(torch.tensor([0]), ids[:, :5])
+        forward.prefill(torch.tensor([0]), ids[:, :5], torch.tensor([5]))
         last = forward.step(ids[:, 5], torch.tensor([5]), torch.tensor([5]), 6)
         expected = model(ids).logits[:, -1]
 

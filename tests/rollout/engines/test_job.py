@@ -1,3 +1,5 @@
+import pytest
+
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.job import Job
@@ -20,3 +22,19 @@ def test_a_version_that_wrote_nothing_has_no_span():
 
 def test_the_same_version_again_goes_on_with_its_span():
     assert job_with((3, 0), (3, 2), (4, 5), (3, 5)).spans(6) == [Span(3, 0, 6)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_plain", "is_filtered"),
+    [
+        (Sampling(max_tokens=9), True, False),
+        (Sampling(max_tokens=9, temperature=0.5), False, False),
+        (Sampling(max_tokens=9, top_p=0.9), False, True),
+        (Sampling(max_tokens=9, top_k=3), False, True),
+        (Sampling(max_tokens=9, temperature=0.0, top_k=3), False, False),
+    ],
+)
+def test_filters_count_unless_the_job_is_greedy(sampling, is_plain, is_filtered):
+    job = Job(Request(prompt_ids=[1], sampling=sampling, seed=0))
+
+    assert (job.is_plain, job.is_filtered) == (is_plain, is_filtered)

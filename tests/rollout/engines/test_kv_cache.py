@@ -10,32 +10,22 @@ def make_cache() -> KVCache:
     return KVCache(CONFIG, slots=3, positions=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_what_is_written_as_a_prefix_is_read_back():
-    cache, written = make_cache(), torch.randn(2, 3, 2, 2, 3)
-
-    cache.write_prefix(1, torch.tensor([1, 0]), written)
-
-    keys, values = cache.read(1, rows=2, length=3)
-    assert torch.equal(keys, written[[1, 0], :, 0].transpose(1, 2))
-    assert torch.equal(values, written[[1, 0], :, 1].transpose(1, 2))
-    assert not cache.read(0, rows=3, length=4)[0].any()
-
-
-def test_a_step_writes_one_position_of_each_row():
+def test_what_is_written_is_read_back_and_nothing_else():
     cache, written = make_cache(), torch.randn(2, 12)
 
-    cache.write_step(0, torch.tensor([0 * 4 + 2, 1 * 4 + 3]), written)
+    cache.write(0, torch.tensor([0 * 4 + 2, 1 * 4 + 3]), written)
 
     keys, values = cache.read(0, rows=2, length=4)
     assert torch.equal(keys[0, :, 2].flatten(), written[0, :6])
     assert torch.equal(values[1, :, 3].flatten(), written[1, 6:])
-    assert keys.count_nonzero() == 2 * 6
+    assert keys.count_nonzero() == values.count_nonzero() == 2 * 6
+    assert not cache.read(1, rows=3, length=4)[0].any()
 
 
 def test_a_copy_takes_the_first_positions_of_every_layer():
     cache = make_cache()
     for layer in range(2):
-        cache.write_prefix(layer, torch.tensor([0]), torch.randn(1, 4, 2, 2, 3))
+        cache.write(layer, torch.arange(4), torch.randn(4, 12))
 
     cache.copy(0, 2, length=3)
 

@@ -16,7 +16,8 @@ def cache_for(model) -> KVCache:
 def decode(forward, ids, num_steps: int) -> list[torch.Tensor]:
     """Logits of a prefill of all but the last tokens, and of ``num_steps`` greedy steps of rows of unequal length."""
     lengths = torch.tensor([8, 5, 2])
-    forward.prefill(torch.tensor([2, 0, 1]), ids[[2, 0, 1], :7])
+    order = torch.tensor([2, 0, 1])
+    forward.prefill(order, ids[order, :7], lengths[order] - 1)
     tokens, positions, out = ids[torch.arange(SLOTS), lengths - 1], lengths - 1, []
     for _ in range(num_steps):
         cells = torch.arange(SLOTS) * POSITIONS + positions
@@ -33,6 +34,17 @@ def test_both_forwards_give_the_same_logits(make_model):
 
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=f"step {step}")
+
+
+def test_a_prefill_stores_nothing_for_padding(make_model):
+    model = make_model()
+    forward, ids = Qwen3Forward(model, cache_for(model)), torch.randint(0, 64, (2, 8))
+
+    with torch.inference_mode():
+        forward.prefill(torch.tensor([2, 0]), ids, torch.tensor([3, 8]))
+
+    keys, _ = forward.cache.read(0, rows=SLOTS, length=POSITIONS)
+    assert keys.any(dim=1).any(dim=-1).sum(dim=-1).tolist() == [8, 0, 3]
 
 
 def test_the_model_itself_still_computes_the_same_after_it_was_taken_over(make_model):

@@ -21,8 +21,8 @@ class CountingForward:
         self.prefills: list[list[list[int]]] = []
         self.steps: list[tuple[list[int], list[int], int]] = []
 
-    def prefill(self, slots: torch.Tensor, ids: torch.Tensor) -> None:
-        self.prefills.append(ids.tolist())
+    def prefill(self, slots: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> None:
+        self.prefills.append([row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)])
 
     def step(self, ids, positions, cells, length) -> torch.Tensor:
         assert (cells - torch.arange(len(ids)) * self.cache.positions).tolist() == positions.tolist()
@@ -63,7 +63,7 @@ def test_equal_prompts_are_prefilled_once(make_table):
 
     table.admit(deque([job(1, 2, 3), job(1, 2, 3), job(4, 5), job(1, 2, 3)]))
 
-    assert forward.prefills == [[[1, 2], [4, 5]]]  # of 4 5 only the 4 is needed; the 5 is padding
+    assert forward.prefills == [[[1, 2], [4]]]  # the last token is fed by the first step
     assert len(table) == 4
 
 
@@ -147,7 +147,7 @@ def test_recompute_prefills_what_every_row_has_so_far(make_table):
 
     list(table.recompute())
 
-    assert forward.prefills == [[[1, 2, 3], [5, 6, 7]]]  # the 7 is padding: its step is still to come
+    assert forward.prefills == [[[1, 2, 3], [5, 6]]]  # the newest token of each is fed by the step to come
 
 
 def test_a_released_row_is_not_decoded(make_table):
