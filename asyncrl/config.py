@@ -238,7 +238,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Model, optimizer and frontier on disk; the manifest is written last."""
 
     every_steps: Natural = 0
-    """0 keeps only the one at the end [trainer.save_freq]."""
+    """0 keeps only the one at the end, and a trainer that dies begins anew [trainer.save_freq]."""
     keep: Count = 2
     """The newest so many."""
 
@@ -264,7 +264,7 @@ class Supervisor(Section, frozen=True, kw_only=True):
     """``asyncrl run``: what happens to children that die."""
 
     max_restarts: Natural = 5
-    """Of one rollout or reward process within ``window_s``; one more ends the run."""
+    """Of one process within ``window_s``; one more ends the run."""
     window_s: Positive = 300.0
 
 
@@ -350,6 +350,12 @@ def _check_trainer(config: Config) -> None:
     if trainer.warmup_steps > config.run.steps:
         raise ConfigError(
             f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
+        )
+    every, publish = config.checkpoint.every_steps, config.schedule.steps_per_publish
+    if every % publish:
+        raise ConfigError(
+            f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, which there is "
+            f"every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
     if trainer.max_tokens_per_micro_batch < longest:

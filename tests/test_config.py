@@ -63,6 +63,11 @@ def refused(**sections: dict[str, Any]) -> str:
             "trainer.warmup_steps is 9, longer than the run (8 steps)",
         ),
         (
+            {"checkpoint": {"every_steps": 3}, "schedule": {"steps_per_publish": 2}},
+            "checkpoint.every_steps is 3: a checkpoint holds the weights of one policy version, which there is "
+            "every 2 steps (schedule.steps_per_publish); use a multiple of it",
+        ),
+        (
             {"trainer": {"max_tokens_per_micro_batch": 639}},
             "trainer.max_tokens_per_micro_batch is 639, but one trajectory may have 640 tokens "
             "(data.max_prompt_tokens + "

@@ -1,8 +1,13 @@
 """Work that waits for a role nobody plays: said once per episode, so that nothing waits silently."""
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from asyncrl.messages import Role
+
+if TYPE_CHECKING:
+    from asyncrl.broker.scheduler import Scheduler
 
 PATIENCE_S = 60.0
 
@@ -43,3 +48,33 @@ class AbsenceBook:
         fresh = [wait for wait in late if wait.role not in self._said]
         self._said.update(wait.role for wait in fresh)
         return [(wait, wait.sentence(now_s - self._since_s[wait.role])) for wait in fresh]
+
+
+def waits(scheduler: "Scheduler") -> list[Wait]:
+    """Work nobody is there to do."""
+    found = []
+    if scheduler.nodes.trainer() is None and (work := _of_a_trainer(scheduler)):
+        found.append(Wait("trainer", work))
+    if not scheduler.nodes.rollouts() and (work := _of_a_rollout(scheduler)):
+        found.append(Wait("rollout", work))
+    if not scheduler.nodes.of("reward") and scheduler.grading.is_waiting:
+        found.append(Wait("reward", f"{scheduler.grading.num_waiting} trajectories"))
+    return found
+
+
+def _of_a_trainer(scheduler: "Scheduler") -> str:
+    """In words; empty if there is none."""
+    if scheduler.publishing.live_version < 0:
+        return f"{len(rollouts)} rollouts without weights" if (rollouts := scheduler.nodes.rollouts()) else ""
+    if scheduler.window.num_open:
+        return f"{scheduler.window.num_open} groups in the window"
+    return "" if scheduler.is_trained else "the steps since the last checkpoint"
+
+
+def _of_a_rollout(scheduler: "Scheduler") -> str:
+    """In words; empty if there is none."""
+    if scheduler.publishing.staged_version > scheduler.publishing.live_version:
+        return f"the weights of version {scheduler.publishing.staged_version}"
+    if scheduler.unleased:
+        return f"{len(scheduler.unleased)} groups"
+    return "" if scheduler.evaluation.is_finished else "the prompts of an evaluation"

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import structlog
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
@@ -91,12 +92,12 @@ class BrokerActor:
         self._spool_address = spool_address
         self._broker_epoch = broker_epoch
         self._clock = clock
-        self._started_s = clock()
+        self._started_s = clock() - _seconds_before(directory)
         self._rendezvous = Rendezvous()
         self._plan: tuple[str, str] | None = None
         self._waits = step_report.WaitShares()
         self._swaps = step_report.Swaps()
-        self._totals = step_report.Totals()
+        self._totals = step_report.Totals(directory.read_metrics())
         self._dirty = asyncio.Event()
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
@@ -106,6 +107,7 @@ class BrokerActor:
         """A message was taken in or time passed: whoever waits for everybody to leave looks again."""
         self._ended = asyncio.Event()
         self._cause = ""
+        self._is_concluded = False
 
     async def run(self) -> None:
         """
@@ -114,7 +116,8 @@ class BrokerActor:
         Raises:
             RunFailed: It ended early; the message is the cause.
         """
-        self._event("run.started", name=self._directory.path.name, window=self._scheduler.window.size)
+        kind = "run.started" if self._broker_epoch == 1 else "run.resumed"
+        self._event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -166,7 +169,9 @@ class BrokerActor:
             unwritten, self._unwritten = self._unwritten, []
             unsent, self._unsent = self._unsent, []
             if unwritten:
+                reach("broker.decided")
                 await self._ledger.commit(unwritten)
+                reach("broker.committed")
             for outgoing in unsent:
                 self._hub.send(outgoing.peer, outgoing.message)
             if self._scheduler.is_finished and not self._unwritten:
@@ -202,7 +207,7 @@ class BrokerActor:
                 if (found := self._rendezvous.get(group, key, peer)) is not None:
                     self._hub.send(peer, StoreValue(group, key, found))
             case Stepped():
-                self._stepped(message)
+                self._stepped(peer, message)
             case Exited():
                 self._exited(message)
             case Live():
@@ -225,6 +230,9 @@ class BrokerActor:
                 beat_s=self._config.broker.beat_s,
             ),
         )
+        for earlier in self._scheduler.nodes.earlier(hello):
+            if earlier.peer != peer:
+                self._hub.forget(earlier.peer)
         self._scheduler.joined(peer, hello, self._clock())
 
     def _objection(self, hello: Hello) -> str:
@@ -232,7 +240,8 @@ class BrokerActor:
             return f"this run is over: {self._cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
             return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
-        if hello.role == "trainer" and (trainer := self._scheduler.nodes.trainer()):
+        trainer = self._scheduler.nodes.trainer() if hello.role == "trainer" else None
+        if trainer and trainer.name != hello.node:  # Another start of the same node takes its place.
             return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
         return ""
 
@@ -256,7 +265,13 @@ class BrokerActor:
         self._event("node.rejected", node=name, cause=reason)
         self._hub.send(peer, Reject(reason))
 
-    def _stepped(self, stepped: Stepped) -> None:
+    def _stepped(self, peer: str, stepped: Stepped) -> None:
+        """One line and one file a step: a resumed trainer repeats the steps since its checkpoint."""
+        if self._scheduler.nodes.heard(peer, self._clock()) is None:
+            return
+        if stepped.step in self._totals:
+            self._event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
+            return
         groups = self._scheduler.batches.taken(stepped.step) or []
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         line = step_report.line(stepped, groups, wait, self._clock() - self._started_s)
@@ -326,9 +341,10 @@ class BrokerActor:
             self._hub.send(node.peer, message)
 
     def _conclude(self) -> None:
-        """Write the summary, once."""
-        if self._directory.read_summary() is not None:
+        """Write the summary, once; one that lies there is of an earlier life of this run."""
+        if self._is_concluded:
             return
+        self._is_concluded = True
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
         self._event("run.finished", status="failed" if self._cause else "finished", cause=self._cause)
@@ -349,6 +365,12 @@ class BrokerActor:
                 staleness_max=self._totals.staleness_max,
             )
         )
+
+
+def _seconds_before(directory: RunDirectory) -> float:
+    """How long earlier lives of this run's broker have lasted together."""
+    lines = [*directory.read_metrics(), *directory.read_events()]
+    return max((float(line["time_s"]) for line in lines if "time_s" in line), default=0.0)
 
 
 _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {

@@ -54,9 +54,15 @@ class BatchBook:
             self._straggler = next((group for group in head if not group.is_complete), None)
         if self._straggler:
             return None
-        self._taken[step] = [self._queue.popleft() for _ in range(self._groups_per_step)]
-        self.next_step += 1
+        self.take(step, list(islice(self._queue, self._groups_per_step)))
         return self._taken[step]
+
+    def take(self, step: int, groups: list[Group]) -> None:
+        """``step`` gets these."""
+        for group in groups:
+            self._queue.remove(group)
+        self._taken[step] = groups
+        self.next_step = step + 1
 
     def forget(self, step: int) -> list[Group]:
         """A checkpoint contains every step up to ``step``: they will not be asked for again."""

@@ -54,19 +54,20 @@ class EvaluationBook:
         self._prompts = prompts
         self._final_version = final_version
         self._next_group_id = 0
-        self._is_due = False
+        self._due: int | None = None
+        """The newest version that is owed an evaluation, if any is."""
         self.ongoing: Ongoing | None = None
         self.results: list[Evaluated] = []
 
     @property
     def is_finished(self) -> bool:
         """Nothing under way and nothing owed: the run may end."""
-        return self.ongoing is None and not self._is_due
+        return self.ongoing is None and self._due is None
 
     @property
     def is_waiting(self) -> bool:
         """One is owed and none is under way: a node is wanted."""
-        return self._is_due and self.ongoing is None
+        return self._due is not None and self.ongoing is None
 
     def version_live(self, policy_version: int) -> None:
         """A version went live: is it one to evaluate?"""
@@ -76,7 +77,8 @@ class EvaluationBook:
             or (policy_version == self._final_version and self._config.at_end)
             or (every and 0 < policy_version < self._final_version and policy_version % every == 0)
         )
-        self._is_due = self._is_due or bool(wanted and self._prompts)
+        if wanted and self._prompts:
+            self._due = policy_version
 
     def start(self, peer: str, policy_version: int) -> Ongoing | None:
         """Begin on this node if an evaluation is due and none is under way."""
@@ -87,7 +89,7 @@ class EvaluationBook:
             for i, prompt in enumerate(self._prompts)
         ]
         self._next_group_id += len(groups)
-        self._is_due = False
+        self._due = None
         self.ongoing = Ongoing(peer, policy_version, groups)
         return self.ongoing
 
@@ -106,14 +108,24 @@ class EvaluationBook:
         if self.ongoing.open:
             return None
         result = self.ongoing.result()
-        self.results.append(result)
         self.ongoing = None
+        self.measured(result)
         return result
+
+    def measured(self, result: Evaluated) -> None:
+        """An evaluation has ended, now or in an earlier life of the broker."""
+        self.results.append(result)
+        if self._due is not None and self._due <= result.policy_version:
+            self._due = None
+
+    def used(self, group_id: int) -> None:
+        """A group of an earlier life of the broker: its id is not given again."""
+        self._next_group_id = max(self._next_group_id, group_id + 1)
 
     def left(self, peer: str) -> Ongoing | None:
         """A node is gone; the evaluation it had in hand is owed again."""
         lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
         if lost:
             self.ongoing = None
-            self._is_due = True
+            self._due = max(lost.policy_version, self._due or 0)
         return lost

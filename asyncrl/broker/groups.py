@@ -35,6 +35,14 @@ class Slot:
         self.reward = 0.0
         self.metrics: dict[str, float] = {}
 
+    def store(self, ref: SpoolRef, summary: Summary) -> None:
+        """Its trajectory is on disk."""
+        self.state, self.ref, self.summary = State.STORED, ref, summary
+
+    def judge(self, reward: float, metrics: dict[str, float]) -> None:
+        """Its trajectory has a reward."""
+        self.state, self.reward, self.metrics = State.SCORED, reward, metrics
+
     def sample(self) -> Sample:
         """What a batch says of it. Only once scored."""
         if self.ref is None or self.summary is None:

@@ -35,6 +35,7 @@ class LeaseBook:
     """All open leases."""
 
     def __init__(self, broker_epoch: int, lease_s: float) -> None:
+        self._broker_epoch = broker_epoch
         self._next_token = (broker_epoch << 32) + 1
         self._lease_s = lease_s
         self._open: dict[int, Lease] = {}
@@ -48,6 +49,10 @@ class LeaseBook:
         token = self._next_token
         self._next_token += 1
         return token
+
+    def granted(self, token: int) -> bool:
+        """Is it one of ours, and not of an earlier broker?"""
+        return token >> 32 == self._broker_epoch
 
     def grant(self, node: str, group_id: int, split: Split, indices: list[int], now_s: float) -> Lease:
         """A new lease of ``indices`` to ``node``."""

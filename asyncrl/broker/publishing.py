@@ -4,6 +4,7 @@ Which version is live, and who takes part in which weight transfer. One transfer
     Publishing(v) ─▶ Transfer to trainer and rollouts ─▶ Transferred, Live, Live ─▶ v is live
     a rollout joins ─▶ Transfer of the pair (trainer, joiner), so that nobody else waits
     a pair that breaks too often ─▶ the joiner is given up, and the run goes on
+    the trainer is lost ─▶ the next one starts at its checkpoint; nothing travels until it is at the live version again
 
 A membership epoch names a process group. It changes only when the members do, or when a transfer in it broke: the
 next transfer then makes a new group. Who was late is named and taken out; the others go on.
@@ -63,6 +64,10 @@ class PublishBook:
         self._staged = publishing
         self._num_failures = 0
 
+    def unstage(self) -> None:
+        """The trainer is gone, and with it what it had ready."""
+        self._staged = None
+
     @property
     def limit_s(self) -> float:
         """How long the members of a transfer have to report. They give up by themselves at half of it."""
@@ -72,11 +77,14 @@ class PublishBook:
         """
         The next transfer, if one is due: a new version to everybody, or the live one to a node that lacks it.
 
-        Call it whenever something changed; while a transfer is under way it returns None.
+        Call it whenever something changed; while a transfer is under way it returns None, and while the trainer repeats
+        steps that are behind the live version.
         """
         if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None:
             return None
         version = self._staged.policy_version
+        if version < self.live_version:
+            return None
         keep = version > self.live_version
         receivers = nodes.rollouts() if keep else self._joiner(nodes.rollouts(), version)
         if not receivers:

@@ -14,7 +14,7 @@ appended, with a default.
 
 What an audit asks, and where the answer is:
     issued          Admitted
-    trained         groups of Taken with a step up to the newest Committed
+    trained         groups of Taken; for good, once its step is up to the newest Committed
     dropped         Dropped, by ``reason``; by length through the Results of its units
     open            Admitted, and neither trained nor Dropped
     skipped         holes in the ``group_id`` of Admitted: they are dense

@@ -15,7 +15,8 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
-from asyncrl.broker.absence import AbsenceBook, Wait
+from asyncrl.broker.absence import AbsenceBook, waits
+from asyncrl.broker.admission import AdmissionBook
 from asyncrl.broker.batches import BatchBook
 from asyncrl.broker.credits import CreditBook
 from asyncrl.broker.drops import DropBook
@@ -28,7 +29,6 @@ from asyncrl.broker.leases import LeaseBook
 from asyncrl.broker.nodes import Node, NodeBook
 from asyncrl.broker.publishing import MAX_FAILURES, PublishBook
 from asyncrl.broker.records import (
-    Admitted,
     AnyRecord,
     Committed,
     Dropped,
@@ -115,17 +115,14 @@ class Scheduler:
     def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_epoch: int) -> None:
         schedule = config.schedule
         self._config = config
-        self._prompts = prompts
-        self._next_group_id = 0
-        self._still_needed = config.run.steps * schedule.groups_per_step
-        """Groups to admit so that every step gets its batch; a dropped one is made up for."""
+        self.admission = AdmissionBook(prompts, schedule.group_size, config.run.steps * schedule.groups_per_step)
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.window = Window(schedule.window)
         self.nodes = NodeBook(config.broker.node_ttl_s)
         self._credits: dict[Role, CreditBook] = {"rollout": CreditBook(), "reward": CreditBook()}
         self.leases = LeaseBook(broker_epoch, schedule.lease_s)
         self.groups: dict[int, Group] = {}
-        self._unleased = WaitingGroups()
+        self.unleased = WaitingGroups()
         self.grading = GradeBook()
         self.batches = BatchBook(schedule.groups_per_step, schedule.order)
         self.publishing = PublishBook(config.weights.deadline_s)
@@ -144,12 +141,14 @@ class Scheduler:
 
     @property
     def is_finished(self) -> bool:
-        """Every step is in a checkpoint, the last version is live, and nothing is left to evaluate."""
-        return (
-            self.committed_step >= self._config.run.steps - 1
-            and self.publishing.live_version >= self.final_version
-            and self.evaluation.is_finished
-        )
+        """There is nothing left to train or to evaluate."""
+        return self.is_trained and self.evaluation.is_finished
+
+    @property
+    def is_trained(self) -> bool:
+        """Every step is in a checkpoint, and the last version is live."""
+        is_committed = self.committed_step >= self._config.run.steps - 1
+        return is_committed and self.publishing.live_version >= self.final_version
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello and was welcomed."""
@@ -161,16 +160,15 @@ class Scheduler:
 
     def left(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
         """
-        A node is gone: what it held is given to others.
+        A node is gone: what it held is given to others. Without a trainer the run waits for the next one.
 
         Args:
             cause: In words.
             on_purpose: It said Bye; otherwise it is lost.
 
         Raises:
-            RunFailed: It is the trainer, and the run is not finished.
+            RunFailed: One version could not be published in many tries.
         """
-        is_finished = self.is_finished
         if (node := self.nodes.leave(peer)) is None:
             return
         revoked = self.leases.revoke(peer)
@@ -192,8 +190,9 @@ class Scheduler:
             self._event("eval.lost", node=node.name, policy_version=lost.policy_version)
             for group_id in lost.open:
                 self.grading.drop(group_id, "held_out")
-        if node.role == "trainer" and not is_finished:
-            raise RunFailed(f"the trainer {node.name} {'left' if on_purpose else 'was lost'} before the end: {cause}")
+        if node.role == "trainer":
+            self.publishing.unstage()
+            self._wanted_step = None
         self._versions_moved = True
         self._advance(now_s)
 
@@ -202,7 +201,7 @@ class Scheduler:
         Time passed. Returns nodes that are now lost; the caller makes the hub forget them.
 
         Raises:
-            RunFailed: The trainer is among them, or one version could not be published in many tries.
+            RunFailed: One version could not be published in many tries.
         """
         overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
         for peer in self.publishing.expired(now_s):
@@ -217,7 +216,7 @@ class Scheduler:
             self._lease_lost(lease, "expired")
         self._versions_moved = True
         self._advance(now_s)
-        for wait, sentence in self._absence.overdue(self._waits(), now_s):
+        for wait, sentence in self._absence.overdue(waits(self), now_s):
             self._event("run.waiting", role=wait.role, cause=sentence)
         return lost
 
@@ -226,7 +225,8 @@ class Scheduler:
         Take in one message of a node that said Hello before.
 
         Raises:
-            RunFailed: One version could not be published in many tries, or every group is dropped.
+            RunFailed: One version could not be published in many tries, every group is dropped, or the trainer asks for
+                a batch that is gone.
         """
         node = self.nodes.heard(peer, now_s)
         if node is None:
@@ -255,6 +255,45 @@ class Scheduler:
         out = (self.outbox, self.records, self.events)
         self.outbox, self.records, self.events = [], [], []
         return out
+
+    # ── what a record tells of: when it happens, and when it is replayed ────────────────────────
+
+    def opened(self, group: Group) -> None:
+        """A group was admitted."""
+        self.window.admit(group.group_id)
+        self.groups[group.group_id] = group
+        self.batches.admitted(group)
+
+    def scored(self, group: Group) -> None:
+        """One more trajectory of a group has its verdict."""
+        group.num_scored += 1
+        if group.is_complete:
+            self.batches.completed(group)
+            self._drops.completed()
+
+    def dropped(self, group: Group) -> None:
+        """A group will not be trained on."""
+        del self.groups[group.group_id]
+        self.batches.dropped(group)
+        self.window.drop(group.group_id)
+        self.admission.dropped()
+
+    def went_live(self, policy_version: int, next_step: int) -> None:
+        """Rollouts decode with a version made of every step below ``next_step``."""
+        self.window.live(next_step)
+        self.evaluation.version_live(policy_version)
+
+    def committed(self, step: int) -> list[Group]:
+        """
+        A checkpoint contains every step up to ``step``. Returns the groups that nobody will ask for again.
+
+        Those are of the checkpoint before: should the newest turn out to be damaged, the trainer begins at that one.
+        """
+        done = self.batches.forget(self.committed_step)
+        self.committed_step = step
+        for group in done:
+            del self.groups[group.group_id]
+        return done
 
     # ── one message each ────────────────────────────────────────────────────────────────────
 
@@ -300,9 +339,11 @@ class Scheduler:
                 self._wanted_step = (step, node.peer)
             case Commit():
                 self._commit(message)
-            case Publishing():
+            case Publishing(policy_version=version):
                 self.publishing.stage(message)
                 self._versions_moved = True
+                if version <= self.publishing.live_version:  # A resumed trainer's, on its way back to where it was.
+                    self._send(node.peer, Published(self.publishing.live_version))
 
     def _stored(self, message: Stored) -> None:
         self._send(
@@ -317,27 +358,34 @@ class Scheduler:
         unit = item.unit
         slot = self._slot(unit)
         self.leases.settle(item.token, unit.index)
-        if slot is None or slot.state in (State.STORED, State.SCORED):
+        if slot is None or slot.state in (State.STORED, State.SCORED) or self._is_outlived(item):
             self.records.append(Duplicate(unit, item.token, item.summary.num_tokens))
             return
-        slot.state, slot.ref, slot.summary = State.STORED, item.ref, item.summary
+        slot.store(item.ref, item.summary)
         self.records.append(Result(unit, item.token, item.ref, item.summary))
         self.grading.add(slot)
+
+    def _is_outlived(self, item: StoredItem) -> bool:
+        """
+        Was it leased by an earlier broker, to a group that is another one today?
+
+        Ids of held-out groups were then other prompts'; a group admitted anew may have to be of a newer version.
+        """
+        group = self._group(item.unit)
+        if group is None or self.leases.granted(item.token):
+            return False
+        return group.split == "held_out" or item.summary.oldest_version < group.min_version
 
     def _verdict(self, item: ScoredItem) -> None:
         slot = self.grading.settle(item.unit)
         if slot is None:
             return  # A verdict that came twice, or on a group dropped meanwhile.
-        slot.state, slot.reward, slot.metrics = State.SCORED, item.reward, item.metrics
+        slot.judge(item.reward, item.metrics)
         self.records.append(Verdict(item.unit, item.reward, item.metrics))
         if item.unit.split == "held_out":
             self._settle_held_out(item.unit.group_id, failed=False)
-            return
-        group = self.groups[item.unit.group_id]
-        group.num_scored += 1
-        if group.is_complete:
-            self.batches.completed(group)
-            self._drops.completed()
+        else:
+            self.scored(self.groups[item.unit.group_id])
 
     def _failed(self, message: Failed) -> None:
         unit = message.unit
@@ -371,12 +419,11 @@ class Scheduler:
             self._lease_again(unit)
 
     def _commit(self, message: Commit) -> None:
-        self.committed_step = max(self.committed_step, message.step)
+        if message.step <= self.committed_step:
+            return  # A resumed trainer says again what it begins from.
         self.records.append(Committed(message.step, message.checkpoint))
         self._event("checkpoint.written", step=message.step, path=message.checkpoint)
-        done = self.batches.forget(message.step)
-        for group in done:
-            del self.groups[group.group_id]
+        done = self.committed(message.step)
         held_out = self.evaluation.ongoing.open.values() if self.evaluation.ongoing else []
         if done:
             needed = _segments([*self.groups.values(), *held_out])
@@ -403,10 +450,9 @@ class Scheduler:
         if ended is None or self.publishing.live_version == before:
             return
         version = ended.message.policy_version
-        self.window.live(ended.next_step)
+        self.went_live(version, ended.next_step)
         self.records.append(VersionLive(version, ended.next_step))
         self._event("version.live", policy_version=version)
-        self.evaluation.version_live(version)
         if trainer := self.nodes.trainer():
             self._send(trainer.peer, Published(version))
 
@@ -444,22 +490,17 @@ class Scheduler:
 
     def _admit(self) -> None:
         version = self.publishing.live_version
-        while version >= 0 and self.window.room and self._still_needed:
-            draw = self._prompts.at(self._next_group_id)
-            group = Group(draw.group_id, draw.prompt, self._config.schedule.group_size, min_version=version)
-            self.window.admit(group.group_id)
-            self._next_group_id += 1
-            self._still_needed -= 1
-            self.groups[group.group_id] = group
-            self._unleased.add(group)
-            self.batches.admitted(group)
-            self.records.append(Admitted(draw.group_id, draw.epoch, draw.row, version))
+        while version >= 0 and self.window.room and self.admission.num_needed:
+            group, record = self.admission.admit(version)
+            self.opened(group)
+            self.unleased.add(group)
+            self.records.append(record)
 
     def _grant(self, now_s: float) -> None:
         if (ongoing := self.evaluation.ongoing) and (held := self.nodes.get(ongoing.peer)):
             while held.credits > 0 and (group := ongoing.waiting.first()):
                 self._lease(group, held, now_s)
-        while group := self._unleased.first():
+        while group := self.unleased.first():
             num = len(group.indices(State.MISSING))  # Whole leases, so that a prompt is prefilled once.
             node = self._credits["rollout"].most(num, group.min_version)
             if node is None:
@@ -496,6 +537,7 @@ class Scheduler:
         step, peer = self._wanted_step
         groups = self.batches.taken(step)
         if groups is None:
+            self._refuse_if_forgotten(step)
             groups = self.batches.form(step)
             if groups is None:
                 return
@@ -505,6 +547,14 @@ class Scheduler:
         self._wanted_step = None
         samples = [slot.sample() for group in groups for slot in group.slots]
         self._send(peer, Batch(step, samples), after_commit=True)
+
+    def _refuse_if_forgotten(self, step: int) -> None:
+        if step < self.batches.next_step:
+            self._wanted_step = None
+            raise RunFailed(
+                f"the trainer asks for step {step}, whose payloads are gone because two checkpoints contain it: it has "
+                f"to begin at one of the two newest, and step {self.committed_step} is in the newest"
+            )
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 
@@ -521,7 +571,7 @@ class Scheduler:
         """Only the missing indices, and before fresh groups: oldest first."""
         if group := self._group(unit):
             ongoing = self.evaluation.ongoing
-            waiting = ongoing.waiting if ongoing and unit.split == "held_out" else self._unleased
+            waiting = ongoing.waiting if ongoing and unit.split == "held_out" else self.unleased
             waiting.add(group)
 
     def _give_up(self, unit: Unit, reason: str) -> None:
@@ -534,32 +584,13 @@ class Scheduler:
             return
         for lease in self.leases.cancel(unit.group_id, unit.split):
             self._send(lease.node, Cancelled([lease.token]))
-        self._unleased.discard(unit.group_id)
-        del self.groups[unit.group_id]
-        self.batches.dropped(group)
-        self.window.drop(unit.group_id)
-        self._still_needed += 1
+        self.unleased.discard(unit.group_id)
+        self.dropped(group)
         self.records.append(Dropped(unit.group_id, reason, sum(group.lengths)))
         self._event("group.dropped", group_id=unit.group_id, reason=reason)
         self._drops.dropped(reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
-
-    def _waits(self) -> list[Wait]:
-        """Work nobody is there to do. A trainer that was there and is gone has ended the run."""
-        waits = []
-        if self.nodes.trainer() is None and self.nodes.rollouts():
-            waits.append(Wait("trainer", f"{len(self.nodes.rollouts())} rollouts without weights"))
-        if not self.nodes.rollouts():
-            if self.publishing.staged_version > self.publishing.live_version:
-                waits.append(Wait("rollout", f"the weights of version {self.publishing.staged_version}"))
-            elif self._unleased:
-                waits.append(Wait("rollout", f"{len(self._unleased)} groups"))
-            elif not self.evaluation.is_finished:
-                waits.append(Wait("rollout", "the prompts of an evaluation"))
-        if self.grading.is_waiting and not self.nodes.of("reward"):
-            waits.append(Wait("reward", f"{self.grading.num_waiting} trajectories"))
-        return waits
 
     def _spend(self, node: Node, count: int) -> None:
         node.granted += count

@@ -1,6 +1,6 @@
 """One line a step: the trainer's numbers, what its batch was made of, and who waited meanwhile. Pure arithmetic."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from asyncrl.broker.groups import Group
 from asyncrl.broker.nodes import Node
@@ -66,17 +66,32 @@ class Swaps:
 
 
 class Totals:
-    """Sums over a run, for its summary."""
+    """
+    Sums over a run, for its summary.
 
-    def __init__(self) -> None:
-        self.steps = 0
+    Args:
+        lines: Of metrics.jsonl so far: earlier lives of the broker wrote them.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, float]] = ()) -> None:
+        self._steps: set[int] = set()
         self.tokens = 0
         self.staleness_max = 0
         self._staleness_sum = 0.0
+        for line in lines:
+            self.add(line)
 
-    def add(self, line: dict[str, float]) -> None:
+    def __contains__(self, step: object) -> bool:
+        return step in self._steps
+
+    @property
+    def steps(self) -> int:
+        """How many are done."""
+        return len(self._steps)
+
+    def add(self, line: Mapping[str, float]) -> None:
         """One step more."""
-        self.steps += 1
+        self._steps.add(int(line["step"]))
         self.tokens += int(line["tokens"])
         self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
         self._staleness_sum += line["staleness_mean"]

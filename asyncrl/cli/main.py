@@ -14,6 +14,7 @@ from asyncrl.run_file import explain, load
 P = ParamSpec("P")
 PATH = click.Path(path_type=Path)
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value.")
+json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 def one_sentence(command: Callable[P, None]) -> Callable[P, None]:
@@ -46,6 +47,16 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
     from asyncrl.cli.run import run as run_all
 
     run_all(load(config_path, overrides), config_path, overrides, dry_run=dry_run)
+
+
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@one_sentence
+def resume(run_directory: Path) -> None:
+    """Go on with a run that was killed or failed, from its ledger and its newest checkpoint."""
+    from asyncrl.cli.run import resume as resume_run
+
+    resume_run(run_directory)
 
 
 @main.command("make-model")
@@ -82,6 +93,45 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
     click.echo(out)
+
+
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@json_option
+@one_sentence
+def audit(run_directory: Path, as_json: bool) -> None:
+    """What happened to the data, from the ledger alone; exit code 1 if it does not add up."""
+    from asyncrl.cli.inspect import audit_of
+    from asyncrl.cli.tables import audit_table, to_json
+
+    accounts = audit_of(run_directory)
+    click.echo(to_json(accounts) if as_json else audit_table(accounts))
+    sys.exit(1 if accounts.problems else 0)
+
+
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--kind", "kinds", multiple=True, help="Only these, such as node.lost; may be given again.")
+@one_sentence
+def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
+    """What happened to the nodes and the run, a line an event."""
+    from asyncrl.cli.inspect import events_of
+    from asyncrl.cli.tables import event_table
+
+    click.echo(event_table(events_of(run_directory, kinds)))
+
+
+@main.command("dead-letters")
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@json_option
+@one_sentence
+def dead_letters(run_directory: Path, as_json: bool) -> None:
+    """Trajectories that failed for good: which, why, and the row of their prompt."""
+    from asyncrl.cli.inspect import dead_letters_of
+    from asyncrl.cli.tables import dead_letter_table, to_json
+
+    letters = dead_letters_of(run_directory)
+    click.echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
 @main.group()

@@ -1,4 +1,8 @@
-"""`asyncrl run`: check everything, make what must be made, then run every role as a child process."""
+"""
+`asyncrl run`: check everything, make what must be made, then run every role as a child process.
+
+`asyncrl resume` does the last of these with a run that stopped: its ledger, spool and checkpoints say where it was.
+"""
 
 import asyncio
 import signal
@@ -10,13 +14,13 @@ import uvloop
 from rich.console import Console
 
 from asyncrl.cli.screen import Screen
-from asyncrl.cli.supervisor import Supervisor
+from asyncrl.cli.supervisor import ADDRESS, Supervisor
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
-from asyncrl.run_file import to_toml
+from asyncrl.run_file import load, to_toml
 
 
 def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_run: bool) -> None:
@@ -39,6 +43,26 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
         return
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
     directory.config.write_text(to_toml(config))
+    _carry_out(config, directory, console)
+
+
+def resume(path: Path) -> None:
+    """
+    Go on with a run that stopped, to its end.
+
+    Raises:
+        ConfigError: There is no run, or it is complete.
+        RunFailed, LinkError: As `run`.
+    """
+    if (summary := RunDirectory(path).read_summary()) is not None and summary.status == "finished":
+        raise ConfigError(f"{path} is complete ({summary.steps} steps): there is nothing to resume")
+    directory = RunDirectory.reopen(path)
+    (directory.path / ADDRESS).unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
+    _carry_out(load(directory.config), directory, Console())
+
+
+def _carry_out(config: Config, directory: RunDirectory, console: Console) -> None:
+    """Every role as a child process, to the end; then the report, and where everything is."""
     console.print(f"run {directory.path}  (logs in {directory.logs})", highlight=False, markup=False)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself broke down")
     try:

@@ -3,8 +3,9 @@
 
     broker ─ address ─▶ rollouts, reward, trainer ─▶ ... ─▶ Finished ─▶ everybody leaves ─▶ summary
 
-A rollout or reward process that dies is started again; the broker is told why, so that the event log names the cause.
-A broker or trainer that dies ends the run with its last words, and so does a mistake in the configuration.
+A process that dies is started again, within a budget; the broker is told why, so that the event log names the cause.
+The broker starts again from its ledger, where its nodes look for it, and the trainer from its newest checkpoint. What
+would only end the same way again ends the run: a mistake in the configuration, a broker that says the run has failed.
 """
 
 import asyncio
@@ -31,7 +32,10 @@ LAST_WORDS_S = 2.0
 """For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
 BROKER = "broker-0"
-RESTARTABLE = ("rollout", "reward")
+ADDRESS = "broker.address"
+"""In the run directory: where the broker listens."""
+FINAL_CODES = (ConfigError.exit_code, RunFailed.exit_code)
+"""Exit codes of a process that would only end the same way again."""
 
 
 class Supervisor:
@@ -41,9 +45,12 @@ class Supervisor:
         self._config = config
         self._directory = directory
         self._screen = screen
-        self._address_file = directory.path / "broker.address"
+        self._address_file = directory.path / ADDRESS
         self._children: list[Child] = []
         self._link: Link | None = None
+        """To the broker, if it was met."""
+        self._news: list[Exited] = []
+        """What the broker could not hear, because it is the one it is about."""
         self._ended: asyncio.Future[str]
         """The cause; empty if the run is complete."""
         self._is_mistake = False
@@ -74,6 +81,7 @@ class Supervisor:
         self._spawn(self._interrupt(stopping))
         try:
             address = await self._start_broker()
+            self._spawn(self._attend(address))
             await self._start_nodes(address)
             return await self._ended
         finally:
@@ -87,8 +95,7 @@ class Supervisor:
         broker = self._child(
             "broker", BROKER, "--config", str(self._directory.config), "--run-dir", str(self._directory.path)
         )
-        await broker.start()
-        self._spawn(self._watch(broker, None))
+        await self._start(broker)
         deadline = time.monotonic() + START_S
         while not self._address_file.exists():
             if self._ended.done():
@@ -99,19 +106,15 @@ class Supervisor:
         return self._address_file.read_text().strip()
 
     async def _start_nodes(self, address: str) -> None:
-        who = identity("supervisor", NODE)
-        link, welcome = await join(address, who, START_S)
-        self._link = link
-        self._spawn(self._listen(link))
-        self._spawn(self._beats(link, welcome.beat_s))
         names = [("trainer", "trainer-0"), ("reward", "reward-0")]
         names += [("rollout", f"rollout-{i}") for i in range(self._config.rollout.replicas)]
-        supervisor = self._config.supervisor
         for role, name in names:
-            child = self._child(role, name, "--broker", address)
-            budget = RestartBudget(supervisor.max_restarts, supervisor.window_s) if role in RESTARTABLE else None
-            await child.start()
-            self._spawn(self._watch(child, budget))
+            await self._start(self._child(role, name, "--broker", address))
+
+    async def _start(self, child: Child) -> None:
+        settings = self._config.supervisor
+        await child.start()
+        self._spawn(self._watch(child, RestartBudget(settings.max_restarts, settings.window_s)))
 
     def _child(self, role: str, name: str, *options: str) -> Child:
         command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
@@ -124,7 +127,7 @@ class Supervisor:
 
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 
-    async def _watch(self, child: Child, budget: RestartBudget | None) -> None:
+    async def _watch(self, child: Child, budget: RestartBudget) -> None:
         while True:
             code = await child.wait()
             if code == 0:  # It left on purpose: most often because the run is over, which we hear in a moment.
@@ -132,9 +135,10 @@ class Supervisor:
             if self._is_over():
                 return
             cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
-            is_mistake = code == ConfigError.exit_code  # It would only be made again.
-            pause_s = budget.spend(time.monotonic()) if budget and not is_mistake else None
-            await self._exited(child.name, cause, is_mistake=is_mistake, restarting=pause_s is not None)
+            self._is_mistake = self._is_mistake or code == ConfigError.exit_code
+            is_final = code in FINAL_CODES or not self._address_file.exists()  # The broker never came so far.
+            pause_s = None if is_final else budget.spend(time.monotonic())
+            await self._exited(child.name, cause, restarting=pause_s is not None)
             if pause_s is None:
                 return
             await asyncio.sleep(pause_s)
@@ -142,30 +146,41 @@ class Supervisor:
                 return
             await child.start()
 
-    async def _exited(self, name: str, cause: str, *, is_mistake: bool, restarting: bool) -> None:
-        self._is_mistake = self._is_mistake or is_mistake
-        await self._tell(Exited(name, cause, restarting=restarting))
+    async def _exited(self, name: str, cause: str, *, restarting: bool) -> None:
+        news = Exited(name, cause, restarting=restarting)
+        if name == BROKER:
+            self._news.append(news)
+        else:
+            await self._tell(news)
         self._screen.exited(name, cause, restarting=restarting)
         if not restarting:
             # The broker says goodbye to the others and writes the summary, unless it is the one that died.
             await asyncio.sleep(0 if name == BROKER else LAST_WORDS_S)
             self._end(f"{name} {cause}")
 
-    async def _listen(self, link: Link) -> None:
-        with contextlib.suppress(LinkError):
-            async for message in link:
-                match message:
-                    case Progress():
-                        self._screen.step(message)
-                    case Evaluated():
-                        self._screen.evaluated(message)
-                    case Finished(cause=cause):
-                        self._end(cause)
-                        return
+    async def _attend(self, address: str) -> None:
+        """Hear the broker until it says how the run ended: also the one that takes the place of one that died."""
+        while not self._is_over():
+            link, welcome = await join(address, identity("supervisor", NODE), START_S)
+            self._link = link
+            while self._news:
+                await link.send(self._news.pop(0))
+            beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+            with contextlib.suppress(LinkError):  # The broker died: whoever watches its process says so.
+                await self._listen(link)
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
 
-    async def _beats(self, link: Link, beat_s: float) -> None:
-        with contextlib.suppress(LinkError):
-            await beat(link, beat_s, Beat)
+    async def _listen(self, link: Link) -> None:
+        async for message in link:
+            match message:
+                case Progress():
+                    self._screen.step(message)
+                case Evaluated():
+                    self._screen.evaluated(message)
+                case Finished(cause=cause):
+                    self._end(cause)
+                    return
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

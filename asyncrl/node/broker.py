@@ -9,6 +9,8 @@ from asyncrl.actor.greeting import beat, greet, identity
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.ledger_reader import LedgerReader
+from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
@@ -29,7 +31,7 @@ async def run_broker(
     stopping: asyncio.Event,
 ) -> None:
     """
-    Serve one run.
+    Serve one run, from where its ledger says it was.
 
     Args:
         bind: Control address.
@@ -42,14 +44,17 @@ async def run_broker(
     """
     prompts = train_stream(config.data, config.run.seed)
     held_out = _held_out(config)
+    ledger = Ledger(directory.ledger)
+    scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
+    with LedgerReader(directory.ledger) as reader:
+        replay(scheduler, reader.records())
     hub = ZmqHub(bind)
     bulk = ZmqHub(config.broker.spool_bind, max_frame_bytes=DATA_FRAME_BYTES)
-    ledger = Ledger(directory.ledger)
     segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
     own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_epoch}", max_frame_bytes=DATA_FRAME_BYTES)
     broker = BrokerActor(
         config,
-        Scheduler(config, prompts, held_out, ledger.broker_epoch),
+        scheduler,
         hub,
         ledger,
         directory,

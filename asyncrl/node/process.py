@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from asyncrl.actor import failpoints
 from asyncrl.errors import AsyncrlError
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -37,6 +38,8 @@ def run_process(job: Job, *, name: str) -> int:
         The exit code: 0, or that of the error, whose sentence then stands on standard error.
     """
     configure_logging(name)
+    if plan := os.environ.get(failpoints.VARIABLE):
+        failpoints.arm(plan)
     sys.setswitchinterval(SWITCH_S)
     try:
         uvloop.run(_with_signals(job))

@@ -2,17 +2,25 @@
 
 import asyncio
 
-from asyncrl.actor.greeting import Identity, join, leave, spool_link
+import structlog
+
+from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
+from asyncrl.actor.link import Link
 from asyncrl.config import from_json
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, LinkReset
+from asyncrl.messages import Welcome
 from asyncrl.node.serving import serve
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.pool import WorkerPool
+
+log = structlog.get_logger()
 
 
 async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
     """
     Serve as a reward node until the run is over or ``stopping`` is set.
+
+    If the broker starts again, the workers stay, and the node says Hello to the new one.
 
     Raises:
         LinkError, ConfigError: It could not start, or the broker is gone.
@@ -25,9 +33,23 @@ async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: as
     except AsyncrlError as error:
         await leave(link, str(error))
         raise
+    try:
+        while True:
+            try:
+                await _serve(pool, who, link, welcome, stopping)
+                return
+            except LinkReset as reset:
+                log.info("broker.restarted", cause=str(reset))
+            who = identity("reward", who.node)
+            link, welcome = await join(address, who, wait_s)
+    finally:
+        await pool.aclose()
+
+
+async def _serve(pool: WorkerPool, who: Identity, link: Link, welcome: Welcome, stopping: asyncio.Event) -> None:
+    """One session with a broker and its spool."""
     spool = spool_link(welcome, who)
     try:
         await serve(RewardActor(pool=pool, link=link, spool=spool), link, beat_s=welcome.beat_s, stopping=stopping)
     finally:
-        await pool.aclose()
         await spool.aclose()

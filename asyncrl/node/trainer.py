@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import structlog
 import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -13,24 +14,28 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Member
 from asyncrl.node.serving import loading, serve
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.trainer.actor import TrainerActor
+from asyncrl.trainer import checkpoint
+from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoint import Saves
 from asyncrl.trainer.learner import Learner
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.publish import Publisher
 
+log = structlog.get_logger()
+
 
 async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
     """
-    Train until the run is over or ``stopping`` is set.
+    Train until the run is over or ``stopping`` is set, from the newest checkpoint of the run if there is one.
 
     Raises:
         LinkError, ConfigError: It could not start, or the broker is gone.
     """
     link, welcome = await join(address, who, wait_s)
     config = from_json(welcome.config)
+    directory = RunDirectory(Path(welcome.run_dir))
     try:
-        learner, tokenizer = await loading(link, welcome.beat_s, lambda: _learner(config))
+        learner, tokenizer, start = await loading(link, welcome.beat_s, lambda: _learner(config, directory))
     except AsyncrlError as error:
         await leave(link, str(error))
         raise
@@ -45,7 +50,8 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
         spool,
         tokenizer=tokenizer,
         plan_hash=plan.hash,
-        checkpoints=RunDirectory(Path(welcome.run_dir)).checkpoints,
+        checkpoints=directory.checkpoints,
+        start=start,
     )
     try:
         await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
@@ -54,9 +60,18 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
         await spool.aclose()
 
 
-def _learner(config: Config) -> tuple[Learner, Saves]:
+def _learner(config: Config, directory: RunDirectory) -> tuple[Learner, Saves, Start]:
+    """Of the newest checkpoint that can be read, or of the base model."""
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.run.seed)
     disable_progress_bar()  # a log is not a terminal
-    path = Path(config.model.path)
-    return Learner(config, path), AutoTokenizer.from_pretrained(path, local_files_only=True)
+    base = Path(config.model.path)
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    if (found := checkpoint.newest_sound(directory.checkpoints)) is None:
+        return Learner(config, base), tokenizer, Start()
+    folder, manifest = found
+    log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
+    learner = Learner(config, folder, reference_path=base)
+    learner.resume(manifest.step, checkpoint.read_optimizer(folder))
+    checkpoint.restore_random_state(manifest)
+    return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)

@@ -24,7 +24,9 @@ from asyncrl.observe.headline import headline
 from asyncrl.observe.page import Markup
 from asyncrl.observe.run_record import RunRecord, read_run
 
-ROUTINE = {"run.started", "node.joined", "node.left", "version.live", "checkpoint.written", "eval.finished"}
+ROUTINE = {
+    "run.started", "step.repeated", "node.joined", "node.left", "version.live", "checkpoint.written", "eval.finished",
+}  # fmt: skip
 """Events that only say all is well. Any other is shown, also one this module has never heard of."""
 
 SHOWN = 200

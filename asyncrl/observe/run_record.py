@@ -98,7 +98,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
     def _ended(self) -> dict[str, Any] | None:
         """The event of its end. A run that was resumed after it is open again."""
-        last = [event for event in self.events if event.get("event") in ("run.started", "run.finished")][-1:]
+        ends = ("run.started", "run.resumed", "run.finished")
+        last = [event for event in self.events if event.get("event") in ends][-1:]
         return last[0] if last and last[0]["event"] == "run.finished" else None
 
 

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.actor.payloads import PayloadClient
@@ -103,6 +104,7 @@ class RewardActor:
         finally:
             self._occupancy.end()
         if isinstance(answer, ScoredItem):
+            reach("reward.judged")
             self._verdicts.append(answer)
             self._has_verdicts.set()
             return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError, LinkClosed, LinkRefused, TransferError
@@ -224,6 +225,7 @@ class RolloutActor:
         except EngineError as error:
             await self._fail(lease, unit, error)
         else:
+            reach("rollout.generated")
             self._num_tokens += item.summary.num_tokens
             self._unsettled.add(item, self._clock())
             self._has_fresh.set()
@@ -287,6 +289,7 @@ class RolloutActor:
             await asyncio.sleep(COLLECT_S)
             self._has_fresh.clear()
             await self._spool.send(Put(self._node, self._incarnation, self._unsettled.take_fresh()))
+            reach("rollout.put")
 
     async def _put_again(self) -> None:
         while True:
@@ -307,6 +310,7 @@ class RolloutActor:
                 self._staged_version = -1  # What waited there is being written over, and gone if this breaks.
                 seconds = await self._receiver.transfer(transfer)
                 self._staged_version, self._receive_s = version, seconds
+                reach("rollout.transferred")
         except TransferError as error:
             await self._link.send(TransferFailed(epoch, version, str(error)))
             return
@@ -328,6 +332,7 @@ class RolloutActor:
             finally:
                 await self._engine.resume()  # Whatever happened: the engine is the host's.
             self._may_start.set()
+            reach("rollout.swapped")
             self._policy_version = self._staged_version
             log.debug("policy.live", policy_version=self._policy_version)
             await self._link.send(Live(self._policy_version, self._clock() - started_s, self._receive_s))

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.errors import LedgerError, LinkClosed
 from asyncrl.messages import Bye, Fetch, Fetched, Put, PutItem, SpoolRef, Stop, Stored, StoredItem, Trim
@@ -116,7 +117,9 @@ class SpoolActor:
         for put in puts:
             of_sender.setdefault((put.node, put.incarnation), []).extend(put.items)
         facts = [Stored(*sender, self._append(sender, items)) for sender, items in of_sender.items()]
+        reach("spool.appended")
         self._segments.sync()
+        reach("spool.synced")
         return facts
 
     def _append(self, sender: tuple[str, str], items: list[PutItem]) -> list[StoredItem]:

@@ -5,6 +5,9 @@ Turns batches into published versions.
                  └ Take(k + 1) is asked, and its payloads fetched, while step k trains
     every T steps: stage ─▶ Publishing ─▶ transfers, while the next step trains ─▶ Published
 
+A trainer that starts again begins where its checkpoint ends: it publishes those weights under the version they had,
+says again what its last steps were, and is given the same batches as before for the steps that follow.
+
 The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging
 before they travel, so a transfer never sees a step half done; the next version is staged only once the last is live.
 
@@ -13,6 +16,7 @@ Safe to run inside someone else's process: no signal handler, no logging configu
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +26,7 @@ import numpy as np
 import structlog
 from msgspec import Struct
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.actor.payloads import PayloadClient
@@ -52,6 +57,8 @@ from asyncrl.weights.publish import Publisher
 log = structlog.get_logger()
 Result = TypeVar("Result")
 
+BATCHES_AHEAD = 2
+"""Batches here at once: the one in training, and the next. So many steps can be taken without a broker."""
 FETCH_S = 120.0
 """A spool that does not answer for this long has failed."""
 
@@ -66,6 +73,19 @@ class _Times(Struct, frozen=True):
     """For the version before to be live, and for the copy of the new one; about 0 if this step publishes nothing."""
 
 
+class Start(Struct, frozen=True):
+    """Where a trainer begins: a new run, or what a checkpoint contains."""
+
+    step: int = 0
+    """Steps done."""
+    policy_version: int = 0
+    """Of the weights."""
+    checkpoint: str = ""
+    """Where they came from; empty for a new run."""
+    stepped: list[Stepped] = []
+    """What was said of the last of these steps, and may not have been heard."""
+
+
 class TrainerActor:
     """
     The trainer.
@@ -78,6 +98,7 @@ class TrainerActor:
         tokenizer: Goes into checkpoints.
         plan_hash: Of the publisher's plan.
         checkpoints: Folder they go to.
+        start: What the learner has done already.
     """
 
     def __init__(
@@ -91,6 +112,7 @@ class TrainerActor:
         tokenizer: checkpoint.Saves,
         plan_hash: str,
         checkpoints: Path,
+        start: Start = Start(),  # noqa: B008  immutable
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -101,16 +123,19 @@ class TrainerActor:
         self._payloads = PayloadClient(spool)
         self._plan_hash = plan_hash
         self._checkpoints = checkpoints
+        self._start = start
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._upcoming: asyncio.Task[list[TrainingSample]] | None = None
         """The batch of the next step, on its way."""
-        self._version = -1
+        self._version = start.policy_version - 1
         """The newest staged."""
-        self._live_version = -1
+        self._live_version = self._version
         self._went_live = asyncio.Event()
+        self._stepped = deque(start.stepped, maxlen=max(config.checkpoint.every_steps, 1) + BATCHES_AHEAD)
+        """The newest: all that a checkpoint may contain and the broker, if it died, may not have heard."""
         self._num_tokens = 0
         self._publish_s = 0.0
         self._compute: ThreadPoolExecutor
@@ -169,18 +194,26 @@ class TrainerActor:
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
     async def _train(self) -> None:
+        start, steps = self._start, self._config.run.steps
         await self._link.send(Ready(self._plan_hash))
-        await self._publish(next_step=0)
-        self._upcoming = self._tasks.create_task(self._batch(0))
-        for step in range(self._config.run.steps):
+        await self._publish(next_step=start.step)
+        for stepped in start.stepped:
+            await self._link.send(stepped)
+        if start.checkpoint:
+            await self._link.send(Commit(start.step - 1, start.checkpoint))
+        if start.step < steps:
+            self._upcoming = self._tasks.create_task(self._batch(start.step))
+        for step in range(start.step, steps):
             await self._step(step)
 
     async def _step(self, step: int) -> None:
         started_s = self._clock()
         is_last = step + 1 == self._config.run.steps
         samples = await self._next_batch(None if is_last else step + 1)
+        reach("trainer.batch_came")
         taken_s = self._clock()
         metrics = await self._in_thread(self._learner.train, samples)
+        reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
         if is_last or _every(self._config.schedule.steps_per_publish, step):
@@ -226,7 +259,8 @@ class TrainerActor:
             "wait_trainer": times.wait_s / step_s if step_s else 0.0,
             "tokens_per_s": tokens / step_s if step_s else 0.0,
         }
-        await self._link.send(Stepped(step, version, metrics | timing))
+        self._stepped.append(Stepped(step, version, metrics | timing))
+        await self._link.send(self._stepped[-1])
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
@@ -237,6 +271,7 @@ class TrainerActor:
             await self._went_live.wait()
         await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
         self._version += 1
+        reach("trainer.staged")
         await self._link.send(Publishing(self._version, next_step))
 
     async def _transfer(self) -> None:
@@ -256,6 +291,7 @@ class TrainerActor:
 
     async def _checkpoint(self, step: int) -> None:
         path = await self._in_thread(self._write_checkpoint, step)
+        reach("trainer.checkpoint_written")
         await self._link.send(Commit(step, str(path)))
 
     def _write_checkpoint(self, step: int) -> Path:
@@ -264,6 +300,7 @@ class TrainerActor:
             step=step + 1,
             policy_version=self._version,
             frontier={"next_step": step + 1},
+            stepped=self._stepped,
             model=self._learner.policy.model,
             tokenizer=self._tokenizer,
             optimizer_state=self._learner.optimizer_state(),

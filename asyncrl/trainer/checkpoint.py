@@ -15,19 +15,24 @@ There is no scheduler state: the learning rate is a function of the step.
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import structlog
 import torch
 from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError
+from asyncrl.messages import Stepped
 from asyncrl.observe.atomic import flush
+
+log = structlog.get_logger()
 
 MANIFEST = "manifest.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -62,6 +67,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Where the data stood, in the words of whoever resumes."""
     random_state: bytes
     """Torch's CPU generator."""
+    stepped: list[Stepped] = []
+    """What was said of the last steps: if the broker died just then, nobody heard it."""
     files: dict[str, FileEntry]
 
 
@@ -71,6 +78,7 @@ def write(
     step: int,
     policy_version: int,
     frontier: Mapping[str, int],
+    stepped: Sequence[Stepped] = (),
     model: Saves,
     tokenizer: Saves,
     optimizer_state: Mapping[str, Tensor],
@@ -90,10 +98,12 @@ def write(
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     save_file({name: tensor.contiguous() for name, tensor in optimizer_state.items()}, partial / OPTIMIZER)
+    reach("trainer.checkpoint_partial")
     manifest = Manifest(
         step=step,
         policy_version=policy_version,
         frontier=dict(frontier),
+        stepped=list(stepped),
         random_state=torch.get_rng_state().numpy().tobytes(),
         files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
     )
@@ -106,9 +116,18 @@ def write(
     return final
 
 
-def newest_complete(directory: Path) -> Path | None:
-    """The checkpoint of the highest step whose files are all there with the right sizes; None if there is none."""
-    return next((folder for folder in reversed(_checkpoints(directory)) if _is_complete(folder)), None)
+def newest_sound(directory: Path) -> tuple[Path, Manifest] | None:
+    """
+    The checkpoint of the highest step of which every byte is as it was written; None if there is none.
+
+    Damaged ones are passed over, and the log says which and why.
+    """
+    for folder in reversed(_checkpoints(directory)):
+        try:
+            return folder, verify(folder)
+        except LedgerError as error:
+            log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
+    return None
 
 
 def verify(folder: Path) -> Manifest:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
 from asyncrl.config import Config
 from asyncrl.data.prompts import Draw
@@ -58,7 +59,7 @@ from asyncrl.messages import (
 from asyncrl.run_file import decode
 
 N = TypeVar("N", bound="Node")
-Action = tuple[str, Callable[[], None]]
+Action = tuple[str, Callable[[], object]]
 SPOOL = "spool.0"
 ROWS = 10
 """Of the make-believe dataset."""
@@ -188,11 +189,11 @@ class Rollout(Transferring):
         return [
             *super().actions(),
             *([("swap", self.swap)] if can_swap else []),
-            *((f"finish {unit}", lambda unit=unit: self.finish(unit)) for unit in self.running),  # type: ignore[misc]
+            *((f"finish {unit}", lambda unit=unit: self.finish(unit)) for unit in self.running),
         ]
 
     def faults(self) -> list[Action]:
-        fail = [(f"fail {unit}", lambda unit=unit: self.fail(unit)) for unit in self.running]  # type: ignore[misc]
+        fail = [(f"fail {unit}", lambda unit=unit: self.fail(unit)) for unit in self.running]
         return [*super().faults(), *fail, *([("put again", self.put_again)] if self.unsettled else [])]
 
     def transferred(self) -> Transfer:
@@ -265,28 +266,44 @@ class Reward(Node):
         self.say(message, Offer(self._limit))
 
 
+class Disk:
+    """What starts of the trainer leave to one another."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[int] = [0]
+        """Steps done in each; the first is the base model."""
+        self.batches: dict[int, Batch] = {}
+        """What every step was given: never anything else."""
+
+
 class Trainer(Transferring):
     """Takes a batch ahead, trains, publishes; waits only for the version before the last to be live."""
 
     role = "trainer"
 
-    def __init__(self, name: str, config: Config) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, config: Config, incarnation: int = 0, disk: Disk | None = None) -> None:
+        super().__init__(name, incarnation)
         self._config = config
-        self.policy_version = 0
-        self.live_version = -1
-        self.next_step = 0
+        self._disk = disk or Disk()
+        self.next_step = self._disk.checkpoints[-1]
+        self.policy_version = version_of(config, self.next_step)
+        self.live_version = self.policy_version - 1
         self.batches: dict[int, Batch] = {}
         self.consumed: list[tuple[int, Sample]] = []
         """Version and sample of everything trained on."""
-        self.say(Ready("plan"), Publishing(0, 0), Take(0))
+        self.say(Ready("plan"), Publishing(self.policy_version, self.next_step))
+        if self.next_step:
+            self.say(Commit(self.next_step - 1, f"step_{self.next_step:06d}"))
+        if self.next_step < config.run.steps:
+            self.say(Take(self.next_step))
 
     def take(self, message: Message) -> None:
         match message:
             case Batch(step=step):
                 self.batches[step] = message
+                assert self._disk.batches.setdefault(step, message) == message, "a step has one batch for ever"
             case Published(policy_version=version):
-                self.live_version = version
+                self.live_version = max(self.live_version, version)
             case Transfer():
                 self.transfers.append(message)
 
@@ -306,30 +323,44 @@ class Trainer(Transferring):
             self.policy_version += 1
             self.say(Publishing(self.policy_version, self.next_step))
         self.say(Stepped(step, version, {"loss": 0.5}))
-        if is_last or self.next_step % max(self._config.checkpoint.every_steps, 1) == 0:
+        every = self._config.checkpoint.every_steps
+        if is_last or (every and self.next_step % every == 0):
+            self._disk.checkpoints.append(self.next_step)
             self.say(Commit(step, f"step_{self.next_step:06d}"))
+
+
+def version_of(config: Config, step: int) -> int:
+    """The newest version published when ``step`` steps are done."""
+    publish = config.schedule.steps_per_publish
+    return -(-step // publish) if step == config.run.steps else step // publish
 
 
 class Cluster:
     """
     A run.
 
+    Args:
+        before: The same run until its broker died: what is on disk is still there, and nobody is.
+
     Attributes:
         cause: Why the run failed; empty as long as it has not.
     """
 
-    def __init__(self, config: Config, *, num_held_out: int = 0) -> None:
+    def __init__(self, config: Config, *, num_held_out: int = 0, before: "Cluster | None" = None) -> None:
         self.config = config
         self.now_s = 0.0
-        self.scheduler = a_scheduler(config, num_held_out=num_held_out)
+        self.broker_epoch: int = before.broker_epoch + 1 if before else 1
+        self.scheduler = a_scheduler(config, num_held_out=num_held_out, broker_epoch=self.broker_epoch)
         self.nodes: dict[str, Node] = {}
-        self.spool: list[Stored] = []
+        self.spool: list[Stored] = before.spool if before else []
+        self.disk: Disk = before.disk if before else Disk()
         self.uncommitted: list[AnyRecord] = []
         self.unsent: list[Outgoing] = []
-        self.records: list[AnyRecord] = []
+        self.records: list[AnyRecord] = list(before.records) if before else []
         self.events: list[Event] = []
         self.cause = ""
-        self._num_started = 0
+        self.num_started: int = before.num_started if before else 0
+        replay(self.scheduler, self.records)
         self.scheduler.joined(SPOOL, Hello(PROTOCOL, "spool", "spool", "0"), self.now_s)
 
     # ── who is there ────────────────────────────────────────────────────────────────────────
@@ -343,8 +374,8 @@ class Cluster:
         return self._start(Reward(name, self._count()))
 
     def start_trainer(self) -> Trainer:
-        """The trainer."""
-        return self._start(Trainer("trainer", self.config))
+        """A new process of the trainer, which begins at the newest checkpoint."""
+        return self._start(Trainer("trainer", self.config, self._count(), self.disk))
 
     def kill(self, node: Node) -> None:
         """It dies without a word, and the broker notices before it hears anything else of it."""
@@ -432,8 +463,8 @@ class Cluster:
         return node
 
     def _count(self) -> int:
-        self._num_started += 1
-        return self._num_started
+        self.num_started += 1
+        return self.num_started
 
     def _ask(self, question: Callable[[], object]) -> None:
         """As the broker's shell does: carry out what the rules decide."""

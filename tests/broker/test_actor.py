@@ -1,7 +1,7 @@
 """The shell: who is let in, what is said to whom, and what is in the run directory however it ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import NodeEvent
+from asyncrl.broker.replay import replay
 from asyncrl.config import Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.messages import (
@@ -35,20 +36,22 @@ from asyncrl.messages import (
     TransferFailed,
     Welcome,
 )
+from asyncrl.observe.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory, Summary
 
-from .driver import SPOOL, Node, Reward, Rollout, Trainer, a_config, a_scheduler
+from .driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 CONFIG = a_config(
     run={"steps": 3, "seed": 5},
     data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
     evaluation={"every_versions": 0},
+    checkpoint={"every_steps": 1},
     broker={"samples": False},
 )
 
 
 class WatchedDirectory(RunDirectory):
-    """Says when an event was appended."""
+    """Says when something was appended."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -58,6 +61,10 @@ class WatchedDirectory(RunDirectory):
         super().append_event(kind, **fields)
         self.appended.set()
 
+    def append_metrics(self, metrics: Mapping[str, float]) -> None:
+        super().append_metrics(metrics)
+        self.appended.set()
+
 
 class House:
     """A broker in a run directory, and links to it."""
@@ -65,10 +72,13 @@ class House:
     def __init__(self, parent: Path, config: Config = CONFIG) -> None:
         self.config = config
         self.now_s = 100.0
-        self.directory = WatchedDirectory(RunDirectory.create(parent, "run").path)
+        path = parent / "run"
+        self.directory = WatchedDirectory(path if path.exists() else RunDirectory.create(parent, "run").path)
         self.hub = MemoryHub()
         self.ledger = Ledger(self.directory.ledger)
         self.scheduler = a_scheduler(config, num_held_out=2, broker_epoch=self.ledger.broker_epoch)
+        with LedgerReader(self.directory.ledger) as reader:
+            replay(self.scheduler, reader.records())
         self.broker = BrokerActor(
             config,
             self.scheduler,
@@ -112,6 +122,12 @@ class House:
     async def happened(self, kind: str) -> None:
         """Wait until there is an event of this kind."""
         while not self.events(kind):
+            self.directory.appended.clear()
+            await self.directory.appended.wait()
+
+    async def stepped(self, step: int) -> None:
+        """Wait until this step is done."""
+        while not any(line["step"] == step for line in self.directory.read_metrics()):
             self.directory.appended.clear()
             await self.directory.appended.wait()
 
@@ -161,7 +177,7 @@ def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config
 
 async def ended(*links: MemoryLink) -> list[Message]:
     """Wait for the end; what was said to each link last. Everybody then says Bye."""
-    last = []
+    last: list[Message] = []
     for link in links:
         while not isinstance(message := await link.receive(), Stop | Finished):
             pass
@@ -199,14 +215,28 @@ def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
     assert [event["node"] for event in house.events("node.rejected")] == ["a"]
 
 
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_a_second_trainer_is_refused_even_by_the_same_name(tmp_path: Path, name: str) -> None:
+def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         await house.welcomed("trainer", "first")
-        link = await house.joined("trainer", name, "1")
+        link = await house.joined("trainer", "second", "1")
         assert await link.receive() == Reject("this run has a trainer already: first (started as 0)")
 
     assert run(tmp_path, script).events("node.lost") == []
+
+
+def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        old = await house.welcomed("trainer", "t")
+        new = await house.joined("trainer", "t", "1")
+        assert isinstance(await new.receive(), Welcome)
+        with pytest.raises(LinkReset):
+            await old.receive()
+        trainer = house.scheduler.nodes.trainer()
+        assert trainer
+        assert trainer.incarnation == "1"
+
+    (lost,) = run(tmp_path, script).events("node.lost")
+    assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another start of it said Hello")
 
 
 def test_a_node_with_another_model_is_refused_and_told_whose_differs(tmp_path: Path) -> None:
@@ -286,16 +316,77 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
     ]
 
 
+# ── a broker that starts again ──────────────────────────────────────────────────────────────
+
+
+def live(parent: Path, disk: Disk, until_step: int | None = None) -> House:
+    """Nodes run until the end, or until a step was done and the broker dies."""
+
+    async def main() -> House:
+        house = House(parent)
+        running = asyncio.create_task(house.broker.run())
+        await house.joined("spool", "spool")
+        spool: list[Stored] = []
+        nodes = [Trainer("t", CONFIG, disk=disk), Rollout("a", 0, spool, 4), Reward("r")]
+        playing = [asyncio.create_task(house.play(node, spool)) for node in nodes]
+        try:
+            async with asyncio.timeout(30):
+                await (running if until_step is None else house.stepped(until_step))
+        finally:
+            for task in (running, *playing):
+                task.cancel()
+            await asyncio.gather(running, *playing, return_exceptions=True)
+            house.ledger.close()
+        return house
+
+    return asyncio.run(main())
+
+
+def test_a_broker_that_died_goes_on_where_it_was_and_counts_every_step_once(tmp_path: Path) -> None:
+    disk = Disk()
+    first = live(tmp_path, disk, until_step=1)
+    del disk.checkpoints[1:]  # The trainer begins anew, and repeats what was done.
+    before = first.directory.read_metrics()
+    house = live(tmp_path, disk)
+
+    lines = house.directory.read_metrics()
+    assert lines[: len(before)] == before
+    assert [line["step"] for line in JsonLines(house.directory.metrics).read()] == [0, 1, 2]
+    assert [event["step"] for event in house.events("step.repeated")] == [0, 1]
+    assert len(house.events("run.started")) == len(house.events("run.resumed")) == 1
+    summary = house.summary
+    assert (summary.status, summary.steps, summary.versions) == ("finished", 3, 3)
+    assert summary.trained_tokens == 3 * 2 * 2 * 8
+    assert (summary.base_accuracy, summary.held_out_accuracy) == (1.0, 1.0)
+
+
+def test_the_summary_of_a_failed_life_gives_way_to_the_next_one(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.broker.stop("the broker was told to stop")
+
+    assert run(tmp_path, script).summary.status == "failed"
+
+    assert live(tmp_path, Disk()).summary.status == "finished"
+
+
+def test_time_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.now_s += 50.0
+
+    assert run(tmp_path, script).summary.wall_s == 50.0
+    assert run(tmp_path, script).summary.wall_s == 100.0
+
+
 # ── how a run fails ─────────────────────────────────────────────────────────────────────────
 
 
 def test_everybody_hears_why_the_run_failed(tmp_path: Path) -> None:
-    cause = "the trainer t left before the end: OutOfMemoryError: 3 GiB missing"
+    cause = "t exited with code 70: OutOfMemoryError: 3 GiB missing"
 
     async def script(house: House) -> None:
-        trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
-        supervisor = await house.welcomed("supervisor", "s")
-        await trainer.send(Bye("OutOfMemoryError: 3 GiB missing"))
+        await house.welcomed("trainer", "t")
+        rollout, supervisor = await house.welcomed("rollout", "a"), await house.welcomed("supervisor", "s")
+        await supervisor.send(Exited("t", "exited with code 70: OutOfMemoryError: 3 GiB missing", restarting=False))
         assert await ended(rollout, supervisor) == [Stop(cause, failed=True), Finished("failed", cause)]
 
     house = run(tmp_path, script)
@@ -304,14 +395,17 @@ def test_everybody_hears_why_the_run_failed(tmp_path: Path) -> None:
     assert [(e["status"], e["cause"]) for e in house.events("run.finished")] == [("failed", cause)]
 
 
-def test_a_silent_trainer_is_noticed_and_named(tmp_path: Path) -> None:
+def test_a_silent_trainer_is_noticed_and_named_and_the_run_waits_for_the_next_one(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         await house.welcomed("trainer", "t")
         house.now_s += CONFIG.broker.node_ttl_s + 1.0
-        supervisor = await house.joined("supervisor", "s")
-        await ended(supervisor)
+        await house.happened("node.lost")
+        await house.welcomed("trainer", "other")
 
-    assert run(tmp_path, script).cause == "the trainer t was lost before the end: silent for 10 s"
+    house = run(tmp_path, script)
+
+    assert [(event["node"], event["cause"]) for event in house.events("node.lost")] == [("t", "silent for 10 s")]
+    assert house.cause == ""
 
 
 def test_weights_that_can_never_be_published_end_the_run(tmp_path: Path) -> None:
@@ -385,7 +479,7 @@ def test_a_broken_invariant_ends_the_run(tmp_path: Path) -> None:
         def handle(*_: object) -> None:
             raise BrokenInvariant("group 3 retired twice")
 
-        house.scheduler.handle = handle  # type: ignore[method-assign]
+        house.scheduler.handle = handle  # type: ignore[method-assign, assignment]
         await rollout.send(Ready())
         assert await ended(rollout) == [Stop("group 3 retired twice", failed=True)]
 

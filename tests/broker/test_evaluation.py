@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.config import Evaluation
-from asyncrl.messages import Prompt, Summary
+from asyncrl.messages import Evaluated, Prompt, Summary
 
 FINAL = 7
 
@@ -107,3 +107,27 @@ def test_what_falls_due_meanwhile_is_one_evaluation_afterwards() -> None:
     assert book.is_waiting
     assert book.start("b", 3)
     assert not book.is_waiting
+
+
+def test_what_an_earlier_life_measured_is_not_owed_and_its_ids_are_not_given_again() -> None:
+    book = a_book(1, num_prompts=2)
+    book.version_live(1)
+    book.used(2)
+    book.measured(Evaluated(1, 0.5, 2))
+    assert book.is_finished
+
+    book.version_live(2)
+    ongoing = book.start("a", 2)
+
+    assert ongoing
+    assert list(ongoing.open) == [3, 4]
+    assert book.results == [Evaluated(1, 0.5, 2)]
+
+
+def test_a_result_of_an_earlier_version_leaves_the_later_one_owed() -> None:
+    book = a_book(1)
+    book.version_live(1)
+    book.version_live(2)
+    book.measured(Evaluated(1, 0.5, 2))
+
+    assert book.is_waiting

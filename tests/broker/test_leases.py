@@ -70,3 +70,10 @@ def test_cancelling_a_group_spares_the_same_number_of_the_other_split(book: Leas
 
     assert tokens(book.cancel(3, "train")) == [train.token]
     assert tokens(book.revoke("a")) == [held_out.token]
+
+
+def test_tokens_of_an_earlier_broker_are_told_apart() -> None:
+    earlier, book = LeaseBook(broker_epoch=2, lease_s=10.0), LeaseBook(broker_epoch=3, lease_s=10.0)
+
+    assert book.granted(book.next_token())
+    assert not book.granted(earlier.next_token())

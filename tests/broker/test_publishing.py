@@ -331,3 +331,26 @@ def test_if_all_are_held_the_first_released_makes_the_version_live() -> None:
     stage.swap("held")
 
     assert stage.book.conclude([])
+
+
+def test_a_trainer_that_is_gone_has_nothing_staged() -> None:
+    stage = Stage()
+    stage.publish(0)
+    stage.leave("trainer")
+    stage.book.unstage()
+    stage.join("trainer", "next")
+    stage.join("rollout", "a")
+
+    assert stage.start() is None
+    assert members(stage.publish(0)) == ["next", "a"]
+
+
+def test_while_the_trainer_is_behind_the_live_version_a_joiner_waits() -> None:
+    stage = Stage("a")
+    for version in range(3):
+        stage.publish(version)
+        stage.finish()
+    stage.join("rollout", "joiner")
+
+    assert stage.publish(1) is None
+    assert members(stage.publish(2)) == ["trainer", "joiner"]

@@ -21,7 +21,7 @@ from asyncrl.broker.records import (
     VersionLive,
 )
 from asyncrl.broker.scheduler import Event, Outgoing
-from asyncrl.config import Checkpoint, Config
+from asyncrl.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
     Batch,
@@ -50,7 +50,9 @@ T = TypeVar("T")
 
 
 HELD_OUT = a_config(
-    data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 0, "max_tokens": 50}
+    data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+    evaluation={"every_versions": 0, "max_tokens": 50},
+    checkpoint={"every_steps": 1},
 )
 
 
@@ -526,20 +528,84 @@ def test_a_joiner_that_can_never_receive_is_lost_and_the_run_goes_on() -> None:
 # ── the trainer ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_trainer_that_leaves_before_the_end_ends_the_run() -> None:
-    cluster = a_published()
-    trainer(cluster).say(Bye("OutOfMemoryError: 3 GiB missing"))
-    cluster.hear(trainer(cluster))
+def test_a_run_whose_trainer_leaves_waits_and_the_next_one_goes_on_with_the_same_batches() -> None:
+    cluster = a_published(a_config(checkpoint={"every_steps": 1}), capacity=8)
+    sample(cluster, rollouts(cluster)[0])
+    first = trainer(cluster)
+    first.train()
+    publish(cluster)
+    sample(cluster, rollouts(cluster)[0])
+    expected = first.batches[1]
+    first.say(Bye("OutOfMemoryError: 3 GiB missing"))
+    cluster.exchange()
+    for _ in range(11):
+        cluster.tick(6.0)
+    assert [event.fields["cause"] for event in events(cluster, "node.left")] == ["OutOfMemoryError: 3 GiB missing"]
+    assert waiting(cluster) == [("trainer", "4 groups in the window wait")]
 
-    assert cluster.cause == "the trainer trainer left before the end: OutOfMemoryError: 3 GiB missing"
+    cluster.start_trainer()
+    cluster.exchange()
+
+    assert trainer(cluster).batches == {1: expected}
+    assert len([record for record in of(cluster, Taken) if record.step == 1]) == 1
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert not cluster.cause
 
 
-def test_a_silent_trainer_ends_the_run() -> None:
-    cluster = a_published()
+def test_a_silent_trainer_is_lost_and_its_transfer_breaks() -> None:
+    cluster = a_cluster()
+    cluster.start_trainer()
+    cluster.start_reward("r")
+    node = cluster.start_rollout("a")
+    cluster.exchange()
     cluster.tick(10.1, silent=[trainer(cluster).peer])
+    del cluster.nodes[trainer(cluster).peer]
+    node.transferred()
+    cluster.exchange()
 
-    assert cluster.cause == "the trainer trainer was lost before the end: silent for 10 s"
-    assert [event.fields["role"] for event in events(cluster, "node.lost")] == ["trainer"]
+    assert [event.fields["cause"] for event in events(cluster, "node.lost")] == ["silent for 10 s"]
+    assert cluster.scheduler.publishing.ongoing is None
+    assert cluster.scheduler.publishing.staged_version == -1, "what it had ready is gone"
+    cluster.start_trainer()
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+
+
+def test_a_trainer_on_its_way_back_to_the_live_version_is_answered_at_once() -> None:
+    cluster = a_published(a_config(checkpoint={"every_steps": 0}), capacity=8)
+    (node,) = rollouts(cluster)
+    while trainer(cluster).policy_version < 2:
+        sample(cluster, node)
+        trainer(cluster).train()
+        publish(cluster)
+    cluster.kill(trainer(cluster))
+    joiner = cluster.start_rollout("b")
+    cluster.exchange()
+    again = cluster.start_trainer()
+    cluster.exchange()
+    assert (again.policy_version, again.live_version) == (0, 2)
+
+    again.train()
+    cluster.exchange()
+    assert not again.transfers
+    assert not joiner.transfers
+    again.train()
+    cluster.exchange()
+
+    assert [transfer.policy_version for transfer in joiner.transfers] == [2]
+    assert [record.policy_version for record in of(cluster, VersionLive)] == [0, 1, 2]
+
+
+def test_a_trainer_that_begins_before_the_last_two_checkpoints_ends_the_run_with_the_reason() -> None:
+    cluster = a_published(a_config(run={"steps": 3}, checkpoint={"every_steps": 1}))
+    cluster.settle(lambda actions: actions[0 if cluster.scheduler.committed_step < 1 else -1])
+    cluster.kill(trainer(cluster))
+    cluster.disk.checkpoints[:] = [0]
+    cluster.start_trainer()
+    cluster.exchange()
+
+    assert cluster.cause.startswith("the trainer asks for step 0, whose payloads are gone")
 
 
 def test_a_trainer_may_leave_when_all_is_done() -> None:
@@ -554,34 +620,36 @@ def test_a_trainer_may_leave_when_all_is_done() -> None:
     assert len(events(cluster, "node.left")) == 1
 
 
-def test_what_a_checkpoint_contains_is_forgotten_and_its_payloads_may_go() -> None:
+def test_what_the_checkpoint_before_the_newest_contains_is_forgotten_and_its_payloads_may_go() -> None:
     cluster = a_published(a_config(checkpoint={"every_steps": 1}))
     sent = overheard(cluster)
     cluster.settle()
 
-    assert cluster.scheduler.groups == {}
-    assert cluster.scheduler.batches.taken(3) is None
+    kept = {record.group_id for record in of(cluster, Admitted)} - set(range(6))
+    assert set(cluster.scheduler.groups) == kept, "of the steps since the checkpoint before the newest"
+    assert [step for step in range(4) if cluster.scheduler.batches.taken(step)] == [3]
     assert {outgoing.peer for outgoing in sent if isinstance(outgoing.message, Trim)} == {SPOOL}
 
 
 def test_payloads_that_a_verdict_still_needs_stay() -> None:
-    cluster = a_published(replace(HELD_OUT, checkpoint=Checkpoint(every_steps=1)), num_held_out=1, capacity=8)
+    cluster = a_published(HELD_OUT, num_held_out=1, capacity=8)
     (node,) = rollouts(cluster)
-    for unit in sorted(node.running, key=lambda unit: unit.split):
-        node.finish(unit)
-    for stored in cluster.spool:
-        (item,) = stored.items
-        segment = 2 if item.unit.split == "held_out" else 5
-        stored.items[0] = replace(item, ref=replace(item.ref, segment=segment))
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
     sent = overheard(cluster)
-    cluster.exchange()
-    while len(judge_.in_hand) > 0 and not trainer(cluster).batches:
-        judge_.in_hand.rotate(-(judge_.in_hand[0].unit.split == "held_out"))
-        judge_.judge()
+    while cluster.scheduler.committed_step < 1:
+        for unit in sorted(node.running, key=lambda unit: unit.split):
+            node.finish(unit)
+        for stored in cluster.spool:
+            (item,) = stored.items
+            segment = 2 if item.unit.split == "held_out" else 5
+            stored.items[0] = replace(item, ref=replace(item.ref, segment=segment))
         cluster.exchange()
-    trainer(cluster).train()
-    cluster.exchange()
+        while any(item.unit.split == "train" for item in judge_.in_hand):
+            judge_.in_hand.rotate(-(judge_.in_hand[0].unit.split == "held_out"))
+            judge_.judge()
+            cluster.exchange()
+        trainer(cluster).train()
+        publish(cluster)
 
     assert [outgoing.message for outgoing in sent if isinstance(outgoing.message, Trim)] == [Trim(2)]
 
@@ -610,7 +678,7 @@ def test_held_out_prompts_are_asked_greedily_and_with_their_own_length() -> None
     node = cluster.start_rollout("a")
     leases: list[Lease] = []
     take = node.take
-    node.take = lambda m: (leases.append(m) if isinstance(m, Lease) else None, take(m))[1]  # type: ignore[method-assign,func-returns-value]
+    node.take = lambda m: (leases.append(m) if isinstance(m, Lease) else None, take(m))[1]  # type: ignore[assignment,method-assign,func-returns-value]
     publish(cluster)
 
     held_out = [lease for lease in leases if lease.split == "held_out"]

@@ -68,7 +68,13 @@ def test_a_swap_is_as_slow_as_its_slowest_rollout() -> None:
 def test_totals_of_a_run() -> None:
     totals = Totals()
     assert totals.staleness_mean == 0.0
-    totals.add({"tokens": 40.0, "staleness_max": 2.0, "staleness_mean": 1.5})
-    totals.add({"tokens": 10.0, "staleness_max": 1.0, "staleness_mean": 0.5})
+    lines = [
+        {"step": 0.0, "tokens": 40.0, "staleness_max": 2.0, "staleness_mean": 1.5},
+        {"step": 1.0, "tokens": 10.0, "staleness_max": 1.0, "staleness_mean": 0.5},
+    ]
+    for done in lines:
+        totals.add(done)
 
+    assert Totals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
+    assert [step in totals for step in range(3)] == [True, True, False]
     assert (totals.steps, totals.tokens, totals.staleness_max, totals.staleness_mean) == (2, 50, 2, 1.0)

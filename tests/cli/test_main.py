@@ -36,7 +36,8 @@ def test_it_says_its_version():
 
 
 def test_the_commands_are_these():
-    assert set(main.commands) == {"run", "make-model", "report", "config", "data"}
+    looking = {"report", "audit", "events", "dead-letters", "config"}
+    assert set(main.commands) == {"run", "resume", "make-model", "data", *looking}
     assert set(main.commands["config"].commands) == {"show"}
     assert set(main.commands["data"].commands) == {"prepare", "check"}
     assert [param.opts[0] for param in main.commands["run"].params] == ["config_path", "--set", "--dry-run"]

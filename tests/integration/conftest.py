@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import Admitted, AnyRecord, Result
+from asyncrl.broker.records import Admitted, AnyRecord, Dropped, Result, Taken, Verdict
 from asyncrl.config import Config
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.run_file import load
@@ -28,24 +29,29 @@ STUCK_LOOKS = 40
 class ToyRun:
     """One `asyncrl run`, from its start to what it left behind."""
 
-    def __init__(self, folder: Path, toy: Path, *overrides: str, steps: int = 8) -> None:
+    def __init__(
+        self, folder: Path, toy: Path, *overrides: str, steps: int = 8, environment: Mapping[str, str] | None = None
+    ) -> None:
         shutil.copy(toy / "toy.toml", folder)
-        command = [sys.executable, "-m", "asyncrl", "run", "toy.toml"]
-        for override in (f"steps={steps}", *overrides):
-            command += ["--set", override]
+        self._folder = folder
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        settings = (part for override in (f"steps={steps}", *overrides) for part in ("--set", override))
+        self._start("run", "toy.toml", *settings)
+        self.directory = RunDirectory(folder / "runs" / "toy")
+        self.most_processes = 0
+        self.output = self.errors = ""
+        self.code: int | None = None
+
+    def _start(self, *command: str) -> None:
         self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "asyncrl", *command],
+            cwd=self._folder,
+            env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        self.directory = RunDirectory(folder / "runs" / "toy")
-        self.most_processes = 0
-        self.output = self.errors = ""
-        self.code: int | None = None
 
     @property
     def config(self) -> Config:
@@ -133,12 +139,47 @@ class ToyRun:
             os.kill(victim, signal.SIGCONT)
             self.until_next_step()
 
+    def assert_adds_up(self) -> None:
+        """Every group that was trained on was trained on once, in order, with one result and one verdict a unit."""
+        records, schedule, steps = self.records(), self.config.schedule, self.config.run.steps
+        taken = [record for record in records if isinstance(record, Taken)]
+        assert [record.step for record in taken] == list(range(steps))
+        trained = [group_id for record in taken for group_id in record.group_ids]
+        admitted = [record.group_id for record in records if isinstance(record, Admitted)]
+        dropped = [record.group_id for record in records if isinstance(record, Dropped)]
+        assert len(trained) == steps * schedule.groups_per_step
+        assert admitted == list(range(len(admitted))), "dense, in order"
+        assert sorted(trained + dropped) == admitted, "each once, none left over"
+        units = {(group_id, index) for group_id in trained for index in range(schedule.group_size)}
+        for kind in (Result, Verdict):
+            seen = Counter(
+                (record.unit.group_id, record.unit.index)
+                for record in records
+                if isinstance(record, kind) and record.unit.split == "train"
+            )
+            assert units <= set(seen)
+            assert set(seen.values()) == {1}
+
     def units_without_result(self) -> int:
         """Trajectories of admitted groups that no rollout has handed in yet."""
         records = self.records()
         admitted = sum(isinstance(record, Admitted) for record in records)
         results = sum(isinstance(record, Result) and record.unit.split == "train" for record in records)
         return admitted * self.config.schedule.group_size - results
+
+    def kill_node(self, node: str) -> None:
+        """As ``kill -9`` or the kernel's out-of-memory killer would."""
+        os.kill(self.pid_of(node), signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """The machine lost its power: every process at once, `asyncrl run` first."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def resume(self) -> None:
+        """`asyncrl resume` on what is left."""
+        self._start("resume", str(self.directory.path.relative_to(self._folder)))
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal would: but only to the one in front."""
@@ -163,8 +204,9 @@ def start_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     """Start a toy run in a folder of its own: ``start_run("staleness=0", steps=4)``."""
     runs: list[ToyRun] = []
 
-    def start(*overrides: str, steps: int = 8) -> ToyRun:
-        runs.append(ToyRun(tmp_path_factory.mktemp("run"), toy, *overrides, steps=steps))
+    def start(*overrides: str, steps: int = 8, environment: Mapping[str, str] | None = None) -> ToyRun:
+        folder = tmp_path_factory.mktemp("run")
+        runs.append(ToyRun(folder, toy, *overrides, steps=steps, environment=environment))
         return runs[-1]
 
     yield start

@@ -8,18 +8,19 @@ from collections.abc import Iterable
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from asyncrl.broker.audit import Audit
 from asyncrl.broker.records import (
     Admitted,
     AnyRecord,
     Committed,
     Dropped,
     Reissued,
-    Result,
     Taken,
-    Verdict,
     VersionLive,
 )
+from asyncrl.cli.main import main
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 
@@ -52,27 +53,6 @@ def peak_open(records: Iterable[AnyRecord]) -> int:
     return peak
 
 
-def assert_adds_up(records: list[AnyRecord], steps: int) -> None:
-    """Every group that was trained on was trained on once, in order, with one result and one verdict a unit."""
-    taken = [record for record in records if isinstance(record, Taken)]
-    assert [record.step for record in taken] == list(range(steps))
-    trained = [group_id for record in taken for group_id in record.group_ids]
-    admitted = [record.group_id for record in records if isinstance(record, Admitted)]
-    dropped = [record.group_id for record in records if isinstance(record, Dropped)]
-    assert len(trained) == steps * GROUPS_PER_STEP
-    assert admitted == list(range(len(admitted))), "dense, in order"
-    assert sorted(trained + dropped) == admitted, "each once, none left over"
-    units = {(group_id, index) for group_id in trained for index in range(GROUP_SIZE)}
-    for kind in (Result, Verdict):
-        seen = Counter(
-            (record.unit.group_id, record.unit.index)
-            for record in records
-            if isinstance(record, kind) and record.unit.split == "train"
-        )
-        assert units <= set(seen)
-        assert set(seen.values()) == {1}
-
-
 # ── a run that nobody disturbs ──────────────────────────────────────────────────────────────
 
 
@@ -99,10 +79,23 @@ def test_the_summary_is_complete(finished):
 
 def test_the_ledger_adds_up(finished):
     records = finished.records()
-    assert_adds_up(records, STEPS)
+    finished.assert_adds_up()
     assert [record.step for record in records if isinstance(record, Committed)] == [STEPS - 1]
     versions = [record.policy_version for record in records if isinstance(record, VersionLive)]
     assert versions == list(range(STEPS + 1))
+
+
+def test_the_audit_finds_what_the_run_says_of_itself(finished):
+    result = CliRunner().invoke(main, ["audit", "--json", str(finished.directory.path)])
+    assert result.exit_code == 0, result.output
+    audit = msgspec.json.decode(result.output, type=Audit)
+    groups = STEPS * GROUPS_PER_STEP
+    assert (audit.issued, audit.trained, audit.committed, audit.dropped, audit.open) == (groups, groups, groups, {}, 0)
+    assert (audit.steps, audit.peak_open, audit.window) == (STEPS, 8, 8)
+    assert sum(bucket.trained for bucket in audit.lengths) == groups * GROUP_SIZE
+    summary, total = finished.summary, sum(staleness * count for staleness, count in audit.staleness.items())
+    assert (audit.tokens_trained, audit.staleness_max) == (summary.trained_tokens, summary.staleness_max)
+    assert total / (groups * GROUP_SIZE) == pytest.approx(summary.staleness_mean)
 
 
 def test_never_more_groups_are_open_than_the_window_holds(finished):
@@ -178,7 +171,7 @@ def test_a_rollout_killed_in_the_middle_does_not_end_the_run(start_run):
     assert run.end().code == 0, run.errors
     assert run.summary.steps == 16
     records = run.records()
-    assert_adds_up(records, 16)
+    run.assert_adds_up()
     assert peak_open(records) <= run.config.schedule.window
     (exited,) = [event for event in run.events if event["event"] == "node.exited"]
     assert exited["node"] == "rollout-0"
@@ -212,5 +205,5 @@ def test_several_steps_make_one_version(start_run):
     run = start_run("schedule.steps_per_publish=2", "staleness=0.5", "schedule.order=completion", steps=5).end()
     assert run.code == 0, run.errors
     assert run.summary.versions == 3
-    assert_adds_up(run.records(), 5)
+    run.assert_adds_up()
     assert peak_open(run.records()) <= 12

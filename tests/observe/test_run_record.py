@@ -66,7 +66,7 @@ def test_without_a_summary_the_last_event_says_how_it_ended(make_run: MakeRun) -
     directory.append_event("run.finished", status="failed", cause="out of memory")
     assert (read_run(directory.path).status, read_run(directory.path).cause) == ("failed", "out of memory")
 
-    directory.append_event("run.started", seed=0)
+    directory.append_event("run.resumed")
     assert (read_run(directory.path).status, read_run(directory.path).cause) == ("open", "")
 
 

@@ -41,7 +41,7 @@ from asyncrl.messages import (
 )
 from asyncrl.run_file import decode
 from asyncrl.trainer import actor as trainer
-from asyncrl.trainer.actor import TrainerActor
+from asyncrl.trainer.actor import Start, TrainerActor
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"
@@ -112,7 +112,7 @@ class FakeCheckpoints:
 class Stage:
     """Everything around one actor. ``serving`` answers the usual messages by itself, as a broker and a spool would."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: Start, sections: dict[str, Any]) -> None:
         base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
         self.log: list[str] = []
         self.broker, self.spool = MemoryHub(), MemoryHub()
@@ -128,6 +128,7 @@ class Stage:
             tokenizer="tokenizer",
             plan_hash="plan",
             checkpoints=Path("checkpoints"),
+            start=start,
         )
 
     def say(self, *messages: Message) -> None:
@@ -196,8 +197,8 @@ Play = Callable[[Stage], Awaitable[None]]
 def scene(monkeypatch):
     """Run the actor beside a play, then stop it; neither task nor thread may be left behind."""
 
-    def run(play: Play, **sections: Any) -> Stage:
-        return asyncio.run(_scene(Stage(monkeypatch, sections), play))
+    def run(play: Play, *, start: Start = Start(), **sections: Any) -> Stage:  # noqa: B008  immutable
+        return asyncio.run(_scene(Stage(monkeypatch, start, sections), play))
 
     async def _scene(stage: Stage, play: Play) -> Stage:
         running = asyncio.create_task(stage.actor.run())
@@ -335,6 +336,7 @@ def test_checkpoints_come_every_so_many_steps_and_say_what_they_contain(scene):
     first = stage.checkpoints.written[0]
     assert (first["step"], first["policy_version"], first["frontier"]) == (1, 1, {"next_step": 1})
     assert (first["model"], first["tokenizer"]) == ("model", "tokenizer")
+    assert [stepped.step for stepped in first["stepped"]] == [0]
     assert stage.checkpoints.pruned[0] == 3
 
 
@@ -401,6 +403,33 @@ def test_after_the_last_step_it_still_brings_joiners_up_to_date(scene):
     scene(play, run={"steps": 1})
 
 
+def test_a_resumed_trainer_publishes_what_it_has_and_goes_on_with_the_next_step(scene):
+    async def play(stage):
+        await stage.hear(Ready)
+        assert await stage.hear(Publishing) == Publishing(2, 2)
+        assert await stage.hear(Stepped) == Stepped(1, 1, {"loss": 0.25})
+        assert await stage.hear(Commit) == Commit(1, "checkpoints/step_000002")
+        stage.say(Published(4))  # Live before the trainer died.
+        await stage.give(2)
+        assert await stage.hear(Take) == Take(3)
+        assert await stage.hear(Publishing) == Publishing(3, 3)
+        assert (await stage.hear(Stepped)).step == 2
+
+    heard_by_nobody = [Stepped(1, 1, {"loss": 0.25})]
+    scene(play, start=Start(2, 2, "checkpoints/step_000002", heard_by_nobody), run={"steps": 4})
+
+
+def test_a_trainer_resumed_after_the_last_step_says_so_and_serves_joiners(scene):
+    async def play(stage):
+        await stage.hear(Ready)
+        assert await stage.hear(Publishing) == Publishing(2, 2)
+        assert await stage.hear(Commit) == Commit(1, "checkpoints/step_000002")
+        stage.say(Published(2), transfer(2, epoch=9))
+        assert (await stage.hear(Transferred)).epoch == 9
+
+    scene(play, start=Start(2, 2, "checkpoints/step_000002"), run={"steps": 2})
+
+
 # ── the end ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -464,7 +493,7 @@ def test_a_learner_that_fails_ends_it_with_its_error(scene):
 
 def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
     async def main():
-        stage = Stage(monkeypatch, {})
+        stage = Stage(monkeypatch, Start(), {})
         running = asyncio.create_task(stage.actor.run())
         await stage.begin()
         await stage.hear(Take)

@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from structlog.testing import capture_logs
 
 from asyncrl.errors import LedgerError
 from asyncrl.trainer.checkpoint import (
     MANIFEST,
     OPTIMIZER,
-    newest_complete,
+    newest_sound,
     prune,
     read_manifest,
     read_optimizer,
@@ -113,12 +114,17 @@ def test_a_damaged_optimizer_is_a_ledger_error(save) -> None:
         read_optimizer(folder)
 
 
-def test_the_newest_complete_checkpoint_is_found_behind_a_damaged_one(save, tmp_path) -> None:
-    assert newest_complete(tmp_path) is None
-    save(9), save(10), save(1_000_000)
-    assert newest_complete(tmp_path) == tmp_path / "step_1000000"
+def test_the_newest_sound_checkpoint_is_found_behind_damaged_ones(save, tmp_path) -> None:
+    assert newest_sound(tmp_path) is None
+    save(9), save(10), save(11), save(1_000_000)
+    assert newest_sound(tmp_path) == (tmp_path / "step_1000000", read_manifest(tmp_path / "step_1000000"))
     (tmp_path / "step_1000000" / MANIFEST).unlink()
-    assert newest_complete(tmp_path) == tmp_path / "step_000010"
+    flip_last_byte(tmp_path / "step_000011" / MODEL)
+    with capture_logs() as said:
+        found = newest_sound(tmp_path)
+    assert found == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
+    assert [line["path"] for line in said] == [str(tmp_path / "step_1000000"), str(tmp_path / "step_000011")]
+    assert "expected sha256" in said[1]["cause"]
 
 
 def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner, tokenizer) -> None:
@@ -137,7 +143,7 @@ def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner, tokeni
             optimizer_state={},
         )
     assert [path.name for path in tmp_path.iterdir()] == [".step_000002.partial"]
-    assert newest_complete(tmp_path) is None
+    assert newest_sound(tmp_path) is None
     verify(save(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 

@@ -1,0 +1,99 @@
+"""
+A broker that starts again is where it was: the ledger's records, applied to the books from the first to the last.
+
+    Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, publishing
+    Result, Verdict, FailedAttempt ─▶ slots      Committed, Dropped ─▶ forgotten    Measured ─▶ evaluation
+
+What is not in the ledger begins anew: leases and gradings in hand, who is connected, which version lies staged, and the
+count of groups dropped in a row, whose cause may be the very thing that was repaired meanwhile.
+"""
+
+from collections.abc import Iterable
+
+from asyncrl.broker.groups import Group, State
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Measured,
+    NodeEvent,
+    Reissued,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.errors import BrokenInvariant, LedgerError
+from asyncrl.messages import Evaluated
+
+
+def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
+    """
+    Bring a fresh scheduler to where the one that made ``records`` was. Nothing is recorded or said.
+
+    Args:
+        scheduler: Nobody has joined yet. Of the same config and prompts, with a higher broker epoch.
+        records: All of a ledger, in order.
+
+    Raises:
+        LedgerError: The records do not fit together, or not with the prompts.
+        BrokenInvariant: The scheduler is not fresh, or the records break a promise of its books.
+    """
+    if scheduler.nodes.all() or scheduler.groups:
+        raise BrokenInvariant("records are replayed before anybody joins")
+    for record in records:
+        _apply(scheduler, record)
+    for group in scheduler.groups.values():
+        for index in group.indices(State.STORED):
+            scheduler.grading.add(group.slots[index])
+        if group.indices(State.MISSING):
+            scheduler.unleased.add(group)
+
+
+def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
+    match record:
+        case Admitted():
+            scheduler.opened(scheduler.admission.readmit(record))
+        case Result() | Verdict() | FailedAttempt():
+            _apply_to_unit(scheduler, record)
+        case Dropped(group_id=group_id):
+            scheduler.dropped(_group(scheduler, group_id))
+        case Taken(step=step, group_ids=group_ids):
+            scheduler.window.consume(step, group_ids)
+            scheduler.batches.take(step, [_group(scheduler, group_id) for group_id in group_ids])
+        case Committed(step=step):
+            scheduler.committed(step)
+        case VersionLive(policy_version=version, next_step=next_step):
+            scheduler.publishing.live_version = version
+            scheduler.went_live(version, next_step)
+        case Measured():
+            result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
+            scheduler.evaluation.measured(result)
+        case Duplicate() | Reissued() | NodeEvent():
+            pass  # For people: nothing follows from them.
+
+
+def _apply_to_unit(scheduler: Scheduler, record: Result | Verdict | FailedAttempt) -> None:
+    if record.unit.split == "held_out":  # Its evaluation was measured, or begins anew with other ids.
+        scheduler.evaluation.used(record.unit.group_id)
+        return
+    group = _group(scheduler, record.unit.group_id)
+    slot = group.slots[record.unit.index]
+    match record:
+        case Result(ref=ref, summary=summary):
+            slot.store(ref, summary)
+        case Verdict(reward=reward, metrics=metrics):
+            slot.judge(reward, metrics)
+            scheduler.scored(group)
+        case FailedAttempt(attempts=attempts):
+            slot.attempts = attempts
+
+
+def _group(scheduler: Scheduler, group_id: int) -> Group:
+    if (group := scheduler.groups.get(group_id)) is None:
+        raise LedgerError(f"the ledger speaks of group {group_id}, which is not open: a record before it is missing")
+    return group

@@ -1,0 +1,165 @@
+"""What may go wrong in a cluster, and the promises that hold all the same."""
+
+from collections import Counter
+from itertools import chain
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from asyncrl.broker.records import Admitted, Dropped, Result, Taken, Verdict
+
+from .driver import Cluster, Node, Reward, Rollout, Trainer, a_config, version_of
+
+MAX_ACTIONS = 20_000
+MAX_DEATHS = 4
+"""More while one version is published, and the run gives up, as it should."""
+
+CONFIGS = st.builds(
+    lambda groups, size, publish, staleness, every, attempts: a_config(
+        run={"steps": 5},
+        data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+        schedule={
+            "groups_per_step": groups,
+            "group_size": size,
+            "steps_per_publish": publish,
+            "staleness": float(staleness),
+            "max_attempts": attempts,
+        },
+        evaluation={"every_versions": every},
+        checkpoint={"every_steps": every * publish},
+    ),
+    groups=st.integers(1, 3),
+    size=st.integers(2, 3),
+    publish=st.integers(1, 2),
+    staleness=st.integers(0, 2),
+    every=st.integers(0, 2),
+    attempts=st.integers(1, 3),
+)
+LENGTHS = st.integers(0, 400)
+SEEDS = st.integers(0, 2**32)
+
+
+class Chaos:
+    """Picks what happens next; now and then something that should not."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._deaths = 0
+
+    def act(self, dice: Random) -> None:
+        """One more thing happens."""
+        faults = [fault for node in self._cluster.nodes.values() for fault in node.faults()]
+        actions = self._cluster.actions()
+        match dice.randrange(20):
+            case 0:
+                self._cluster.tick()
+            case 1 if self._deaths < MAX_DEATHS:
+                self._replace(dice)
+            case 2 if faults:
+                dice.choice(faults)[1]()
+            case _ if actions:
+                dice.choice(actions)[1]()
+
+    def _replace(self, dice: Random) -> None:
+        """A node dies; another start of it says Hello, unless there is one left without it."""
+        kind = dice.choice([Rollout, Rollout, Reward, Trainer])
+        alive = [node for node in self._cluster.nodes.values() if isinstance(node, kind)]
+        victim = dice.choice(alive)
+        self._deaths += 1
+        self._cluster.kill(victim)
+        if len(alive) == 1 or dice.random() < 0.7:
+            restart(self._cluster, victim)
+
+
+def restart(cluster: Cluster, node: Node) -> None:
+    """Another start of a node."""
+    match node:
+        case Rollout(name=name):
+            cluster.start_rollout(name)
+        case Reward(name=name):
+            cluster.start_reward(name)
+        case Trainer():
+            cluster.start_trainer()
+
+
+def start_all(cluster: Cluster) -> None:
+    """A trainer, and two of all others."""
+    cluster.start_trainer()
+    for name in ("a", "b"):
+        cluster.start_rollout(name)
+        cluster.start_reward(f"judge-{name}")
+
+
+def run_to_the_end(cluster: Cluster, dice: Random) -> None:
+    """Without further faults, in any order."""
+    num_actions = 0
+    while not cluster.is_over:
+        actions = cluster.actions()
+        assert actions, f"nothing is left to do, and the run is not finished: {cluster.scheduler.groups}"
+        assert (num_actions := num_actions + 1) < MAX_ACTIONS
+        dice.choice(actions)[1]()
+        check(cluster)
+
+
+def check_promises(cluster: Cluster) -> None:
+    """What holds at the end."""
+    if cluster.cause:
+        assert "could not be published in 5 tries" in cluster.cause
+        return
+    check_accounts(cluster)
+    check_training(cluster)
+    check_evaluations(cluster)
+
+
+def check(cluster: Cluster) -> None:
+    """What holds after every action."""
+    config, scheduler = cluster.config, cluster.scheduler
+    assert scheduler.window.num_open <= config.schedule.window
+    for node in cluster.nodes.values():
+        known = scheduler.nodes.get(node.peer)
+        assert known is None or known.granted <= max(known.credit_limit, 0), "a node was given more than it asked for"
+
+
+def check_accounts(cluster: Cluster) -> None:
+    """What the ledger says at the end."""
+    config = cluster.config
+    by_kind: dict[type, list[Any]] = {}
+    for record in cluster.records:
+        by_kind.setdefault(type(record), []).append(record)
+    admitted = [record.group_id for record in by_kind[Admitted]]
+    taken = list(chain.from_iterable(record.group_ids for record in by_kind[Taken]))
+    dropped = [record.group_id for record in by_kind.get(Dropped, [])]
+
+    assert admitted == list(range(len(admitted))), "no group is skipped"
+    assert sorted(taken + dropped) == admitted, "every group ends once: trained or dropped"
+    assert len(taken) == config.run.steps * config.schedule.groups_per_step
+    assert max(Counter(record.unit for record in by_kind[Result]).values()) == 1
+    assert max(Counter(record.unit for record in by_kind[Verdict]).values()) == 1
+
+
+def check_training(cluster: Cluster) -> None:
+    """What the trainer saw: every trajectory of what was taken, once, and none too old."""
+    config, schedule = cluster.config, cluster.config.schedule
+    consumed = [
+        (version_of(config, step), sample) for step, batch in cluster.disk.batches.items() for sample in batch.samples
+    ]
+    units = [sample.unit for _, sample in consumed]
+    assert len(set(units)) == len(units) == config.run.steps * schedule.groups_per_step * schedule.group_size
+    staleness = [version - sample.summary.oldest_version for version, sample in consumed]
+    assert max(staleness) <= schedule.staleness
+
+
+def check_evaluations(cluster: Cluster) -> None:
+    """Each answer was written by the one version it is said to measure, and the last version was measured."""
+    results = cluster.scheduler.evaluation.results
+    assert results[-1].policy_version == cluster.scheduler.final_version
+    assert len({result.policy_version for result in results}) == len(results)
+    written_by = [
+        (r.summary.oldest_version, r.summary.newest_version)
+        for r in cluster.records
+        if isinstance(r, Result) and r.unit.split == "held_out"
+    ]
+    measured = {result.policy_version for result in results}
+    assert all(oldest == newest for oldest, newest in written_by)
+    assert measured <= {oldest for oldest, _ in written_by} | {r.policy_version for r in results if r.metrics["failed"]}

@@ -1,0 +1,413 @@
+"""A broker that dies at any point and starts again forgets nothing that it promised, and invents nothing."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from msgspec.structs import replace
+
+from asyncrl.broker.groups import Group, State
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Measured,
+    Reissued,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
+from asyncrl.broker.replay import replay
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.config import Config
+from asyncrl.errors import BrokenInvariant, LedgerError
+from asyncrl.messages import (
+    PROTOCOL,
+    Batch,
+    Commit,
+    Evaluated,
+    Hello,
+    Lease,
+    Live,
+    Message,
+    Offer,
+    Published,
+    Publishing,
+    Ready,
+    Role,
+    SpoolRef,
+    Stored,
+    StoredItem,
+    Summary,
+    Take,
+    ToBroker,
+    Transfer,
+    Transferred,
+    Unit,
+)
+
+from .chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
+from .driver import Cluster, Rollout, a_config, a_scheduler
+
+PLAIN = a_config()
+HELD_OUT = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
+REF = SpoolRef("spool", 0, 0, 8, 0)
+SUMMARY = Summary(8, 4, 0, 0, 1, "stop")
+
+
+def replayed(records: Iterable[AnyRecord], config: Config = PLAIN) -> Scheduler:
+    """The second broker of a run, after its replay, which says and records nothing."""
+    scheduler = a_scheduler(config, num_held_out=2 if config.data.held_out else 0, broker_epoch=2)
+    replay(scheduler, records)
+    assert scheduler.drain() == ([], [], [])
+    return scheduler
+
+
+# ── at any point ────────────────────────────────────────────────────────────────────────────
+
+
+def durable(scheduler: Scheduler) -> dict[str, Any]:
+    """All that must outlive the broker. Leases and gradings in hand do not."""
+
+    def seen(group: Group) -> list[Any]:
+        slots = [
+            (State.MISSING if slot.state is State.LEASED else slot.state, slot.attempts, slot.ref, slot.summary,
+             slot.reward, slot.metrics)
+            for slot in group.slots
+        ]  # fmt: skip
+        return [group.prompt, group.min_version, group.num_scored, slots]
+
+    window, batches, evaluation = scheduler.window, scheduler.batches, scheduler.evaluation
+    return {
+        "groups": {group_id: seen(group) for group_id, group in scheduler.groups.items()},
+        "window": (window._open, window._consumed, window.num_admitted, window.num_retired, window.peak),
+        "queue": [group.group_id for group in batches._queue],
+        "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
+        "next": (batches.next_step, scheduler.admission.next_group_id, scheduler.admission.num_needed),
+        "reached": (scheduler.committed_step, scheduler.publishing.live_version),
+        "measured": evaluation.results,
+        "is owed": not evaluation.is_finished,
+    }
+
+
+def num_stored(scheduler: Scheduler) -> int:
+    """Training trajectories without a verdict."""
+    return sum(len(group.indices(State.STORED)) for group in scheduler.groups.values())
+
+
+def live_through(cluster: Cluster, dice: Random, most: int) -> None:
+    """All start; then up to ``most`` things happen, good and bad."""
+    start_all(cluster)
+    faults = Chaos(cluster)
+    for _ in range(dice.randrange(most)):
+        if not cluster.is_over:
+            faults.act(dice)
+            check(cluster)
+
+
+def send_late(cluster: Cluster) -> None:
+    """Rollouts that outlive the broker finish what is in hand, and send all that was not settled."""
+    for node in cluster.nodes.values():
+        if isinstance(node, Rollout):
+            for unit in list(node.running):
+                node.finish(unit)
+            node.put_again()
+
+
+def damage_newest_checkpoint(cluster: Cluster) -> None:
+    """The one before it, or the base model, has to do; unless that was done to the one before."""
+    if cluster.disk.checkpoints[-1] > max(cluster.scheduler.committed_step, 0):
+        cluster.disk.checkpoints.pop()
+
+
+@settings(max_examples=250, deadline=None)
+@given(config=CONFIGS, seed=SEEDS)
+def test_a_broker_that_dies_at_any_point_goes_on_and_the_accounts_of_all_its_lives_add_up(
+    config: Config, seed: int
+) -> None:
+    dice = Random(seed)
+    cluster = Cluster(config, num_held_out=2)
+    for life in range(dice.randint(1, 4)):
+        live_through(cluster, dice, 250)
+        if cluster.cause:
+            event("gave up")
+            break
+        event(f"life {life} ended with the run {'complete' if cluster.is_over else 'open'}")
+        for mishap in (send_late, damage_newest_checkpoint):
+            if dice.random() < 0.5:
+                mishap(cluster)
+        cluster = Cluster(config, num_held_out=2, before=cluster)
+    start_all(cluster)
+    run_to_the_end(cluster, dice)
+    check_promises(cluster)
+
+
+@settings(max_examples=250, deadline=None)
+@given(config=CONFIGS, seed=SEEDS)
+def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> None:
+    dice = Random(seed)
+    config = replace(config, schedule=replace(config.schedule, order=dice.choice(["fifo", "completion"])))
+    cluster = Cluster(config, num_held_out=2)
+    live_through(cluster, dice, 600)
+    cluster.commit()
+
+    again = replayed(cluster.records, config)
+
+    assert durable(again) == durable(cluster.scheduler)
+    missing = [group.group_id for group in again.groups.values() if group.indices(State.MISSING)]
+    assert sorted(again.unleased._groups) == missing
+    assert again.grading.num_waiting == num_stored(again) == num_stored(cluster.scheduler)
+
+
+# ── record by record ────────────────────────────────────────────────────────────────────────
+
+
+def admitted(*group_ids: int, version: int = 0) -> list[AnyRecord]:
+    return [Admitted(group_id, 0, group_id, version) for group_id in group_ids]
+
+
+def result(group_id: int, index: int, split: str = "train") -> Result:
+    return Result(Unit(group_id, index, split), 1 << 32, REF, SUMMARY)  # type: ignore[arg-type]
+
+
+def complete(*group_ids: int) -> list[AnyRecord]:
+    """Results and verdicts of groups, in the order in which the groups became complete."""
+    units = [(group_id, index) for group_id in group_ids for index in (0, 1)]
+    return [record for unit in units for record in (result(*unit), Verdict(Unit(*unit), 1.0, {"correct": 1.0}))]
+
+
+FIRST_LIVE = VersionLive(0, 0)
+STEP_0: list[AnyRecord] = [FIRST_LIVE, *admitted(0, 1, 2, 3), *complete(0, 1), Taken(0, [0, 1])]
+
+
+class Desk:
+    """A broker after its replay, and nodes that say one thing after the other."""
+
+    def __init__(self, *records: AnyRecord, config: Config = PLAIN) -> None:
+        self.scheduler = replayed(records, config)
+        self.sent: list[tuple[str, Message]] = []
+        self.records: list[AnyRecord] = []
+        self.events: list[str] = []
+
+    def join(self, role: Role, name: str, *messages: ToBroker) -> None:
+        self.scheduler.joined(name, Hello(PROTOCOL, role, name, "0"), 0.0)
+        self.say(name, *messages)
+
+    def say(self, name: str, *messages: ToBroker) -> None:
+        for message in messages:
+            self.scheduler.handle(name, message, 0.0)
+        outbox, records, events = self.scheduler.drain()
+        self.sent += [(outgoing.peer, outgoing.message) for outgoing in outbox]
+        self.records += records
+        self.events += [event.kind for event in events]
+
+    def heard(self, kind: type[Message]) -> list[Any]:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    def published(self, version: int, next_step: int) -> None:
+        """A trainer and a rollout join, and the rollout gets the version."""
+        self.join("trainer", "t", Ready("plan"), Publishing(version, next_step))
+        self.join("rollout", "a", Ready("plan"), Offer(8))
+        transfer = self.heard(Transfer)[-1]
+        for name in ("t", "a"):
+            self.say(name, Transferred(transfer.epoch, version, 0.1, 8))
+        self.say("a", Live(version, 0.1, 0.1))
+
+
+def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled() -> None:
+    records = [
+        FIRST_LIVE,
+        *admitted(0, 1),
+        VersionLive(1, 0),
+        *admitted(2, version=1),
+        *complete(0),
+        result(1, 1),
+        FailedAttempt(Unit(2, 0), "rollout", "out of memory", 2, False),
+        Reissued(Unit(2, 0), 5, "failed"),
+        Duplicate(Unit(0, 0), 6, 8),
+    ]
+    scheduler = replayed(records)
+
+    groups = scheduler.groups
+    assert [groups[i].prompt.text for i in (0, 1, 2)] == ["question 0", "question 1", "question 2"]
+    assert [groups[i].min_version for i in (0, 1, 2)] == [0, 0, 1]
+    assert [groups[i].indices(State.SCORED) for i in (0, 1, 2)] == [[0, 1], [], []]
+    assert [groups[i].indices(State.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
+    assert groups[0].slots[1].sample().metrics == {"correct": 1.0}
+    assert groups[2].slots[0].attempts == 2
+    assert scheduler.unleased.first() is groups[1], "the oldest first"
+    assert [slot.unit for slot in scheduler.grading.assign("r", 9)] == [Unit(1, 1)]
+
+
+def test_leases_are_given_anew_with_tokens_of_this_life() -> None:
+    desk = Desk(FIRST_LIVE, *admitted(0, 1), result(0, 1))
+    desk.published(0, 0)
+
+    leases = desk.heard(Lease)
+    assert [(lease.group_id, lease.indices) for lease in leases] == [(0, [0]), (1, [0, 1]), (2, [0, 1]), (3, [0, 1])]
+    assert {lease.token >> 32 for lease in leases} == {2}
+
+
+def test_a_late_result_of_an_earlier_life_counts_once() -> None:
+    desk = Desk(FIRST_LIVE, *admitted(0))
+    desk.join("spool", "s")
+    item = StoredItem(Unit(0, 0), 1 << 32, REF, SUMMARY)
+
+    desk.say("s", Stored("a", "0", [item]), Stored("a", "0", [item]))
+
+    assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3, Duplicate]
+    assert desk.scheduler.groups[0].indices(State.STORED) == [0]
+
+
+def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() -> None:
+    """It was leased by a broker whose admission of the group never became durable."""
+    desk = Desk(FIRST_LIVE, VersionLive(1, 0), *admitted(0, version=1))
+    desk.join("spool", "s")
+
+    desk.say("s", Stored("a", "0", [StoredItem(Unit(0, 0), 1 << 32, REF, SUMMARY)]))
+
+    assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(0, 0)]
+    assert desk.scheduler.groups[0].indices(State.MISSING) == [0, 1]
+
+
+def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> None:
+    desk = Desk(*STEP_0)
+    desk.join("trainer", "t", Take(0), Take(0))
+
+    assert [[s.unit.group_id for s in batch.samples] for batch in desk.heard(Batch)] == [[0, 0, 1, 1]] * 2
+    assert not [record for record in desk.records if isinstance(record, Taken)]
+    assert desk.scheduler.batches.next_step == 1
+
+
+@pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("completion", [3, 2])])
+def test_the_next_step_gets_what_it_would_have_got(order: str, batch: list[int]) -> None:
+    config = a_config(schedule={"groups_per_step": 2, "group_size": 2, "order": order})
+    desk = Desk(*STEP_0, *complete(3, 2), config=config)
+
+    desk.join("trainer", "t", Take(1))
+
+    assert [record.group_ids for record in desk.records if isinstance(record, Taken)] == [batch]
+
+
+def test_the_window_is_as_full_as_it_was() -> None:
+    full = replayed(STEP_0).window
+    assert (full.num_open, full.room, full.num_retired) == (4, 0, 0)
+
+    freed = replayed([*STEP_0, VersionLive(1, 1)]).window
+    assert (freed.num_open, freed.room, freed.num_retired) == (2, 2, 2)
+
+
+def test_a_dropped_group_does_not_come_back_and_is_made_up_for() -> None:
+    config = a_config(run={"steps": 1})
+    desk = Desk(FIRST_LIVE, *admitted(0, 1), Dropped(0, "rollout: out of memory", 0), config=config)
+    desk.join("rollout", "a", Ready("plan"))
+
+    assert [record.group_id for record in desk.records if isinstance(record, Admitted)] == [2]
+    assert set(desk.scheduler.groups) == {1, 2}
+    assert desk.scheduler.admission.num_needed == 0
+
+
+def test_steps_since_the_checkpoint_before_the_newest_can_be_asked_for() -> None:
+    records: list[AnyRecord] = [*STEP_0, *complete(2, 3), Committed(0, "step_000001"), Taken(1, [2, 3])]
+    assert set(replayed(records).groups) == {0, 1, 2, 3}
+
+    again = replayed([*records, Committed(1, "step_000002")])
+
+    assert set(again.groups) == {2, 3}
+    assert again.committed_step == 1
+    assert (again.batches.taken(0), again.batches.taken(1)) == (None, [again.groups[2], again.groups[3]])
+
+
+def test_a_checkpoint_named_again_changes_nothing() -> None:
+    desk = Desk(*STEP_0, Committed(0, "step_000001"))
+    desk.join("trainer", "t", Commit(0, "step_000001"))
+
+    assert not desk.records
+    assert "checkpoint.written" not in desk.events
+    assert set(desk.scheduler.groups) == {0, 1, 2, 3}
+
+
+# ── versions ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_travels_until_the_trainer_is_back_at_the_live_version() -> None:
+    desk = Desk(*STEP_0, VersionLive(1, 1))
+    desk.join("rollout", "a", Ready("plan"))
+    desk.join("trainer", "t", Ready("plan"), Publishing(0, 0))
+    assert desk.heard(Published) == [Published(1)]
+    assert not desk.heard(Transfer)
+
+    desk.say("t", Publishing(1, 1))
+
+    assert desk.heard(Published) == [Published(1), Published(1)]
+    assert [(peer, m.policy_version) for peer, m in desk.sent if isinstance(m, Transfer)] == [("t", 1), ("a", 1)]
+    assert not [record for record in desk.records if isinstance(record, VersionLive)]
+
+
+def test_a_version_beyond_the_live_one_goes_to_everybody_as_ever() -> None:
+    desk = Desk(*STEP_0, VersionLive(1, 1))
+    desk.published(2, 2)
+
+    assert [record for record in desk.records if isinstance(record, VersionLive)] == [VersionLive(2, 2)]
+
+
+# ── evaluation ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_measured_is_known() -> None:
+    measured = Measured(0, 0.25, 2, {"reward": 0.25})
+    scheduler = replayed([FIRST_LIVE, result(0, 0, "held_out"), measured], HELD_OUT)
+
+    assert scheduler.evaluation.results == [Evaluated(0, 0.25, 2, {"reward": 0.25})]
+    assert scheduler.evaluation.is_finished
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param([FIRST_LIVE], id="not begun"),
+        pytest.param([FIRST_LIVE, result(0, 0, "held_out"), Verdict(Unit(0, 0, "held_out"), 1.0)], id="under way"),
+        pytest.param([FIRST_LIVE, Measured(0, 1.0, 2), VersionLive(1, 1)], id="of the newest version"),
+        pytest.param([FIRST_LIVE, VersionLive(1, 1), Measured(0, 1.0, 2)], id="ended after the next fell due"),
+    ],
+)
+def test_an_evaluation_without_a_result_is_owed_again(records: list[AnyRecord]) -> None:
+    assert replayed(records, HELD_OUT).evaluation.is_waiting
+
+
+def test_held_out_ids_of_earlier_lives_are_not_given_again_and_their_results_are_of_no_use() -> None:
+    desk = Desk(FIRST_LIVE, result(1, 0, "held_out"), config=HELD_OUT)
+    desk.published(0, 0)
+    desk.join("spool", "s")
+    asked = [lease.group_id for lease in desk.heard(Lease) if lease.split == "held_out"]
+    assert asked == [2, 3]
+
+    desk.say("s", Stored("a", "0", [StoredItem(Unit(2, 0, "held_out"), 1 << 32, REF, SUMMARY)]))
+
+    assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(2, 0, "held_out")]
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────
+
+
+def test_another_data_order_is_told_with_both_places() -> None:
+    with pytest.raises(LedgerError, match="group 3 was row 7 of epoch 0 when it was admitted, and is row 3 of epoch 0"):
+        replayed([FIRST_LIVE, Admitted(3, 0, 7, 0)])
+
+
+@pytest.mark.parametrize("record", [Taken(0, [9]), Dropped(9, "lost", 0), result(9, 0), Verdict(Unit(9, 0), 1.0)])
+def test_a_record_of_what_never_was_is_refused(record: AnyRecord) -> None:
+    with pytest.raises((LedgerError, BrokenInvariant), match="9"):
+        replayed([FIRST_LIVE, record])
+
+
+def test_replay_is_for_a_fresh_scheduler() -> None:
+    scheduler = replayed(STEP_0)
+    with pytest.raises(BrokenInvariant, match="before anybody joins"):
+        replay(scheduler, STEP_0)

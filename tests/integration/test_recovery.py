@@ -1,0 +1,91 @@
+"""Whatever is killed, however often: the run ends with every step trained on what the data order says, once."""
+
+import pytest
+
+from asyncrl.actor import failpoints
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 16
+CHECKPOINTS = "checkpoint.every_steps=4"
+
+
+def assert_complete(run) -> None:
+    """It finished, and neither ledger nor metrics know a step twice."""
+    assert run.end().code == 0, (run.errors, run.output)
+    assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
+    run.assert_adds_up()
+    lines = run.directory.read_metrics()
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert run.summary.trained_tokens == sum(line["tokens"] for line in lines)
+    assert run.summary.base_accuracy is not None
+
+
+def exits(run) -> list[tuple[str, str]]:
+    """Who died, as the event log tells it."""
+    return [(event["node"], event["cause"]) for event in run.events if event["event"] == "node.exited"]
+
+
+def test_a_killed_trainer_goes_on_from_its_checkpoint_with_the_same_batches(start_run):
+    run = start_run(CHECKPOINTS, steps=STEPS)
+    run.until(lambda: run.steps_done() >= 6)
+    run.kill_node("trainer-0")
+    assert_complete(run)
+    assert exits(run) == [("trainer-0", "was killed by SIGKILL")]
+    (log,) = run.directory.logs.glob("trainer-0.log")
+    assert '"event": "trainer.resumed"' in log.read_text()
+
+
+def test_a_killed_broker_starts_again_where_it_was(start_run):
+    run = start_run(CHECKPOINTS, steps=STEPS)
+    run.until(lambda: run.steps_done() >= 6)
+    run.kill_node("broker-0")
+    assert_complete(run)
+    assert ("broker-0", "was killed by SIGKILL") in exits(run)
+    kinds = [event["event"] for event in run.events]
+    assert kinds.count("run.started") == kinds.count("run.resumed") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_reward_process_is_replaced(start_run):
+    run = start_run(steps=STEPS)
+    run.until(lambda: run.steps_done() >= 2)
+    run.kill_node("reward-0")
+    assert_complete(run)
+    assert exits(run) == [("reward-0", "was killed by SIGKILL")]
+
+
+def test_a_run_whose_every_process_was_killed_can_be_resumed(start_run):
+    run = start_run(CHECKPOINTS, steps=STEPS)
+    run.until(lambda: run.steps_done() >= 6)
+    run.kill_all()
+    run.resume()
+    assert_complete(run)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_still_adds_up(start_run):
+    run = start_run(CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
+    for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):
+        run.until(lambda step=step: run.steps_done() >= step)
+        run.kill_node(node)
+    assert_complete(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", failpoints.PLACES)
+def test_death_at_any_place_of_the_protocol_loses_and_repeats_nothing(start_run, tmp_path, place):
+    passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
+    plan = f"{place}:{passes}:{tmp_path / 'died'}"
+    run = start_run(CHECKPOINTS, steps=STEPS, environment={failpoints.VARIABLE: plan})
+    assert_complete(run)
+    assert (tmp_path / "died").exists()
+    assert {cause for _, cause in exits(run)} >= {"was killed by SIGKILL"}
+
+
+def test_a_complete_run_is_not_resumed(start_run):
+    run = start_run(steps=1).end()
+    run.resume()
+    run.end()
+    assert run.code == 78
+    assert "is complete (1 steps): there is nothing to resume" in run.errors
