@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.actor.greeting import Identity, join, leave, spool_link
+from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
 from asyncrl.config import Config, from_json
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, LinkReset
 from asyncrl.messages import Member
 from asyncrl.node.serving import loading, serve
 from asyncrl.observe.run_directory import RunDirectory
@@ -28,9 +28,22 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
     """
     Train until the run is over or ``stopping`` is set, from the newest checkpoint of the run if there is one.
 
+    If the broker starts again, so does this, from the newest checkpoint.
+
     Raises:
         LinkError, ConfigError: It could not start, or the broker is gone.
     """
+    while True:
+        try:
+            await _train(address, who, wait_s, stopping)
+            return
+        except LinkReset as reset:
+            log.info("broker.restarted", cause=str(reset))
+        who = identity("trainer", who.node)
+
+
+async def _train(address: str, who: Identity, wait_s: float, stopping: asyncio.Event) -> None:
+    """One session with a broker."""
     link, welcome = await join(address, who, wait_s)
     config = from_json(welcome.config)
     directory = RunDirectory(Path(welcome.run_dir))

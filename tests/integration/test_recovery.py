@@ -89,3 +89,18 @@ def test_a_complete_run_is_not_resumed(start_run):
     run.end()
     assert run.code == 78
     assert "is complete (1 steps): there is nothing to resume" in run.errors
+
+
+@pytest.mark.slow
+def test_at_staleness_0_a_run_that_was_killed_ends_with_the_very_same_weights(start_run):
+    def weights(*kills: tuple[int, str]) -> bytes:
+        run = start_run("staleness=0", "rollout.replicas=1", "checkpoint.every_steps=3", steps=STEPS)
+        for step, node in kills:
+            run.until(lambda step=step: run.steps_done() >= step)
+            run.kill_node(node)
+        assert_complete(run)
+        return (run.directory.checkpoints / f"step_{STEPS:06d}" / "model.safetensors").read_bytes()
+
+    undisturbed = weights()
+    assert weights((4, "trainer-0")) == undisturbed
+    assert weights((3, "broker-0"), (8, "rollout-0"), (11, "trainer-0")) == undisturbed
