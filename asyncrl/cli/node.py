@@ -76,12 +76,11 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
     config = load(config_path, overrides)
     directory = RunDirectory.reopen(run_dir) if run_dir else create_directory(config, config_path)
     directory.config.write_text(to_toml(config))
-    address_file = directory.path / "broker.address"
     # A broker that starts again listens where its nodes look for it.
-    bind = address_file.read_text().strip() if address_file.exists() and not address else config.broker.bind
+    bind = directory.address.read_text().strip() if directory.address.exists() and not address else config.broker.bind
 
     def listening(at: str) -> None:
-        with replacing(address_file, durable=False) as unfinished:
+        with replacing(directory.address, durable=False) as unfinished:
             unfinished.write_text(at + "\n")
 
     async def job(stopping: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 
 from asyncrl.cli.screen import Screen
-from asyncrl.cli.supervisor import ADDRESS, Supervisor
+from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
@@ -57,7 +57,7 @@ def resume(path: Path) -> None:
     if (summary := RunDirectory(path).read_summary()) is not None and summary.status == "finished":
         raise ConfigError(f"{path} is complete ({summary.steps} steps): there is nothing to resume")
     directory = RunDirectory.reopen(path)
-    (directory.path / ADDRESS).unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
+    directory.address.unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
     _carry_out(load(directory.config), directory, Console())
 
 

@@ -32,8 +32,6 @@ LAST_WORDS_S = 2.0
 """For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
 BROKER = "broker-0"
-ADDRESS = "broker.address"
-"""In the run directory: where the broker listens."""
 FINAL_CODES = (ConfigError.exit_code, RunFailed.exit_code)
 """Exit codes of a process that would only end the same way again."""
 
@@ -45,7 +43,6 @@ class Supervisor:
         self._config = config
         self._directory = directory
         self._screen = screen
-        self._address_file = directory.path / ADDRESS
         self._children: list[Child] = []
         self._link: Link | None = None
         """To the broker, if it was met."""
@@ -97,13 +94,13 @@ class Supervisor:
         )
         await self._start(broker)
         deadline = time.monotonic() + START_S
-        while not self._address_file.exists():
+        while not self._directory.address.exists():
             if self._ended.done():
                 raise (ConfigError if self._is_mistake else RunFailed)(self._ended.result())
             if time.monotonic() > deadline:
                 raise RunFailed(f"the broker did not start within {START_S:g} s; see {broker.log}")
             await asyncio.sleep(0.02)
-        return self._address_file.read_text().strip()
+        return self._directory.address.read_text().strip()
 
     async def _start_nodes(self, address: str) -> None:
         names = [("trainer", "trainer-0"), ("reward", "reward-0")]
@@ -136,7 +133,7 @@ class Supervisor:
                 return
             cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
             self._is_mistake = self._is_mistake or code == ConfigError.exit_code
-            is_final = code in FINAL_CODES or not self._address_file.exists()  # The broker never came so far.
+            is_final = code in FINAL_CODES or not self._directory.address.exists()  # The broker never came so far.
             pause_s = None if is_final else budget.spend(time.monotonic())
             await self._exited(child.name, cause, restarting=pause_s is not None)
             if pause_s is None:

@@ -1,19 +1,16 @@
 """Builds a reward process: the pool of killable workers, and the actor that feeds it."""
 
 import asyncio
+from functools import partial
 
-import structlog
-
-from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
+from asyncrl.actor.greeting import Identity, join, leave, spool_link
 from asyncrl.actor.link import Link
 from asyncrl.config import from_json
-from asyncrl.errors import AsyncrlError, LinkReset
+from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Welcome
-from asyncrl.node.serving import serve
+from asyncrl.node.serving import serve, through_restarts
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.pool import WorkerPool
-
-log = structlog.get_logger()
 
 
 async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
@@ -34,19 +31,12 @@ async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: as
         await leave(link, str(error))
         raise
     try:
-        while True:
-            try:
-                await _serve(pool, who, link, welcome, stopping)
-                return
-            except LinkReset as reset:
-                log.info("broker.restarted", cause=str(reset))
-            who = identity("reward", who.node)
-            link, welcome = await join(address, who, wait_s)
+        await through_restarts(partial(_serve, pool, stopping), who, link, welcome, wait_s)
     finally:
         await pool.aclose()
 
 
-async def _serve(pool: WorkerPool, who: Identity, link: Link, welcome: Welcome, stopping: asyncio.Event) -> None:
+async def _serve(pool: WorkerPool, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
     """One session with a broker and its spool."""
     spool = spool_link(welcome, who)
     try:

@@ -1,19 +1,17 @@
 """Builds a rollout's process: the engine that comes with asyncrl, attached to the broker."""
 
 import asyncio
+from functools import partial
 
-import structlog
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.actor.greeting import Identity, identity, join, leave
+from asyncrl.actor.greeting import Identity, join, leave
 from asyncrl.config import Config, from_json
-from asyncrl.errors import AsyncrlError, LinkReset
+from asyncrl.errors import AsyncrlError
 from asyncrl.node.attach import roll_out
-from asyncrl.node.serving import loading
+from asyncrl.node.serving import loading, through_restarts
 from asyncrl.rollout.engines.transformers import TransformersEngine
-
-log = structlog.get_logger()
 
 
 async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
@@ -33,14 +31,8 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
         await leave(link, str(error))
         raise
     try:
-        while True:
-            try:
-                await roll_out(engine, who, link, welcome, slots=config.rollout.slots, stopping=stopping)
-                return
-            except LinkReset as reset:
-                log.info("broker.restarted", cause=str(reset))
-            who = identity("rollout", who.node)
-            link, welcome = await join(address, who, wait_s)
+        session = partial(roll_out, engine, slots=config.rollout.slots, stopping=stopping)
+        await through_restarts(session, who, link, welcome, wait_s)
     finally:
         await engine.aclose()
 

@@ -5,9 +5,15 @@ import gc
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from asyncrl.actor.greeting import beat, leave
+import structlog
+
+from asyncrl.actor.greeting import Identity, beat, identity, join, leave
 from asyncrl.actor.link import Link
-from asyncrl.messages import Beat
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.errors import LinkReset
+from asyncrl.messages import Beat, Welcome
+
+log = structlog.get_logger()
 
 Loaded = TypeVar("Loaded")
 
@@ -48,6 +54,29 @@ async def serve(
             task.cancel()
         await asyncio.gather(beats, running, told, return_exceptions=True)
         await leave(link, _parting(running, stopping))
+
+
+async def through_restarts(
+    session: Callable[[Identity, ZmqLink, Welcome], Awaitable[None]],
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+    wait_s: float,
+) -> None:
+    """
+    Run ``session`` to its end; if the broker starts again, say Hello to the new one and run it anew.
+
+    Raises:
+        AsyncrlError: Whatever ended the session; `LinkError` if the broker does not answer within ``wait_s``.
+    """
+    while True:
+        try:
+            await session(who, link, welcome)
+            return
+        except LinkReset as reset:
+            log.info("broker.restarted", cause=str(reset))
+        who = identity(who.role, who.node)
+        link, welcome = await join(link.address, who, wait_s)
 
 
 async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:

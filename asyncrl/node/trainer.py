@@ -1,6 +1,7 @@
 """Builds the trainer's process: learner, publisher, and the actor between them."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -8,11 +9,12 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
+from asyncrl.actor.greeting import Identity, join, leave, spool_link
+from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.config import Config, from_json
-from asyncrl.errors import AsyncrlError, LinkReset
-from asyncrl.messages import Member
-from asyncrl.node.serving import loading, serve
+from asyncrl.errors import AsyncrlError
+from asyncrl.messages import Member, Welcome
+from asyncrl.node.serving import loading, serve, through_restarts
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer import checkpoint
 from asyncrl.trainer.actor import Start, TrainerActor
@@ -33,18 +35,12 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
     Raises:
         LinkError, ConfigError: It could not start, or the broker is gone.
     """
-    while True:
-        try:
-            await _train(address, who, wait_s, stopping)
-            return
-        except LinkReset as reset:
-            log.info("broker.restarted", cause=str(reset))
-        who = identity("trainer", who.node)
-
-
-async def _train(address: str, who: Identity, wait_s: float, stopping: asyncio.Event) -> None:
-    """One session with a broker."""
     link, welcome = await join(address, who, wait_s)
+    await through_restarts(partial(_train, stopping), who, link, welcome, wait_s)
+
+
+async def _train(stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+    """One session with a broker."""
     config = from_json(welcome.config)
     directory = RunDirectory(Path(welcome.run_dir))
     try:

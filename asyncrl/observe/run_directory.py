@@ -12,6 +12,7 @@ What a run leaves behind, and what each thing is called.
       logs/            one file a process
       report.html      curves and headline numbers
       summary.json     written last: how it ended
+      broker.address   where the broker listens
 
 Only the broker's process writes events, metrics and the summary; anybody may read them, at any time.
 """
@@ -74,6 +75,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.report = path / "report.html"
         self.summary = path / "summary.json"
+        self.address = path / "broker.address"
         self._wall_clock = wall_clock
 
     @classmethod
