@@ -21,8 +21,11 @@ PROTOCOL = 1
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "supervisor"]
 Split = Literal["train", "held_out"]
-FinishReason = Literal["stop", "length"]
-"""``stop``: the policy ended it (end of sequence or a stop string). ``length``: cut at ``max_tokens``."""
+FinishReason = Literal["stop", "length", "unfinished"]
+"""
+``stop``: the policy ended it (end of sequence or a stop string). ``length``: cut at ``max_tokens``. ``unfinished``:
+more is to be written; it is put on disk for whoever has to go on with it, and is never graded or trained on.
+"""
 
 
 class Value(Struct, frozen=True, array_like=True, gc=False):
@@ -125,7 +128,7 @@ class Summary(Value, frozen=True):
 
 
 class PutItem(Value, frozen=True):
-    """One finished trajectory: its place, the lease that covers it, its summary and its encoded bytes."""
+    """One trajectory, finished or not: its place, the lease that covers it, its summary and its encoded bytes."""
 
     unit: Unit
     token: int
@@ -141,6 +144,22 @@ class StoredItem(Value, frozen=True):
     token: int
     ref: SpoolRef
     summary: Summary
+
+
+class Held(Value, frozen=True):
+    """A trajectory that a node was leased in an earlier session and still samples, or has not seen settled."""
+
+    unit: Unit
+    token: int
+    oldest_version: int
+    """Of its tokens; of those to come if there are none yet."""
+
+
+class Begun(Value, frozen=True):
+    """A leased trajectory of which something is on disk: go on from there."""
+
+    index: int
+    ref: SpoolRef
 
 
 class GradeItem(Value, frozen=True):
@@ -187,7 +206,11 @@ class Hello(Message, frozen=True):
     role: Role
     node: str
     incarnation: str
-    """Unique for each start of a process; two starts of one node are different peers."""
+    """Unique for each session; two sessions of one node are different peers."""
+    held: list[Held] = []
+    """Rollouts: trajectories in hand since an earlier session. Those not wanted any more are `Cancelled`."""
+    policy_version: int = -1
+    """Rollouts: what the engine decodes with since an earlier session; -1 for nothing yet."""
 
 
 class Ready(Message, frozen=True):
@@ -217,7 +240,7 @@ class Bye(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """I finish what is in hand and leave: no more leases, please."""
+    """I hand over what is in hand and leave: no more leases, please."""
 
 
 class StoreSet(Message, frozen=True):
@@ -414,18 +437,23 @@ class Lease(Message, frozen=True):
     max_prompt_tokens: int
     expires_in_s: float
     """Seconds from *receipt*: clocks are never compared across machines."""
+    begun: list[Begun] = []
+    """Those of ``indices`` that another node began."""
 
 
 class Settled(Message, frozen=True):
     """These results are on disk, in ledger and spool: forget them."""
 
     units: list[Unit]
+    unfinished: list[Unit] = []
+    """What was put of these is on disk. It says nothing of what was written since."""
 
 
 class Cancelled(Message, frozen=True):
-    """These leases are no longer wanted."""
+    """These leases, and these trajectories, are no longer wanted."""
 
     tokens: list[int]
+    units: list[Unit] = []
 
 
 class Hold(Message, frozen=True):

@@ -75,6 +75,6 @@ def _of_a_rollout(scheduler: "Scheduler") -> str:
     """In words; empty if there is none."""
     if scheduler.publishing.staged_version > scheduler.publishing.live_version:
         return f"the weights of version {scheduler.publishing.staged_version}"
-    if scheduler.unleased:
-        return f"{len(scheduler.unleased)} groups"
+    if scheduler.leasing.unleased:
+        return f"{len(scheduler.leasing.unleased)} groups"
     return "" if scheduler.evaluation.is_finished else "the prompts of an evaluation"

@@ -21,10 +21,11 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
 from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.records import AnyRecord, NodeEvent
 from asyncrl.broker.rendezvous import Rendezvous
 from asyncrl.broker.sample_files import SampleFiles
-from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
+from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config, to_json
 from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (

@@ -3,7 +3,10 @@ The trajectories of one prompt, until all have a reward.
 
     missing ──lease──▶ leased ──Stored──▶ stored ──Scored──▶ scored
        ▲                 │                  │
-       └─ expired, failed┘                  └─ no verdict: graded again, or the group is dropped
+       └─ lost, failed ──┘                  └─ no verdict: graded again, or the group is dropped
+
+What is on disk of a trajectory is ``ref`` and ``summary``: of one that is not stored yet, as far as it was written when
+its node last said so. Whoever samples it next goes on from there.
 """
 
 from enum import Enum
@@ -32,8 +35,25 @@ class Slot:
         """Failures so far, of generation and of grading."""
         self.ref: SpoolRef | None = None
         self.summary: Summary | None = None
+        """What is on disk of it."""
         self.reward = 0.0
         self.metrics: dict[str, float] = {}
+
+    def lease(self, token: int) -> None:
+        """A node samples it."""
+        self.state, self.token = State.LEASED, token
+
+    def is_leased_by(self, token: int) -> bool:
+        """Is this the lease it is sampled under?"""
+        return self.state is State.LEASED and self.token == token
+
+    def progress(self, ref: SpoolRef, summary: Summary) -> None:
+        """So much of its trajectory is on disk, and more is being written."""
+        self.ref, self.summary = ref, summary
+
+    def begin_anew(self) -> None:
+        """What is on disk of it is not to be gone on from."""
+        self.ref = self.summary = None
 
     def store(self, ref: SpoolRef, summary: Summary) -> None:
         """Its trajectory is on disk."""
@@ -73,7 +93,7 @@ class Group:
 
     @property
     def lengths(self) -> list[int]:
-        """[<= size] completion tokens of each trajectory stored so far."""
+        """[<= size] completion tokens on disk, of each trajectory that has any."""
         return [slot.summary.num_tokens for slot in self.slots if slot.summary]
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from asyncrl.broker.groups import Group
 from asyncrl.broker.leases import Lease as OpenLease
 from asyncrl.config import Config
-from asyncrl.messages import Lease, Sampling
+from asyncrl.messages import Begun, Lease, Sampling
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
@@ -18,6 +18,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         seed=sampling_seed(config.run.seed, group.group_id, config.schedule.group_size),
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
+        begun=[Begun(index, ref) for index in sorted(lease.open) if (ref := group.slots[index].ref)],
     )
 
 

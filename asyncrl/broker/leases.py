@@ -7,7 +7,8 @@ Who is working on what, and until when. Credits say how much a node will take.
        └── expire(now), revoke(node) ─┘
 
 Pure bookkeeping: callers pass the time in and act on what comes back. Leases are soft state: a broker that restarts
-has none, and its tokens are higher than every earlier one, so late results of old leases are told apart.
+has none but those its nodes tell it of, and its tokens are higher than every earlier one, so that late results of old
+leases are told apart.
 """
 
 from asyncrl.messages import Split
@@ -60,6 +61,17 @@ class LeaseBook:
         self._open[lease.token] = lease
         self._of_node.setdefault(node, {})[lease.token] = lease
         return lease
+
+    def adopt(  # noqa: PLR0917  called in one place
+        self, token: int, node: str, group_id: int, split: Split, index: int, now_s: float
+    ) -> None:
+        """One more index of a lease that ``node`` was given in an earlier session."""
+        if (lease := self._open.get(token)) and lease.node == node:
+            lease.open.add(index)
+            return
+        lease = Lease(token, node, group_id, split, [index], now_s + self._lease_s)
+        self._open[token] = lease
+        self._of_node.setdefault(node, {})[token] = lease
 
     def settle(self, token: int, index: int) -> None:
         """One index of a lease has its result, or has failed; the lease is gone with its last one."""

@@ -4,13 +4,14 @@ What a ledger keeps: what happened, in order, and nothing that can be worked out
     Admitted ─▶ Result ─▶ Verdict ─▶ Taken ─▶ Committed       the life of a group; a unit has one Result, one Verdict
         │         ▲
         │         └── Reissued ◀── FailedAttempt               an index is given out again
+        │    Progressed                                        what is on disk of an unfinished trajectory
         └─▶ Dropped                                            a group ends untrained, with its reason
     Duplicate                                                  a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                         versions, evaluations, who came and went
 
 A broker that starts again applies these from the first to the last and is where it was. Leases are not here: they
-are soft, and are given anew. On disk a record is a msgpack array ``[class name, field, ...]``, so fields may only be
-appended, with a default.
+are soft, and the nodes that hold them say so. On disk a record is a msgpack array ``[class name, field, ...]``, so
+fields may only be appended, with a default.
 
 What an audit asks, and where the answer is:
     issued          Admitted
@@ -51,6 +52,15 @@ class Admitted(Record, frozen=True):
 
 class Result(Record, frozen=True):
     """The first durable trajectory of a unit. Later ones are `Duplicate`."""
+
+    unit: Unit
+    token: int
+    ref: SpoolRef
+    summary: Summary
+
+
+class Progressed(Record, frozen=True):
+    """So much of a trajectory was on disk while it was being written; whoever samples it next goes on from there."""
 
     unit: Unit
     token: int
@@ -151,7 +161,7 @@ class NodeEvent(Record, frozen=True):
 
 
 AnyRecord = (
-    Admitted | Result | Duplicate | Verdict | FailedAttempt | Reissued | Dropped
+    Admitted | Progressed | Result | Duplicate | Verdict | FailedAttempt | Reissued | Dropped
     | Taken | Committed | VersionLive | Measured | NodeEvent
 )  # fmt: skip
 

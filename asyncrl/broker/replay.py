@@ -4,8 +4,8 @@ A broker that starts again is where it was: the ledger's records, applied to the
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, publishing
     Result, Verdict, FailedAttempt ─▶ slots      Committed, Dropped ─▶ forgotten    Measured ─▶ evaluation
 
-What is not in the ledger begins anew: leases and gradings in hand, who is connected, which version lies staged, and the
-count of groups dropped in a row, whose cause may be the very thing that was repaired meanwhile.
+What is not in the ledger is told by the nodes (leases in hand, who is connected) or begins anew: gradings in hand,
+which version lies staged, and the count of groups dropped in a row, whose cause may have been repaired meanwhile.
 """
 
 from collections.abc import Iterable
@@ -20,6 +20,7 @@ from asyncrl.broker.records import (
     FailedAttempt,
     Measured,
     NodeEvent,
+    Progressed,
     Reissued,
     Result,
     Taken,
@@ -45,20 +46,24 @@ def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
     """
     if scheduler.nodes.all() or scheduler.groups:
         raise BrokenInvariant("records are replayed before anybody joins")
+    present: set[str] = set()
     for record in records:
         _apply(scheduler, record)
+        if isinstance(record, NodeEvent) and record.role == "rollout":
+            (present.add if record.event == "joined" else present.discard)(record.node)
+    scheduler.leasing.expect(present)
     for group in scheduler.groups.values():
         for index in group.indices(State.STORED):
             scheduler.grading.add(group.slots[index])
         if group.indices(State.MISSING):
-            scheduler.unleased.add(group)
+            scheduler.leasing.wanted(group)
 
 
 def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
     match record:
         case Admitted():
             scheduler.opened(scheduler.admission.readmit(record))
-        case Result() | Verdict() | FailedAttempt():
+        case Progressed() | Result() | Verdict() | FailedAttempt():
             _apply_to_unit(scheduler, record)
         case Dropped(group_id=group_id):
             scheduler.dropped(_group(scheduler, group_id))
@@ -77,20 +82,24 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             pass  # For people: nothing follows from them.
 
 
-def _apply_to_unit(scheduler: Scheduler, record: Result | Verdict | FailedAttempt) -> None:
+def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Verdict | FailedAttempt) -> None:
     if record.unit.split == "held_out":  # Its evaluation was measured, or begins anew with other ids.
         scheduler.evaluation.used(record.unit.group_id)
         return
     group = _group(scheduler, record.unit.group_id)
     slot = group.slots[record.unit.index]
     match record:
+        case Progressed(ref=ref, summary=summary):
+            slot.progress(ref, summary)
         case Result(ref=ref, summary=summary):
             slot.store(ref, summary)
         case Verdict(reward=reward, metrics=metrics):
             slot.judge(reward, metrics)
             scheduler.scored(group)
-        case FailedAttempt(attempts=attempts):
+        case FailedAttempt(stage=stage, attempts=attempts):
             slot.attempts = attempts
+            if stage == "rollout":
+                slot.begin_anew()
 
 
 def _group(scheduler: Scheduler, group_id: int) -> Group:

@@ -11,9 +11,7 @@ What must be durable before it is said goes out with ``after_commit``: `Settled`
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, assert_never
-
-from msgspec import Struct
+from typing import assert_never
 
 from asyncrl.broker.absence import AbsenceBook, waits
 from asyncrl.broker.admission import AdmissionBook
@@ -23,10 +21,9 @@ from asyncrl.broker.drops import DropBook
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.broker.grading import GradeBook
 from asyncrl.broker.groups import Group, Slot, State
-from asyncrl.broker.lease_terms import lease_message
-from asyncrl.broker.leases import Lease as OpenLease
-from asyncrl.broker.leases import LeaseBook
+from asyncrl.broker.leasing import Leasing
 from asyncrl.broker.nodes import Node, NodeBook
+from asyncrl.broker.outbox import Event, Outbox, Outgoing
 from asyncrl.broker.publishing import MAX_FAILURES, PublishBook
 from asyncrl.broker.records import (
     AnyRecord,
@@ -35,13 +32,11 @@ from asyncrl.broker.records import (
     Duplicate,
     FailedAttempt,
     Measured,
-    Reissued,
     Result,
     Taken,
     Verdict,
     VersionLive,
 )
-from asyncrl.broker.waiting import WaitingGroups
 from asyncrl.broker.window import Window
 from asyncrl.config import Config
 from asyncrl.data.prompts import PromptStream
@@ -50,7 +45,6 @@ from asyncrl.messages import (
     Batch,
     Beat,
     Bye,
-    Cancelled,
     Commit,
     Draining,
     Exited,
@@ -60,7 +54,6 @@ from asyncrl.messages import (
     Hello,
     Hold,
     Live,
-    Message,
     Offer,
     Prompt,
     Published,
@@ -85,22 +78,6 @@ from asyncrl.messages import (
 )
 
 
-class Outgoing(Struct, frozen=True):
-    """One message to one peer."""
-
-    peer: str
-    message: Message
-    after_commit: bool = False
-    """Send it only once every record made so far is on disk."""
-
-
-class Event(Struct, frozen=True):
-    """Something a person may want to know."""
-
-    kind: str
-    fields: dict[str, Any]
-
-
 class Scheduler:
     """
     All the rules.
@@ -119,23 +96,20 @@ class Scheduler:
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.window = Window(schedule.window)
         self.nodes = NodeBook(config.broker.node_ttl_s)
-        self._credits: dict[Role, CreditBook] = {"rollout": CreditBook(), "reward": CreditBook()}
-        self.leases = LeaseBook(broker_epoch, schedule.lease_s)
         self.groups: dict[int, Group] = {}
-        self.unleased = WaitingGroups()
         self.grading = GradeBook()
         self.batches = BatchBook(schedule.groups_per_step, schedule.order)
         self.publishing = PublishBook(config.weights.deadline_s)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
+        self.out = Outbox()
+        self.leasing = Leasing(config, self.evaluation, self._group, self.out, broker_epoch)
+        self._credits: dict[Role, CreditBook] = {"rollout": self.leasing.credits, "reward": CreditBook()}
         self._absence = AbsenceBook()
         self._drops = DropBook(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
         self._versions_moved = False
         """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
         self.committed_step = -1
-        self.outbox: list[Outgoing] = []
-        self.records: list[AnyRecord] = []
-        self.events: list[Event] = []
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
 
@@ -152,10 +126,17 @@ class Scheduler:
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello and was welcomed."""
-        for earlier in self.nodes.earlier(hello):
-            self.left(earlier.peer, "another start of it said Hello", now_s)
+        earlier = self.nodes.earlier(hello)
+        for forgetful in earlier:
+            self._remove(forgetful, "another start of it said Hello", on_purpose=False)
         node = self.nodes.join(peer, hello, now_s)
-        self._event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
+        self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
+        if node.role == "rollout":
+            if hello.policy_version <= self.publishing.live_version:
+                node.policy_version = node.received_version = hello.policy_version
+            self.leasing.adopt(node, hello.held, now_s)
+        if earlier:
+            self._advance(now_s)
         return node
 
     def left(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
@@ -169,32 +150,9 @@ class Scheduler:
         Raises:
             RunFailed: One version could not be published in many tries.
         """
-        if (node := self.nodes.leave(peer)) is None:
-            return
-        revoked = self.leases.revoke(peer)
-        how = "left" if on_purpose else "lost"
-        self._event(
-            f"node.{how}",
-            node=node.name,
-            role=node.role,
-            incarnation=node.incarnation,
-            cause=cause,
-            leases_reissued=len(revoked),
-        )
-        for lease in revoked:
-            self._lease_lost(lease, f"node_{how}")
-        self._credits_changed(node)
-        self.grading.revoke(peer)
-        self.publishing.left(peer, node.name)
-        if lost := self.evaluation.left(peer):
-            self._event("eval.lost", node=node.name, policy_version=lost.policy_version)
-            for group_id in lost.open:
-                self.grading.drop(group_id, "held_out")
-        if node.role == "trainer":
-            self.publishing.unstage()
-            self._wanted_step = None
-        self._versions_moved = True
-        self._advance(now_s)
+        if node := self.nodes.get(peer):
+            self._remove(node, cause, on_purpose=on_purpose)
+            self._advance(now_s)
 
     def tick(self, now_s: float) -> list[Node]:
         """
@@ -211,13 +169,11 @@ class Scheduler:
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
         for node in lost:
             self.left(node.peer, overdue[node.peer], now_s)
-        for lease in self.leases.expire(now_s):
-            self._event("lease.expired", group_id=lease.group_id, node=lease.node)
-            self._lease_lost(lease, "expired")
+        self.leasing.expire(now_s)
         self._versions_moved = True
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
-            self._event("run.waiting", role=wait.role, cause=sentence)
+            self.out.event("run.waiting", role=wait.role, cause=sentence)
         return lost
 
     def handle(self, peer: str, message: ToBroker, now_s: float) -> None:
@@ -234,7 +190,7 @@ class Scheduler:
         match message:
             case Beat():
                 node.beat = message
-                self.leases.renew(peer, now_s)
+                self.leasing.leases.renew(peer, now_s)
                 return  # Beats decide nothing: half of all messages need not look at every rule.
             case Ready() | Draining() | Offer():
                 self._said_of_itself(node, message)
@@ -252,9 +208,7 @@ class Scheduler:
 
     def drain(self) -> tuple[list[Outgoing], list[AnyRecord], list[Event]]:
         """What came out since the last call."""
-        out = (self.outbox, self.records, self.events)
-        self.outbox, self.records, self.events = [], [], []
-        return out
+        return self.out.drain()
 
     # ── what a record tells of: when it happens, and when it is replayed ────────────────────────
 
@@ -325,7 +279,7 @@ class Scheduler:
                 node.received_version = max(node.received_version, version)
                 self.publishing.reported(node.peer, epoch)
             case TransferFailed(epoch=epoch, reason=reason):
-                self._event("transfer.failed", node=node.name, policy_version=version, cause=reason)
+                self.out.event("transfer.failed", node=node.name, policy_version=version, cause=reason)
                 self.publishing.reported(node.peer, epoch, f"{node.name}: {reason}")
             case Live():
                 node.policy_version = max(node.policy_version, version)
@@ -343,45 +297,35 @@ class Scheduler:
                 self.publishing.stage(message)
                 self._versions_moved = True
                 if version <= self.publishing.live_version:  # A resumed trainer's, on its way back to where it was.
-                    self._send(node.peer, Published(self.publishing.live_version))
+                    self.out.send(node.peer, Published(self.publishing.live_version))
 
     def _stored(self, message: Stored) -> None:
-        self._send(
-            f"{message.node}.{message.incarnation}",
-            Settled([item.unit for item in message.items]),
-            after_commit=True,
-        )
-        for item in message.items:
+        unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
+        finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
+        settled = Settled([item.unit for item in finished], [item.unit for item in unfinished])
+        self.out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
+        for item in unfinished:
+            self.leasing.progressed(item)
+        for item in finished:
             self._result(item)
 
     def _result(self, item: StoredItem) -> None:
         unit = item.unit
         slot = self._slot(unit)
-        self.leases.settle(item.token, unit.index)
-        if slot is None or slot.state in (State.STORED, State.SCORED) or self._is_outlived(item):
-            self.records.append(Duplicate(unit, item.token, item.summary.num_tokens))
+        self.leasing.leases.settle(item.token, unit.index)
+        if slot is None or slot.state in (State.STORED, State.SCORED) or self.leasing.is_outlived(item):
+            self.out.record(Duplicate(unit, item.token, item.summary.num_tokens))
             return
         slot.store(item.ref, item.summary)
-        self.records.append(Result(unit, item.token, item.ref, item.summary))
+        self.out.record(Result(unit, item.token, item.ref, item.summary))
         self.grading.add(slot)
-
-    def _is_outlived(self, item: StoredItem) -> bool:
-        """
-        Was it leased by an earlier broker, to a group that is another one today?
-
-        Ids of held-out groups were then other prompts'; a group admitted anew may have to be of a newer version.
-        """
-        group = self._group(item.unit)
-        if group is None or self.leases.granted(item.token):
-            return False
-        return group.split == "held_out" or item.summary.oldest_version < group.min_version
 
     def _verdict(self, item: ScoredItem) -> None:
         slot = self.grading.settle(item.unit)
         if slot is None:
             return  # A verdict that came twice, or on a group dropped meanwhile.
         slot.judge(item.reward, item.metrics)
-        self.records.append(Verdict(item.unit, item.reward, item.metrics))
+        self.out.record(Verdict(item.unit, item.reward, item.metrics))
         if item.unit.split == "held_out":
             self._settle_held_out(item.unit.group_id, failed=False)
         else:
@@ -394,13 +338,13 @@ class Scheduler:
             if self.grading.settle(unit) is None:
                 return
         else:
-            self.leases.settle(message.token, unit.index)
-        if slot is None or (message.stage == "rollout" and (slot.state, slot.token) != (State.LEASED, message.token)):
+            self.leasing.leases.settle(message.token, unit.index)
+        if slot is None or (message.stage == "rollout" and not slot.is_leased_by(message.token)):
             return
         slot.attempts += 1
         final = not message.retryable or slot.attempts >= self._config.schedule.max_attempts
-        self.records.append(FailedAttempt(unit, message.stage, message.reason, slot.attempts, final))
-        self._event(
+        self.out.record(FailedAttempt(unit, message.stage, message.reason, slot.attempts, final))
+        self.out.event(
             "unit.failed",
             split=unit.split,
             group_id=unit.group_id,
@@ -414,21 +358,19 @@ class Scheduler:
         elif message.stage == "reward":
             self.grading.add(slot)
         else:
-            slot.state = State.MISSING
-            self.records.append(Reissued(unit, message.token, "failed"))
-            self._lease_again(unit)
+            self.leasing.failed(slot, message.token)
 
     def _commit(self, message: Commit) -> None:
         if message.step <= self.committed_step:
             return  # A resumed trainer says again what it begins from.
-        self.records.append(Committed(message.step, message.checkpoint))
-        self._event("checkpoint.written", step=message.step, path=message.checkpoint)
+        self.out.record(Committed(message.step, message.checkpoint))
+        self.out.event("checkpoint.written", step=message.step, path=message.checkpoint)
         done = self.committed(message.step)
         held_out = self.evaluation.ongoing.open.values() if self.evaluation.ongoing else []
         if done:
             needed = _segments([*self.groups.values(), *held_out])
             for spool in self.nodes.of("spool"):
-                self._send(spool.peer, Trim(min(needed, default=max(_segments(done)))))
+                self.out.send(spool.peer, Trim(min(needed, default=max(_segments(done)))))
 
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
@@ -440,7 +382,7 @@ class Scheduler:
             self._start_evaluation()
             self._start_transfer(now_s)
         self._admit()
-        self._grant(now_s)
+        self.leasing.grant(self.nodes, now_s)
         self._assign_grading()
         self._answer_take()
 
@@ -451,15 +393,15 @@ class Scheduler:
             return
         version = ended.message.policy_version
         self.went_live(version, ended.next_step)
-        self.records.append(VersionLive(version, ended.next_step))
-        self._event("version.live", policy_version=version)
+        self.out.record(VersionLive(version, ended.next_step))
+        self.out.event("version.live", policy_version=version)
         if trainer := self.nodes.trainer():
-            self._send(trainer.peer, Published(version))
+            self.out.send(trainer.peer, Published(version))
 
     def _start_transfer(self, now_s: float) -> None:
         if started := self.publishing.start(self.nodes, now_s):
             for peer in started.peers:
-                self._send(peer, started.message)
+                self.out.send(peer, started.message)
 
     def _start_evaluation(self) -> None:
         """Not during a transfer: a node that swaps just then would answer with two versions."""
@@ -468,7 +410,7 @@ class Scheduler:
         version = self.publishing.live_version
         able = (n for n in self.nodes.rollouts() if n.policy_version == n.received_version == version)
         if (node := next((n for n in able if not n.is_draining), None)) and self.evaluation.start(node.peer, version):
-            self._send(node.peer, Hold(version))
+            self.out.send(node.peer, Hold(version))
 
     def _settle_held_out(self, group_id: int, *, failed: bool) -> None:
         ongoing = self.evaluation.ongoing
@@ -476,9 +418,9 @@ class Scheduler:
         if result is None or ongoing is None:
             return
         self._versions_moved = True
-        self._send(ongoing.peer, Release())
-        self.records.append(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
-        self._event(
+        self.out.send(ongoing.peer, Release())
+        self.out.record(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
+        self.out.event(
             "eval.finished",
             policy_version=result.policy_version,
             accuracy=result.accuracy,
@@ -486,35 +428,15 @@ class Scheduler:
             **result.metrics,
         )
         for supervisor in self.nodes.of("supervisor"):
-            self._send(supervisor.peer, result)
+            self.out.send(supervisor.peer, result)
 
     def _admit(self) -> None:
         version = self.publishing.live_version
         while version >= 0 and self.window.room and self.admission.num_needed:
             group, record = self.admission.admit(version)
             self.opened(group)
-            self.unleased.add(group)
-            self.records.append(record)
-
-    def _grant(self, now_s: float) -> None:
-        if (ongoing := self.evaluation.ongoing) and (held := self.nodes.get(ongoing.peer)):
-            while held.credits > 0 and (group := ongoing.waiting.first()):
-                self._lease(group, held, now_s)
-        while group := self.unleased.first():
-            num = len(group.indices(State.MISSING))  # Whole leases, so that a prompt is prefilled once.
-            node = self._credits["rollout"].most(num, group.min_version)
-            if node is None:
-                return
-            self._lease(group, node, now_s)
-
-    def _lease(self, group: Group, node: Node, now_s: float) -> None:
-        indices = group.indices(State.MISSING)
-        lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
-        self._spend(node, len(indices))
-        for index in indices:
-            group.slots[index].state = State.LEASED
-            group.slots[index].token = lease.token
-        self._send(node.peer, lease_message(self._config, group, lease))
+            self.leasing.wanted(group)
+            self.out.record(record)
 
     def _assign_grading(self) -> None:
         while self.grading.is_waiting and (node := self._credits["reward"].most(1)):
@@ -522,13 +444,14 @@ class Scheduler:
             group = self._group(slots[0].unit)
             if group is None:
                 raise BrokenInvariant(f"{slots[0].unit} waits for a verdict, but its group is gone")
-            self._spend(node, len(slots))
-            self._send(node.peer, Grade(group.prompt, [self._grade_item(slot) for slot in slots]))
+            node.granted += len(slots)
+            self._credits_changed(node)
+            self.out.send(node.peer, Grade(group.prompt, [self._grade_item(slot) for slot in slots]))
 
     def _grade_item(self, slot: Slot) -> GradeItem:
         if slot.ref is None:
             raise BrokenInvariant(f"{slot.unit} waits for a verdict but is not stored")
-        slot.token = self.leases.next_token()
+        slot.token = self.leasing.leases.next_token()
         return GradeItem(slot.unit, slot.token, slot.ref)
 
     def _answer_take(self) -> None:
@@ -543,10 +466,10 @@ class Scheduler:
                 return
             group_ids = [group.group_id for group in groups]
             self.window.consume(step, group_ids)
-            self.records.append(Taken(step, group_ids))
+            self.out.record(Taken(step, group_ids))
         self._wanted_step = None
         samples = [slot.sample() for group in groups for slot in group.slots]
-        self._send(peer, Batch(step, samples), after_commit=True)
+        self.out.send(peer, Batch(step, samples), after_commit=True)
 
     def _refuse_if_forgotten(self, step: int) -> None:
         if step < self.batches.next_step:
@@ -558,21 +481,30 @@ class Scheduler:
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 
-    def _lease_lost(self, lease: OpenLease, cause: str) -> None:
-        for index in sorted(lease.open):
-            unit = Unit(lease.group_id, index, lease.split)
-            slot = self._slot(unit)
-            if slot and (slot.state, slot.token) == (State.LEASED, lease.token):
-                slot.state = State.MISSING
-                self.records.append(Reissued(unit, lease.token, cause))
-                self._lease_again(unit)
-
-    def _lease_again(self, unit: Unit) -> None:
-        """Only the missing indices, and before fresh groups: oldest first."""
-        if group := self._group(unit):
-            ongoing = self.evaluation.ongoing
-            waiting = ongoing.waiting if ongoing and unit.split == "held_out" else self.unleased
-            waiting.add(group)
+    def _remove(self, node: Node, cause: str, *, on_purpose: bool) -> None:
+        """A node is no longer there: everything it had in hand is taken from it."""
+        self.nodes.leave(node.peer)
+        how = "left" if on_purpose else "lost"
+        num_leases = self.leasing.revoke(node, f"node_{how}")
+        self.out.event(
+            f"node.{how}",
+            node=node.name,
+            role=node.role,
+            incarnation=node.incarnation,
+            cause=cause,
+            leases_reissued=num_leases,
+        )
+        self._credits_changed(node)
+        self.grading.revoke(node.peer)
+        self.publishing.left(node.peer, node.name)
+        if lost := self.evaluation.left(node.peer):
+            self.out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
+            for group_id in lost.open:
+                self.grading.drop(group_id, "held_out")
+        if node.role == "trainer":
+            self.publishing.unstage()
+            self._wanted_step = None
+        self._versions_moved = True
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         group = self._group(unit)
@@ -582,19 +514,13 @@ class Scheduler:
         if unit.split == "held_out":
             self._settle_held_out(unit.group_id, failed=True)
             return
-        for lease in self.leases.cancel(unit.group_id, unit.split):
-            self._send(lease.node, Cancelled([lease.token]))
-        self.unleased.discard(unit.group_id)
+        self.leasing.cancel(group)
         self.dropped(group)
-        self.records.append(Dropped(unit.group_id, reason, sum(group.lengths)))
-        self._event("group.dropped", group_id=unit.group_id, reason=reason)
+        self.out.record(Dropped(unit.group_id, reason, sum(group.lengths)))
+        self.out.event("group.dropped", group_id=unit.group_id, reason=reason)
         self._drops.dropped(reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
-
-    def _spend(self, node: Node, count: int) -> None:
-        node.granted += count
-        self._credits_changed(node)
 
     def _credits_changed(self, node: Node) -> None:
         if (book := self._credits.get(node.role)) is None:
@@ -611,12 +537,6 @@ class Scheduler:
     def _slot(self, unit: Unit) -> Slot | None:
         group = self._group(unit)
         return group.slots[unit.index] if group and 0 <= unit.index < len(group.slots) else None
-
-    def _send(self, peer: str, message: Message, *, after_commit: bool = False) -> None:
-        self.outbox.append(Outgoing(peer, message, after_commit))
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self.events.append(Event(kind, fields))
 
 
 def _segments(groups: Iterable[Group]) -> list[int]:

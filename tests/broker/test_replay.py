@@ -161,7 +161,7 @@ def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> Non
 
     assert durable(again) == durable(cluster.scheduler)
     missing = [group.group_id for group in again.groups.values() if group.indices(State.MISSING)]
-    assert sorted(again.unleased._groups) == missing
+    assert sorted(again.leasing.unleased._groups) == missing
     assert again.grading.num_waiting == num_stored(again) == num_stored(cluster.scheduler)
 
 
@@ -241,7 +241,7 @@ def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled(
     assert [groups[i].indices(State.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
     assert groups[0].slots[1].sample().metrics == {"correct": 1.0}
     assert groups[2].slots[0].attempts == 2
-    assert scheduler.unleased.first() is groups[1], "the oldest first"
+    assert scheduler.leasing.unleased.first() is groups[1], "the oldest first"
     assert [slot.unit for slot in scheduler.grading.assign("r", 9)] == [Unit(1, 1)]
 
 

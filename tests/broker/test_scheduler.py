@@ -154,11 +154,8 @@ def test_a_group_lives_from_its_lease_to_the_step_that_retires_it() -> None:
     assert cluster.scheduler.is_finished
     kinds = [type(record) for record in cluster.records]
     assert kinds == [VersionLive, Admitted, Admitted, *[Result] * 4, *[Verdict] * 4, Taken, Committed, VersionLive]
-    assert (cluster.scheduler.window.num_open, len(cluster.scheduler.leases), len(cluster.scheduler.grading)) == (
-        0,
-        0,
-        0,
-    )
+    scheduler = cluster.scheduler
+    assert (scheduler.window.num_open, len(scheduler.leasing.leases), len(scheduler.grading)) == (0, 0, 0)
 
 
 def test_a_lease_says_how_to_sample_with_a_seed_of_its_own() -> None:
@@ -341,7 +338,7 @@ def test_another_start_of_a_node_ends_the_one_before() -> None:
     (lost,) = events(cluster, "node.lost")
     assert (lost.fields["cause"], lost.fields["leases_reissued"]) == ("another start of it said Hello", 2)
     assert cluster.scheduler.nodes.get(old.peer) is None
-    assert len(cluster.scheduler.leases) == 2
+    assert len(cluster.scheduler.leasing.leases) == 2
 
 
 def test_a_lost_reward_node_loses_no_verdicts() -> None:
