@@ -143,8 +143,10 @@ class Rollout(Section, frozen=True, kw_only=True):
     """After new weights: compute the KV cache of running completions again, or go on with the old one."""
     threads: Count = 1
     """Torch threads of one rollout."""
+    progress_every_s: NonNegative = 0.0
+    """What is written of running completions is put on disk this often: a killed node loses no more. 0 never."""
     drain_s: NonNegative = 30.0
-    """After SIGTERM: seconds to finish what is in hand."""
+    """After SIGTERM: seconds to put what is written on disk, for other nodes to go on with."""
 
 
 class Reward(Section, frozen=True, kw_only=True):

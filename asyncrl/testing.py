@@ -32,7 +32,7 @@ class Generation:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._spans: list[Span] = []
+        self._spans: list[Span] = list(request.begun.spans) if request.begun else []
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +113,11 @@ class FakeEngine:
             if generation in self.running:
                 self.running.remove(generation)
 
+    def written(self, request: Request) -> Completion | None:
+        """As `Engine.written`."""
+        generation = next((generation for generation in self.running if generation.request is request), None)
+        return generation.completion("unfinished") if generation and generation.num_tokens else None
+
     async def pause(self) -> None:
         """As `Engine.pause`."""
         self.calls.append("pause")
@@ -161,6 +166,10 @@ class FakeEngine:
         """The request at ``index`` of `running` ends with what was written."""
         generation = self.running.pop(index)
         generation.done.set_result(generation.completion(finish_reason))
+
+    def index_of(self, request: Request) -> int:
+        """Where in `running` it is."""
+        return next(i for i, generation in enumerate(self.running) if generation.request is request)
 
     def fail(self, error: EngineError, index: int = 0) -> None:
         """The request at ``index`` of `running` fails."""

@@ -32,9 +32,19 @@ def identity(role: Role, node: str) -> Identity:
     return Identity(role, node, f"{time.time_ns():x}-{os.getpid()}")
 
 
-async def join(address: str, who: Identity, deadline_s: float) -> tuple[ZmqLink, Welcome]:
+def hello(who: Identity) -> Hello:
+    """The first message of somebody with nothing in hand."""
+    return Hello(PROTOCOL, who.role, who.node, who.incarnation)
+
+
+async def join(
+    address: str, who: Identity, deadline_s: float, say: Callable[[Identity], Hello] = hello
+) -> tuple[ZmqLink, Welcome]:
     """
     Connect to the broker and be welcomed.
+
+    Args:
+        say: Makes the first message.
 
     Raises:
         LinkError: Nobody answered within ``deadline_s``, or the address is not one.
@@ -45,7 +55,7 @@ async def join(address: str, who: Identity, deadline_s: float) -> tuple[ZmqLink,
         unless_welcome.push_async_callback(link.aclose)
         try:
             async with asyncio.timeout(deadline_s):
-                welcome = await greet(link, who)
+                welcome = await greet(link, who, say)
         except TimeoutError:
             raise LinkError(
                 f"no broker answered at {address} within {deadline_s:g} s: is it running, and is the address right?"
@@ -54,14 +64,14 @@ async def join(address: str, who: Identity, deadline_s: float) -> tuple[ZmqLink,
     return link, welcome
 
 
-async def greet(link: Link, who: Identity) -> Welcome:
+async def greet(link: Link, who: Identity, say: Callable[[Identity], Hello] = hello) -> Welcome:
     """
     Say Hello on a fresh link.
 
     Raises:
         LinkRefused: The broker said no; its reason is the message.
     """
-    await link.send(Hello(PROTOCOL, who.role, who.node, who.incarnation))
+    await link.send(say(who))
     while True:
         match await link.receive():
             case Welcome() as welcome:

@@ -5,14 +5,16 @@ A rollout in a process that exists already: an engine, a broker's address, and o
 """
 
 import asyncio
+from functools import partial
 
 from asyncrl.actor.greeting import Identity, identity, join, spool_link
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.config import from_json
-from asyncrl.messages import Member, Welcome
-from asyncrl.node.serving import serve
+from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
+from asyncrl.node.serving import serve, through_restarts
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.engine import Engine
+from asyncrl.rollout.generations import Generations
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.receive import Receiver
 
@@ -26,25 +28,57 @@ async def attach(engine: Engine, address: str, name: str, *, slots: int, wait_s:
         address: The broker's.
         name: Of this node, unique in the run.
         slots: Completions the engine decodes together.
-        wait_s: For the broker to answer.
+        wait_s: For the broker to answer, now and when it starts again.
 
     Raises:
-        LinkError: The broker does not answer, refuses, or has restarted.
+        LinkError: The broker does not answer, or refuses.
     """
     who = identity("rollout", name)
     link, welcome = await join(address, who, wait_s)
-    await roll_out(engine, who, link, welcome, slots=slots, stopping=asyncio.Event())
+    await roll_out(engine, who, link, welcome, wait_s=wait_s, slots=slots, stopping=asyncio.Event())
 
 
 async def roll_out(
-    engine: Engine, who: Identity, link: ZmqLink, welcome: Welcome, *, slots: int, stopping: asyncio.Event
+    engine: Engine,
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+    *,
+    wait_s: float,
+    slots: int,
+    stopping: asyncio.Event,
 ) -> None:
     """
-    The same on a link that was welcomed already. When ``stopping`` is set, finish what is in hand and leave.
+    The same on a link that was welcomed already. When ``stopping`` is set, hand over what is in hand and leave.
+
+    While the broker is away, sampling goes on: the next session begins with what is in hand then.
 
     Raises:
-        LinkError: The broker refuses this engine's model, or has restarted.
+        LinkError: The broker refuses this engine's model, or is gone.
     """
+    in_hand = Generations(engine, who.node)
+
+    def say(who: Identity) -> Hello:
+        return Hello(PROTOCOL, who.role, who.node, who.incarnation, in_hand.held(), in_hand.policy_version)
+
+    session = partial(_session, engine, in_hand, slots=slots, stopping=stopping)
+    try:
+        await through_restarts(session, who, link, welcome, wait_s, say=say)
+    finally:
+        await in_hand.aclose()
+
+
+async def _session(
+    engine: Engine,
+    in_hand: Generations,
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+    *,
+    slots: int,
+    stopping: asyncio.Event,
+) -> None:
+    """One life of the link."""
     config = from_json(welcome.config)
     plan = Plan(engine.specs(), config.weights.bucket_bytes)
     receiver = Receiver(plan, Member(who.node, who.incarnation), link.send, config.weights)
@@ -60,6 +94,8 @@ async def roll_out(
         receiver=receiver,
         plan_hash=plan.hash,
         partial_rollout=config.schedule.partial_rollout,
+        progress_every_s=config.rollout.progress_every_s,
+        in_hand=in_hand,
     )
     try:
         await serve(

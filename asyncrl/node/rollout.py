@@ -1,7 +1,6 @@
 """Builds a rollout's process: the engine that comes with asyncrl, attached to the broker."""
 
 import asyncio
-from functools import partial
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -10,15 +9,13 @@ from asyncrl.actor.greeting import Identity, join, leave
 from asyncrl.config import Config, from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.node.attach import roll_out
-from asyncrl.node.serving import loading, through_restarts
+from asyncrl.node.serving import loading
 from asyncrl.rollout.engines.transformers import TransformersEngine
 
 
 async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
     """
-    Serve as a rollout until the run is over, or until ``stopping`` is set and what is in hand is done.
-
-    If the broker starts again, the engine stays, and says Hello to the new one.
+    Serve as a rollout until the run is over, or until ``stopping`` is set and what is in hand was handed over.
 
     Raises:
         LinkError, ConfigError: It could not start, or the broker is gone.
@@ -31,8 +28,7 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
         await leave(link, str(error))
         raise
     try:
-        session = partial(roll_out, engine, slots=config.rollout.slots, stopping=stopping)
-        await through_restarts(session, who, link, welcome, wait_s)
+        await roll_out(engine, who, link, welcome, wait_s=wait_s, slots=config.rollout.slots, stopping=stopping)
     finally:
         await engine.aclose()
 

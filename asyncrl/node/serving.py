@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from asyncrl.actor.greeting import Identity, beat, identity, join, leave
+from asyncrl.actor.greeting import Identity, beat, hello, identity, join, leave
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.errors import LinkReset
-from asyncrl.messages import Beat, Welcome
+from asyncrl.messages import Beat, Hello, Welcome
 
 log = structlog.get_logger()
 
@@ -62,9 +62,17 @@ async def through_restarts(
     link: ZmqLink,
     welcome: Welcome,
     wait_s: float,
+    *,
+    say: Callable[[Identity], Hello] = hello,
 ) -> None:
     """
     Run ``session`` to its end; if the broker starts again, say Hello to the new one and run it anew.
+
+    Args:
+        session: One life of the link.
+        who: With ``link`` and ``welcome``, the first of them.
+        wait_s: For a broker to answer.
+        say: Makes the Hello of the next session.
 
     Raises:
         AsyncrlError: Whatever ended the session; `LinkError` if the broker does not answer within ``wait_s``.
@@ -76,7 +84,7 @@ async def through_restarts(
         except LinkReset as reset:
             log.info("broker.restarted", cause=str(reset))
         who = identity(who.role, who.node)
-        link, welcome = await join(link.address, who, wait_s)
+        link, welcome = await join(link.address, who, wait_s, say)
 
 
 async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:

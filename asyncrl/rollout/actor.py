@@ -1,8 +1,9 @@
 """
 Turns leased prompts into trajectories.
 
-    Lease ─▶ encode ─▶ engine.generate, one task an index ─▶ Put to the spool, again and again until Settled
+    Lease ─▶ Generations, one task an index ─▶ Put to the spool, again and again until Settled
     Transfer ─▶ staging ─▶ pause, swap, resume ─▶ Live            decoding goes on until the pause
+    drain ─▶ what is written ─▶ Put ─▶ Settled ─▶ Bye             another node goes on with it
 
 Safe to run inside someone else's process: it installs no signal handler, touches no logging configuration, starts no
 thread of its own, and stops when its task is cancelled. Engine, links and receiver are the host's: borrowed, not owned.
@@ -11,19 +12,19 @@ thread of its own, and stops when its task is cancelled. Engine, links and recei
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
-from asyncrl.actor.occupancy import Occupancy
-from asyncrl.errors import EngineError, LinkClosed, LinkRefused, TransferError
+from asyncrl.actor.payloads import PayloadClient
+from asyncrl.errors import DecodeError, EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.messages import (
     Beat,
     Cancelled,
     Draining,
-    Failed,
     Hold,
     Lease,
     Live,
@@ -35,6 +36,7 @@ from asyncrl.messages import (
     Reject,
     Release,
     Settled,
+    SpoolRef,
     Stop,
     StoreValue,
     Transfer,
@@ -42,8 +44,9 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.rollout.engine import Engine, Request
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, UnsettledResults, result
+from asyncrl.rollout.engine import Completion, Engine
+from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, completion_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = structlog.get_logger()
+
+FETCH_S = 30.0
+"""For what another node has written; then the trajectory is begun anew."""
 
 
 class Receives(Protocol):
@@ -80,6 +86,9 @@ class RolloutActor:
         receiver: Brings new weights. None refuses every transfer, and a broker then gives no leases: for tests.
         plan_hash: Of the weight plan; empty without a receiver.
         partial_rollout: False lets generations in hand finish before new weights are swapped in.
+        progress_every_s: What is written is put on disk this often, so that a lost node costs no more; 0 never.
+        in_hand: Of an earlier session of this engine, to go on with; the broker heard of it in `Hello`. Borrowed. None
+            begins with nothing, and stops sampling when this actor ends.
     """
 
     def __init__(
@@ -95,6 +104,8 @@ class RolloutActor:
         receiver: Receives | None = None,
         plan_hash: str = "",
         partial_rollout: bool = True,
+        progress_every_s: float = 0.0,
+        in_hand: Generations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -107,28 +118,18 @@ class RolloutActor:
         self._receiver = receiver
         self._plan_hash = plan_hash
         self._partial_rollout = partial_rollout
+        self._progress_every_s = progress_every_s
+        self._generations = in_hand or Generations(engine, node, clock)
+        self._owns_generations = in_hand is None
+        self._payloads = PayloadClient(spool)
         self._clock = clock
-        self._occupancy = Occupancy(clock)
         self._given_back = 0
-        """Trajectories settled or failed: their credit is offered again."""
-        self._running: dict[Unit, asyncio.Task[None]] = {}
-        self._num_generating = 0
-        self._encoded: tuple[Lease, list[int]] | None = None
-        """The lease whose prompt was encoded last: its indices come one after the other."""
-        self._tokens_of: dict[Unit, int] = {}
-        self._unsettled = UnsettledResults()
-        self._has_fresh = asyncio.Event()
-        self._may_start = asyncio.Event()
-        self._may_start.set()
-        self._changed = asyncio.Event()
-        """Something in hand ended: whoever waits for "nothing in hand" looks again."""
+        """Trajectories settled, failed or unwanted: their credit is offered again."""
         self._swap_lock = asyncio.Lock()
         self._held = False
         self._draining = False
-        self._policy_version = -1
         self._staged_version = -1
         self._receive_s = 0.0
-        self._num_tokens = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._children: set[asyncio.Task[None]] = set()
 
@@ -143,8 +144,9 @@ class RolloutActor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self._spawn(self._put_fresh())
-                self._spawn(self._put_again())
+                for job in (self._payloads.run, self._put_fresh, self._put_again, self._put_progress):
+                    self._spawn(job())
+                self._generations.go_on()  # An earlier session may have ended while it waited to swap.
                 await self._link.send(Ready(self._plan_hash))
                 await self._offer()
                 await self._serve()
@@ -154,21 +156,25 @@ class RolloutActor:
             raise group.exceptions[0] from None
         finally:
             self._tasks = None
+            if self._owns_generations:
+                await self._generations.aclose()
 
     async def drain(self, deadline_s: float) -> bool:
-        """Take no more leases, finish what is in hand. False if the deadline came first."""
+        """Take no more leases, and hand over what is written. False if the deadline came before it was on disk."""
         self._draining = True
         await self._link.send(Draining())
         try:
             async with asyncio.timeout(deadline_s):
-                await self._until(lambda: not self._running and not self._unsettled)
+                await self._generations.hand_over()
+                await self._generations.all_settled()
         except TimeoutError:
             return False
         return True
 
     def beat(self, lag_s: float) -> Beat:
         """A sign of life, with running totals."""
-        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens)
+        occupancy = self._generations.occupancy
+        return Beat(lag_s, occupancy.busy_s, occupancy.wait_s, self._generations.num_tokens)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -182,12 +188,12 @@ class RolloutActor:
         match message:
             case Lease():
                 self._start(message)
-            case Settled(units=units):
-                for unit in units:
-                    self._give_back(unit)
-                await self._offer()
-            case Cancelled(tokens=tokens):
-                await self._cancel(set(tokens))
+            case Settled(units=units, unfinished=unfinished):
+                for unit in unfinished:
+                    self._generations.settle_unfinished(unit)
+                await self._give_back(units)
+            case Cancelled(tokens=tokens, units=units):
+                await self._give_back([*units, *self._generations.of_leases(set(tokens))])
             case Transfer():
                 self._spawn(self._transfer(message))
             case StoreValue():
@@ -212,91 +218,58 @@ class RolloutActor:
     def _start(self, lease: Lease) -> None:
         if self._draining:
             return  # Crossed with our Draining; it is leased to another when we say Bye.
+        begun = {item.index: partial(self._fetch, item.ref) for item in lease.begun}
         for index in lease.indices:
-            unit = Unit(lease.group_id, index, lease.split)
-            self._drop(unit)  # An earlier lease of it expired: the broker counts a credit for each.
-            self._tokens_of[unit] = lease.token
-            self._running[unit] = self._spawn(self._generate(lease, unit))
+            # An earlier lease of it expired: the broker counts a credit for each.
+            self._given_back += self._generations.forget(Unit(lease.group_id, index, lease.split))
+            self._generations.start(lease, index, begun.get(index))
 
-    async def _generate(self, lease: Lease, unit: Unit) -> None:
-        self._occupancy.begin()
+    async def _fetch(self, ref: SpoolRef) -> Completion:
         try:
-            item = await self._result(lease, unit)
-        except EngineError as error:
-            await self._fail(lease, unit, error)
-        else:
-            reach("rollout.generated")
-            self._num_tokens += item.summary.num_tokens
-            self._unsettled.add(item, self._clock())
-            self._has_fresh.set()
-        finally:
-            if self._running.get(unit) is asyncio.current_task():
-                del self._running[unit]
-            self._occupancy.end()
-            self._changed.set()
+            (trajectory,) = await self._payloads.fetch_all([ref], FETCH_S)
+        except (DecodeError, TimeoutError) as error:
+            raise EngineError(f"what was written of it before cannot be read: {error or 'no answer'}") from error
+        return completion_of(trajectory)
 
-    async def _result(self, lease: Lease, unit: Unit) -> PutItem:
-        await self._may_start.wait()
-        self._num_generating += 1
-        try:
-            prompt_ids = self._encode(lease)
-            request = Request(prompt_ids=prompt_ids, sampling=lease.sampling, seed=lease.seed + unit.index)
-            completion = await self._engine.generate(request)
-        finally:
-            self._num_generating -= 1
-        text = self._engine.decode(completion.completion_ids)
-        return result(lease, unit, prompt_ids, completion, text=text, node=self._node)
-
-    def _encode(self, lease: Lease) -> list[int]:
-        if self._encoded is None or self._encoded[0] is not lease:
-            self._encoded = lease, self._engine.encode(lease.prompt)
-        prompt_ids = self._encoded[1]
-        if len(prompt_ids) > lease.max_prompt_tokens:
-            raise EngineError(
-                f"the prompt has {len(prompt_ids)} tokens, more than data.max_prompt_tokens = "
-                f"{lease.max_prompt_tokens}: raise the limit or remove the row",
-                retryable=False,
-            )
-        return prompt_ids
-
-    async def _fail(self, lease: Lease, unit: Unit, error: EngineError) -> None:
-        log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
-        self._give_back(unit)
-        await self._link.send(Failed(unit, lease.token, "rollout", str(error), error.retryable))
-        await self._offer()
-
-    def _give_back(self, unit: Unit) -> None:
-        self._unsettled.settle(unit)
-        if self._tokens_of.pop(unit, None) is not None:
-            self._given_back += 1
-        self._changed.set()
-
-    def _drop(self, unit: Unit) -> None:
-        if task := self._running.pop(unit, None):
-            task.cancel()
-        self._give_back(unit)
-
-    async def _cancel(self, tokens: set[int]) -> None:
-        for unit in [unit for unit, token in self._tokens_of.items() if token in tokens]:
-            self._drop(unit)
+    async def _give_back(self, units: list[Unit]) -> None:
+        self._given_back += sum(self._generations.forget(unit) for unit in units)
         await self._offer()
 
     # ── results ─────────────────────────────────────────────────────────────────────────────
 
     async def _put_fresh(self) -> None:
+        generations = self._generations
         while True:
-            await self._has_fresh.wait()
+            await generations.news.wait()
             await asyncio.sleep(COLLECT_S)
-            self._has_fresh.clear()
-            await self._spool.send(Put(self._node, self._incarnation, self._unsettled.take_fresh()))
-            reach("rollout.put")
+            generations.news.clear()
+            if generations.defect:
+                raise generations.defect
+            if fresh := generations.unsettled.take_fresh():
+                await self._put(fresh)
+                reach("rollout.put")
+            failures, generations.failures = generations.failures, []
+            for failed in failures:
+                self._given_back += generations.forget(failed.unit)
+                await self._link.send(failed)
+            if failures:
+                await self._offer()
 
     async def _put_again(self) -> None:
         while True:
             await asyncio.sleep(RESEND_S / 2)
-            if late := self._unsettled.overdue(self._clock()):
+            if late := self._generations.unsettled.overdue(self._clock()):
                 log.warning("results.put_again", count=len(late))
-                await self._spool.send(Put(self._node, self._incarnation, late))
+                await self._put(late)
+
+    async def _put_progress(self) -> None:
+        while self._progress_every_s:
+            await asyncio.sleep(self._progress_every_s)
+            if items := self._generations.progress():
+                await self._put(items)
+
+    async def _put(self, items: list[PutItem]) -> None:
+        await self._spool.send(Put(self._node, self._incarnation, items))
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
@@ -319,28 +292,23 @@ class RolloutActor:
 
     async def _swap(self) -> None:
         """Make what is staged what decodes, unless we are held, or it already does."""
+        generations = self._generations
         async with self._swap_lock:
-            if self._held or self._receiver is None or self._staged_version <= self._policy_version:
+            if self._held or self._receiver is None or self._staged_version <= generations.policy_version:
                 return
             if not self._partial_rollout:
-                self._may_start.clear()
-                await self._until(lambda: not self._num_generating)
+                await generations.let_finish()
             started_s = self._clock()
             try:
                 await self._engine.pause()
                 await self._engine.swap(self._staged_version, self._receiver.weights())
             finally:
                 await self._engine.resume()  # Whatever happened: the engine is the host's.
-            self._may_start.set()
+            generations.go_on()
             reach("rollout.swapped")
-            self._policy_version = self._staged_version
-            log.debug("policy.live", policy_version=self._policy_version)
-            await self._link.send(Live(self._policy_version, self._clock() - started_s, self._receive_s))
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
+            generations.policy_version = self._staged_version
+            log.debug("policy.live", policy_version=generations.policy_version)
+            await self._link.send(Live(generations.policy_version, self._clock() - started_s, self._receive_s))
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         if self._tasks is None:

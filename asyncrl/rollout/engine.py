@@ -2,6 +2,7 @@
 What a rollout needs from an inference engine, so that a host can adapt its own.
 
     generate ──▶ tokens, each tagged with the version that wrote it
+    written ──▶ the tokens so far, for whoever goes on with them
     pause ─▶ swap ─▶ resume      between two decode steps; running requests stay and go on
 """
 
@@ -17,16 +18,6 @@ if TYPE_CHECKING:  # the rollout room itself needs no torch: a host's engine may
     from torch import Tensor
 
 
-class Request(Struct, frozen=True, kw_only=True):
-    """One completion to sample."""
-
-    prompt_ids: list[int]
-    """[L] token ids."""
-    sampling: Sampling
-    seed: int
-    """Same seed, same weights, same prompt: same tokens, whatever else is being decoded."""
-
-
 class Completion(Struct, frozen=True, kw_only=True):
     """What the policy wrote. T tokens."""
 
@@ -38,6 +29,21 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Contiguous, covering 0 .. T."""
     finish_reason: FinishReason
     generate_s: float
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One completion to sample."""
+
+    prompt_ids: list[int]
+    """[L] token ids."""
+    sampling: Sampling
+    seed: int
+    """Same seed, same weights, same prompt: same tokens, whatever else is being decoded."""
+    begun: Completion | None = None
+    """
+    Go on from here: an unfinished completion of the same request, of another node or an earlier policy. The completion
+    begins with it, log-probs and spans included, and draws what it would have drawn undisturbed.
+    """
 
 
 class Engine(Protocol):
@@ -58,6 +64,13 @@ class Engine(Protocol):
 
         Raises:
             EngineError: It could not be done; says whether trying again may help.
+        """
+
+    def written(self, request: Request, /) -> Completion | None:
+        """
+        What a running request has so far, ``begun`` included, as an ``unfinished`` completion.
+
+        None: nothing yet, it does not run, or this engine cannot tell; it is then begun anew when its node leaves.
         """
 
     async def pause(self) -> None:

@@ -1,14 +1,16 @@
 """
-Finished trajectories, until they are known to be on disk.
+Trajectories a rollout is done with, until they are known to be on disk: finished ones, and those it hands over.
 
     add ─▶ fresh ─▶ put ─▶ settled: forgotten
-                     └─ not settled for `RESEND_S` ─▶ put again
+                     └─ not settled for `RESEND_S`, or the link began anew ─▶ put again
 
 Pure bookkeeping: callers pass the time in and send what comes out.
 """
 
 import array
+import struct
 import sys
+from collections.abc import Iterator
 
 import msgspec
 
@@ -37,14 +39,26 @@ class UnsettledResults:
         self._items[item.unit] = (item, now_s)
         self._fresh.append(item)
 
+    def __iter__(self) -> Iterator[PutItem]:
+        return (item for item, _ in self._items.values())
+
     def settle(self, unit: Unit) -> None:
         """It is on disk, or nobody wants it."""
         self._items.pop(unit, None)
 
+    def settle_unfinished(self, unit: Unit) -> None:
+        """What was handed over of it is on disk. One that was finished since is another matter."""
+        if (found := self._items.get(unit)) and found[0].summary.finish_reason == "unfinished":
+            del self._items[unit]
+
+    def begin_anew(self) -> None:
+        """Nothing that was put before counts as put."""
+        self._fresh = list(self)
+
     def take_fresh(self) -> list[PutItem]:
         """What was never put."""
         fresh, self._fresh = self._fresh, []
-        return fresh
+        return [item for item in fresh if item.unit in self._items]
 
     def overdue(self, now_s: float) -> list[PutItem]:
         """What was put `RESEND_S` ago or earlier; it counts as put now."""
@@ -59,7 +73,7 @@ def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completi
     A completion as it goes to the spool.
 
     Args:
-        text: The completion, decoded.
+        text: The completion, decoded; empty while it is unfinished.
         node: Who wrote it.
 
     Raises:
@@ -82,6 +96,30 @@ def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completi
 
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def completion_of(trajectory: Trajectory) -> Completion:
+    """The other way: what a spool has of an unfinished trajectory, to go on from."""
+    num_tokens = len(trajectory.completion_ids) // 4
+    return Completion(
+        completion_ids=list(struct.unpack(f"<{num_tokens}i", trajectory.completion_ids)),
+        behavior_logprobs=list(struct.unpack(f"<{num_tokens}f", trajectory.behavior_logprobs)),
+        spans=trajectory.spans,
+        finish_reason=trajectory.finish_reason,
+        generate_s=trajectory.generate_s,
+    )
+
+
+def check_goes_on(completion: Completion, begun: Completion) -> None:
+    """
+    Does a completion begin with what it was to go on from?
+
+    Raises:
+        EngineError: It does not: the engine made something of its own. Begun anew, it can do no harm.
+    """
+    num_begun = len(begun.completion_ids)
+    if completion.completion_ids[:num_begun] != begun.completion_ids or len(completion.behavior_logprobs) < num_begun:
+        raise EngineError(f"the engine did not go on from the {num_begun} tokens that were written before")
 
 
 def _check(completion: Completion) -> None:

@@ -43,6 +43,11 @@ class Entry(Value, frozen=True):
     node: str
     incarnation: str
 
+    @property
+    def key(self) -> tuple[Unit, int, Summary]:
+        """What is stored once: a trajectory of one lease, as far as it is written."""
+        return self.unit, self.token, self.summary
+
 
 class Place(NamedTuple):
     """Where a payload lies: a `SpoolRef` without the name of the spool."""

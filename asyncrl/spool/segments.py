@@ -6,7 +6,7 @@ The payloads of one spool: a directory of append-only segment files, one of whic
               segment_000002.seg   ─ trim ─▶ gone
 
 Invariants:
-    a unit under one lease token is stored once: appending it again gives its first place;
+    a trajectory under one lease token, as far as it is written, is stored once: again, it is where it was;
     a segment is begun only when all before it are wholly on disk, and its number is never used again;
     after a failed write nothing more is written: what the disk holds is then unknown.
 
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, Unit
+from asyncrl.messages import SpoolRef, Summary, Unit
 from asyncrl.observe.atomic import flush
 from asyncrl.spool.layout import HEADER, Entry, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
@@ -50,7 +50,7 @@ class Segments:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._recent = Recent(cache_bytes)
-        self._index: dict[tuple[Unit, int], Place] = {}
+        self._index: dict[tuple[Unit, int, Summary], Place] = {}
         self._tail: Tail | None = None
         self._newest = -1
         self._broken = ""
@@ -158,11 +158,10 @@ class Segments:
         self._broken = self._broken or f"{self._directory} was closed"
 
     def _place(self, entry: Entry, payload: memoryview) -> Place:
-        key = (entry.unit, entry.token)
-        place = self._index.get(key)
+        place = self._index.get(entry.key)
         if place is None:
             place = self._writable_tail().add(entry, payload)
-            self._index[key] = place
+            self._index[entry.key] = place
             self._recent.add(place.segment, place.offset, payload)
         return place
 
@@ -203,7 +202,7 @@ class Segments:
             scanned = scan(path, sealed=not is_newest)
             if is_newest:
                 self._settle(path, scanned)
-            self._index.update({(entry.unit, entry.token): place for entry, place in scanned.records})
+            self._index.update({entry.key: place for entry, place in scanned.records})
             self._newest = number
 
     def _settle(self, path: Path, scanned: Scan) -> None:

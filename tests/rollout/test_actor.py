@@ -2,18 +2,24 @@
 
 import array
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
+    Begun,
     Cancelled,
     Draining,
     Failed,
+    Fetch,
+    Fetched,
+    Held,
     Hold,
     Lease,
     Live,
@@ -28,6 +34,7 @@ from asyncrl.messages import (
     Sampling,
     Settled,
     Span,
+    SpoolRef,
     Stop,
     StoreValue,
     Trajectory,
@@ -38,6 +45,9 @@ from asyncrl.messages import (
 )
 from asyncrl.rollout import actor as rollout
 from asyncrl.rollout.actor import RolloutActor
+from asyncrl.rollout.engine import Completion
+from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.results import result
 from asyncrl.testing import FakeEngine
 
 M = TypeVar("M", bound=Message)
@@ -73,9 +83,9 @@ class FakeReceiver:
 class Stage:
     """Everything around one actor."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine | None = None, **options: Any) -> None:
         self.broker, self.spool = MemoryHub(), MemoryHub()
-        self.engine, self.receiver = FakeEngine(), FakeReceiver()
+        self.engine, self.receiver = engine or FakeEngine(), FakeReceiver()
         self.actor = RolloutActor(
             self.engine,
             self.broker.connect(PEER),
@@ -101,10 +111,38 @@ class Stage:
             pass
         return message
 
-    async def put(self) -> Put:
+    async def asked(self, kind: type[M]) -> M:
+        """The next message the spool hears, which is of this kind."""
         message = (await self.spool.receive())[1]
-        assert isinstance(message, Put)
+        assert isinstance(message, kind)
         return message
+
+    async def put(self) -> Put:
+        return await self.asked(Put)
+
+
+class Ticks:
+    """Sleeps of one length end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+        self._every_s = every_s
+        self._sleepers: list[asyncio.Future[None]] = []
+        self._sleep = asyncio.sleep
+        monkeypatch.setattr(rollout.asyncio, "sleep", self._wait)
+
+    async def _wait(self, delay_s: float) -> None:
+        if delay_s != self._every_s:
+            return await self._sleep(delay_s)
+        self._sleepers.append(asyncio.get_running_loop().create_future())
+        return await self._sleepers[-1]
+
+    async def pass_one(self) -> None:
+        """The one who sleeps wakes, and goes to sleep again."""
+        while not self._sleepers:
+            await self._sleep(0)
+        self._sleepers.pop().set_result(None)
+        while not self._sleepers:
+            await self._sleep(0)
 
 
 def scene(play: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
@@ -458,25 +496,250 @@ def test_answers_of_the_rendezvous_reach_the_receiver():
     scene(play)
 
 
+# ── going on from what was written elsewhere ────────────────────────────────────────────────
+
+REF = SpoolRef("spool-0", 0, 64, 100, 7)
+
+
+def written_elsewhere(index: int = 0, num_tokens: int = 3) -> memoryview:
+    completion = Completion(
+        completion_ids=list(range(num_tokens)),
+        behavior_logprobs=[-2.0] * num_tokens,
+        spans=[Span(4, 0, num_tokens)],
+        finish_reason="unfinished",
+        generate_s=1.5,
+    )
+    return result(lease(), Unit(0, index), [3, 4], completion, text="", node="r-9").payload
+
+
+def begun_lease(payload: memoryview) -> Lease:
+    ref = replace(REF, length=len(payload), crc32=zlib.crc32(payload))
+    return replace(lease(token=5), begun=[Begun(1, ref)])
+
+
+def test_a_lease_goes_on_from_what_is_on_disk():
+    async def play(stage):
+        payload = written_elsewhere(index=1)
+        stage.say(begun_lease(payload))
+        fetch = await stage.asked(Fetch)
+        stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
+        await stage.engine.started(2)
+        fresh, going_on = sorted(stage.engine.requests, key=lambda request: request.seed)
+        assert fresh.begun is None
+        assert going_on.seed == 101, "it draws what it would have drawn"
+        assert going_on.begun.completion_ids == [0, 1, 2]
+        assert (going_on.begun.behavior_logprobs, going_on.begun.spans) == ([-2.0] * 3, [Span(4, 0, 3)])
+        stage.engine.write(2)
+        stage.engine.finish(index=stage.engine.index_of(going_on))
+        (item,) = (await stage.put()).items
+        assert (item.unit, item.token, item.summary.num_tokens) == (Unit(0, 1), 5, 5)
+        assert (item.summary.oldest_version, item.summary.newest_version) == (0, 4)
+        assert stage.actor.beat(0.0).tokens == 2, "the rest was another's work"
+
+    scene(play)
+
+
+def test_what_cannot_be_read_again_is_told_so_that_it_is_begun_anew():
+    async def play(stage):
+        stage.say(begun_lease(written_elsewhere()))
+        fetch = await stage.asked(Fetch)
+        stage.spool.send(PEER, Fetched(fetch.request_id, [memoryview(b"")]))
+        failed = await stage.hear(Failed)
+        assert (failed.unit, failed.token, failed.retryable) == (Unit(0, 1), 5, True)
+        assert "written of it before cannot be read: the spool no longer has" in failed.reason
+
+    scene(play)
+
+
+def test_an_engine_that_does_not_go_on_is_found_out():
+    async def play(stage):
+        payload = written_elsewhere(num_tokens=3)
+        stage.say(begun_lease(payload))
+        fetch = await stage.asked(Fetch)
+        stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
+        await stage.engine.started(2)
+        generation = next(g for g in stage.engine.running if g.request.begun)
+        generation.done.set_result(replace(written_anew(), completion_ids=[9, 9, 9, 9]))
+        failed = await stage.hear(Failed)
+        assert failed.reason == "the engine did not go on from the 3 tokens that were written before"
+        assert failed.retryable
+
+    scene(play)
+
+
+def written_anew() -> Completion:
+    return Completion(
+        completion_ids=[0] * 4,
+        behavior_logprobs=[-1.0] * 4,
+        spans=[Span(0, 0, 4)],
+        finish_reason="stop",
+        generate_s=1.0,
+    )
+
+
+# ── what is written is put on disk on the way ───────────────────────────────────────────────
+
+
+def test_progress_is_put_as_often_as_asked_and_only_where_there_is_some(monkeypatch):
+    ticks = Ticks(monkeypatch, every_s=30.0)
+
+    async def play(stage):
+        stage.say(lease())
+        await stage.engine.started(2)
+        await ticks.pass_one()
+        stage.engine.write(2)
+        await ticks.pass_one()
+        put = await stage.put()
+        assert [(item.unit.index, item.summary.num_tokens) for item in put.items] == [(0, 2), (1, 2)]
+        assert {item.summary.finish_reason for item in put.items} == {"unfinished"}
+        stage.engine.running[0].write(1, 0)
+        await ticks.pass_one()
+        assert [(item.unit.index, item.summary.num_tokens) for item in (await stage.put()).items] == [(0, 3)]
+        stage.say(Settled([], [Unit(0, 0)]))
+        await turns()
+        assert len(stage.engine.running) == 2, "it goes on"
+
+    scene(play, progress_every_s=30.0)
+
+
+def test_news_of_progress_on_disk_does_not_settle_what_was_finished_since():
+    async def play(stage):
+        stage.say(lease(indices=(0,)))
+        await stage.engine.started(1)
+        stage.engine.write(2)
+        stage.engine.finish()
+        await stage.put()
+        stage.say(Settled([], [Unit(0, 0)]))
+        draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
+        await turns()
+        assert not draining.done()
+        stage.say(Settled([Unit(0, 0)]))
+        assert await draining
+
+    scene(play)
+
+
+# ── from one session to the next ────────────────────────────────────────────────────────────
+
+
+def test_what_is_in_hand_outlives_the_session():
+    async def main():
+        first = Stage()
+        in_hand = Generations(first.engine, "r-0")
+        first = Stage(engine=first.engine, in_hand=in_hand)
+        serving = asyncio.create_task(first.actor.run())
+        first.say(transfer(3), lease(token=7), lease(token=8, group_id=1, indices=(0,)))
+        await first.engine.started(3)
+        await first.hear(Live)
+        first.engine.write(1)
+        first.engine.finish(index=2)
+        await first.put()
+        first.broker.forget(PEER)
+        with pytest.raises(LinkReset):
+            await serving
+        first.engine.write(1)
+
+        held = in_hand.held()
+
+        assert held == [Held(Unit(0, 0), 7, 3), Held(Unit(0, 1), 7, 3), Held(Unit(1, 0), 8, 3)]
+        assert in_hand.policy_version == 3
+        second = Stage(engine=first.engine, in_hand=in_hand)
+        serving = asyncio.create_task(second.actor.run())
+        assert await second.hear(Offer) == Offer(CAPACITY), "the broker has counted what is held"
+        (again,) = (await second.put()).items
+        assert again.unit == Unit(1, 0), "whether it was put before or not"
+        second.say(Settled([Unit(1, 0)]), Cancelled([], [Unit(0, 1)]))
+        await second.hear(Offer)
+        assert await second.hear(Offer) == Offer(CAPACITY + 2)
+        (still,) = second.engine.running
+        assert still.num_tokens == 2
+        second.engine.finish()
+        (item,) = (await second.put()).items
+        assert (item.unit, item.token, item.summary.num_tokens) == (Unit(0, 0), 7, 2)
+        second.say(Stop("the run is complete"))
+        await serving
+        await in_hand.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_what_waited_for_the_old_spool_is_not_held():
+    async def main():
+        stage = Stage()
+        in_hand = Generations(stage.engine, "r-0")
+        stage = Stage(engine=stage.engine, in_hand=in_hand)
+        serving = asyncio.create_task(stage.actor.run())
+        stage.say(begun_lease(written_elsewhere()))
+        await stage.asked(Fetch)
+        stage.broker.forget(PEER)
+        with pytest.raises(LinkReset):
+            await serving
+        assert [item.unit for item in in_hand.held()] == [Unit(0, 0)]
+        await in_hand.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_defect_of_the_engine_ends_the_rollout_by_its_name():
+    async def play(stage):
+        stage.say(lease(indices=(0,)))
+        await stage.engine.started(1)
+        stage.engine.running[0].done.set_exception(ZeroDivisionError("in the engine"))
+        await asyncio.Event().wait()
+
+    with pytest.raises(ZeroDivisionError, match="in the engine"):
+        scene(play)
+
+
 # ── the end ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_draining_finishes_what_is_in_hand_and_takes_nothing_more():
+def test_draining_hands_over_what_is_written_and_takes_nothing_more():
     async def play(stage):
         stage.say(lease(token=1, indices=(0,)))
         await stage.engine.started(1)
+        stage.engine.write(3)
         draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
         await stage.hear(Draining)
         stage.say(lease(token=2, group_id=1))
+        (item,) = (await stage.put()).items
+        assert (item.unit, item.token) == (Unit(0, 0), 1)
+        assert (item.summary.num_tokens, item.summary.finish_reason) == (3, "unfinished")
+        assert stage.engine.running == [], "its slot is free"
+        assert stage.engine.calls == ["pause", "resume"], "the engine is the host's, and goes on"
         await turns()
         assert len(stage.engine.requests) == 1
-        stage.engine.write(1)
-        stage.engine.finish()
-        await stage.put()
-        await turns()
         assert not draining.done(), "not before it is on disk"
-        stage.say(Settled([Unit(0, 0)]))
+        stage.say(Settled([], [Unit(0, 0)]))
         assert await draining
+
+    scene(play)
+
+
+def test_draining_waits_for_what_was_finished_too():
+    async def play(stage):
+        stage.say(lease())
+        await stage.engine.started(2)
+        stage.engine.write(2)
+        stage.engine.finish(index=1)
+        draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
+        items = (await stage.put()).items
+        assert {item.unit.index: item.summary.finish_reason for item in items} == {0: "unfinished", 1: "stop"}
+        stage.say(Settled([], [Unit(0, 0)]))
+        await turns()
+        assert not draining.done()
+        stage.say(Settled([Unit(0, 1)]))
+        assert await draining
+
+    scene(play)
+
+
+def test_of_what_is_not_begun_there_is_nothing_to_hand_over():
+    async def play(stage):
+        stage.say(lease())
+        await stage.engine.started(2)
+        assert await stage.actor.drain(deadline_s=5)
 
     scene(play)
 
@@ -485,6 +748,7 @@ def test_draining_gives_up_at_its_deadline():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
+        stage.engine.write(1)
         assert not await stage.actor.drain(deadline_s=0)
 
     scene(play)

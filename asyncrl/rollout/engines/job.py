@@ -8,10 +8,13 @@ class Job:
     """A request, where it is decoded, and under which weights. Compared by identity: two requests may be equal."""
 
     def __init__(self, request: Request) -> None:
+        begun = request.begun
         self.request = request
-        self.prompt = tuple(request.prompt_ids)
-        """What jobs that may share a prefill have in common."""
-        self.prompt_tokens = len(self.prompt)
+        self.given = tuple(request.prompt_ids) + tuple(begun.completion_ids if begun else ())
+        """Prompt, and what was written elsewhere: what jobs that may share a prefill have in common."""
+        self.given_logprobs = begun.behavior_logprobs if begun else []
+        """Of what was written elsewhere."""
+        self.prompt_tokens = len(request.prompt_ids)
         """L."""
         sampling = request.sampling
         self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
@@ -25,8 +28,18 @@ class Job:
         self.begun_s = 0.0
         """When it got its slot, by the performance counter."""
         self.prompt_version = 0
-        """Whose keys and values the prompt has in the cache."""
-        self._marks: list[tuple[int, int]] = []
+        """Under which weights the keys and values of ``given`` were computed."""
+        self._marks = [(span.policy_version, span.start) for span in (begun.spans if begun else [])]
+
+    @property
+    def num_begun(self) -> int:
+        """Completion tokens written elsewhere."""
+        return len(self.given_logprobs)
+
+    @property
+    def seconds_begun(self) -> float:
+        """Seconds it took there."""
+        return self.request.begun.generate_s if self.request.begun else 0.0
 
     def turn(self, policy_version: int, written: int) -> None:
         """Credit tokens from number ``written`` on to ``policy_version``."""

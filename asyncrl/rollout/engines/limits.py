@@ -18,7 +18,12 @@ def check(request: Request, *, positions: int, vocab_size: int) -> None:
         EngineError: Not retryable.
     """
     _check_size(len(request.prompt_ids), request.sampling.max_tokens, positions)
-    lowest, highest = min(request.prompt_ids), max(request.prompt_ids)
+    begun = request.begun.completion_ids if request.begun else []
+    if len(begun) >= request.sampling.max_tokens:
+        raise EngineError(
+            f"{len(begun)} tokens were written before, but max_tokens is {request.sampling.max_tokens}: nothing is left"
+        )
+    lowest, highest = min([*request.prompt_ids, *begun]), max([*request.prompt_ids, *begun])
     if lowest < 0 or highest >= vocab_size:
         raise EngineError(
             f"prompt has token ids from {lowest} to {highest}, but the model knows 0 to {vocab_size - 1}; "

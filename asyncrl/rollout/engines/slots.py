@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.errors import EngineError
+from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines import sampler
 from asyncrl.rollout.engines.forward import Forward
@@ -88,24 +89,24 @@ class SlotTable:
         if not free:
             return
         # Whoever has a prompt in the cache under the weights of today can lend it.
-        leaders = {job.prompt: job for job in self.running if job.prompt_version == self.policy_version}
+        leaders = {job.given: job for job in self.running if job.prompt_version == self.policy_version}
         fresh: list[Job] = []
         followers: list[tuple[Job, Job]] = []
         while waiting and free:
-            leader = leaders.get(waiting[0].prompt)
+            leader = leaders.get(waiting[0].given)
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > PREFILL_TOKENS:
                 break
             job = waiting.popleft()
             self._place(job, free.popleft())
             if leader is None:
-                leaders[job.prompt] = job
+                leaders[job.given] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
         self._seat([*fresh, *(job for job, _ in followers)])
-        self._prefill(fresh, [job.prompt_tokens - 1 for job in fresh])
+        self._prefill(fresh, [len(job.given) - 1 for job in fresh])
         for job, leader in followers:
-            self._forward.cache.copy(leader.slot, job.slot, job.prompt_tokens - 1)
+            self._forward.cache.copy(leader.slot, job.slot, len(job.given) - 1)
         self._summarise()
 
     def release(self, job: Job) -> None:
@@ -116,6 +117,12 @@ class SlotTable:
         """Free every slot."""
         self._jobs.clear()
         self._summarise()
+
+    def written(self, job: Job) -> Completion | None:
+        """What a running job has so far; None if that is nothing."""
+        if self._end(job) == self._begin(job):
+            return None
+        return self._completion(job, "unfinished")
 
     # ── decoding ────────────────────────────────────────────────────────────────────────────
 
@@ -163,26 +170,34 @@ class SlotTable:
         # A character has at most 4 bytes and a token at least one; the margin holds tokens that decode to nothing.
         window = 4 * max(map(len, stop)) + 8
         end = self._end(job)
-        start = max(job.slot * self._positions + job.prompt_tokens, end - window)
+        start = max(self._begin(job), end - window)
         return self._stops_here(self._ids[start:end].tolist(), stop)
 
     def _finish(self, job: Job) -> tuple[Job, Completion | EngineError]:
-        start, end = job.slot * self._positions + job.prompt_tokens, self._end(job)
+        completion = self._completion(job, self._finish_reason(job))
         self.release(job)
-        ids, logprobs = self._ids[start:end].tolist(), self._logprobs[start:end].tolist()
-        if not all(map(math.isfinite, logprobs)):
+        if not all(map(math.isfinite, completion.behavior_logprobs)):
             return job, EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
                 retryable=False,
             )
-        is_full = end - start == job.request.sampling.max_tokens
-        is_stopped = ids[-1] in self._eos_ids or bool(job.request.sampling.stop and self._is_stopped(job))
-        return job, Completion(
-            completion_ids=ids,
-            behavior_logprobs=logprobs,
+        return job, completion
+
+    def _finish_reason(self, job: Job) -> FinishReason:
+        sampling = job.request.sampling
+        is_full = self._end(job) - self._begin(job) == sampling.max_tokens
+        newest = int(self._ids[self._end(job) - 1])
+        is_stopped = newest in self._eos_ids or bool(sampling.stop and self._is_stopped(job))
+        return "length" if is_full and not is_stopped else "stop"
+
+    def _completion(self, job: Job, finish_reason: FinishReason) -> Completion:
+        start, end = self._begin(job), self._end(job)
+        return Completion(
+            completion_ids=self._ids[start:end].tolist(),
+            behavior_logprobs=self._logprobs[start:end].tolist(),
             spans=job.spans(end - start),
-            finish_reason="length" if is_full and not is_stopped else "stop",
-            generate_s=time.perf_counter() - job.begun_s,
+            finish_reason=finish_reason,
+            generate_s=job.seconds_begun + time.perf_counter() - job.begun_s,
         )
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
@@ -224,9 +239,9 @@ class SlotTable:
 
     def _place(self, job: Job, slot: int) -> None:
         """Give the job a slot."""
-        job.slot, job.begun_at, job.begun_s = slot, self._steps, time.perf_counter()
+        job.slot, job.begun_at, job.begun_s = slot, self._steps - job.num_begun, time.perf_counter()
         job.prompt_version = self.policy_version
-        job.turn(self.policy_version, 0)
+        job.turn(self.policy_version, job.num_begun)
         if slot == len(self._jobs):
             self._jobs.append(job)
         else:
@@ -237,24 +252,28 @@ class SlotTable:
         integers, floats = [], []
         for job in jobs:
             sampling = job.request.sampling
-            first = job.slot * self._positions + job.prompt_tokens
-            integers.append((first - 1, first + sampling.max_tokens - 1, job.prompt_tokens, sampling.top_k))
+            first = self._begin(job)
+            last = first + sampling.max_tokens - 1
+            integers.append((first + job.num_begun - 1, last, job.prompt_tokens, sampling.top_k))
             floats.append((sampling.temperature, sampling.top_p))
         slots = self._tensor([job.slot for job in jobs])
         self._integers[:, slots] = self._tensor(integers).t()
         self._floats[:, slots] = self._tensor(floats, torch.float32).t()
-        prompts = self._prompts(jobs)
-        self._grid(self._ids)[slots, : prompts.shape[1]] = prompts
+        given = self._given(jobs)
+        self._grid(self._ids)[slots, : given.shape[1]] = given
+        for job in (job for job in jobs if job.num_begun):
+            first = self._begin(job)
+            self._logprobs[first : first + job.num_begun] = self._tensor(job.given_logprobs, torch.float32)
         most = max(job.request.sampling.max_tokens for job in jobs)
         draws = sampler.uniforms([job.request.seed for job in jobs], most)  # all that these jobs may ever need
         self._grid(self._uniforms)[slots, :most] = draws.to(slots.device)
 
-    def _prompts(self, jobs: Sequence[Job]) -> Tensor:
+    def _given(self, jobs: Sequence[Job]) -> Tensor:
         """[B, longest] tokens, padded on the right. Of a group, Python spells one prompt out."""
-        longest = max(job.prompt_tokens for job in jobs)
-        rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(job.prompt for job in jobs))}
-        distinct = self._tensor([prompt + (0,) * (longest - len(prompt)) for prompt in rows])
-        return distinct[self._tensor([rows[job.prompt] for job in jobs])]
+        longest = max(len(job.given) for job in jobs)
+        rows = {given: row for row, given in enumerate(dict.fromkeys(job.given for job in jobs))}
+        distinct = self._tensor([given + (0,) * (longest - len(given)) for given in rows])
+        return distinct[self._tensor([rows[job.given] for job in jobs])]
 
     def _compact(self) -> None:
         """Move the last completions into the holes, so that a step computes running rows and nothing else."""
@@ -291,12 +310,16 @@ class SlotTable:
         """[slots, positions] the same cells."""
         return cells.view(-1, self._positions)
 
-    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
+    def _tensor(self, numbers: Sequence[float] | Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(numbers, dtype=dtype, device=self._ids.device)
 
     def _num_tokens(self, job: Job) -> int:
         """Prompt and completion so far."""
         return job.prompt_tokens + self._steps - job.begun_at
+
+    def _begin(self, job: Job) -> int:
+        """The cell of the job's first completion token."""
+        return job.slot * self._positions + job.prompt_tokens
 
     def _end(self, job: Job) -> int:
         """The cell after the job's newest token."""
@@ -304,4 +327,4 @@ class SlotTable:
 
 
 def _padded_tokens(jobs: Sequence[Job]) -> int:
-    return len(jobs) * max(job.prompt_tokens for job in jobs)
+    return len(jobs) * max(len(job.given) for job in jobs)

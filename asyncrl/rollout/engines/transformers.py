@@ -158,6 +158,12 @@ class TransformersEngine:
             if self._futures.pop(job, None) is not None:  # cancelled: nobody wants the rest
                 self._abandon(job)
 
+    def written(self, request: Request) -> Completion | None:
+        """As `Engine.written`. A request that waits for a slot has what it came with."""
+        if job := next((job for job in self._futures if job.request is request), None):
+            return request.begun if job in self._waiting else self._table.written(job)
+        return None
+
     async def pause(self) -> None:
         """As `Engine.pause`. Whoever can call it runs between two steps already."""
         self._is_paused = True

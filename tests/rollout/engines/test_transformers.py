@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
@@ -215,6 +216,79 @@ def test_a_cancelled_request_that_waited_leaves_the_queue(make_engine):
         return state
 
     assert asyncio.run(scenario()) == "<TransformersEngine open running=1 waiting=0>"
+
+
+# ── going on from what was written elsewhere ────────────────────────────────────────────────
+
+
+async def written_after(engine: TransformersEngine, num_tokens: int, *requests: Request) -> list[Completion]:
+    """What requests have after so many steps; nobody wants the rest of them."""
+    tasks = [asyncio.create_task(engine.generate(req)) for req in requests]
+    await after_tokens(engine, num_tokens)
+    written = [engine.written(req) for req in requests]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [completion for completion in written if completion]
+
+
+def going_on(req: Request, begun: Completion) -> Request:
+    return replace(req, begun=begun)
+
+
+@FAMILIES
+def test_a_completion_handed_over_is_the_one_it_would_have_been(make_engine, family):
+    requests = [request(5, 9, 7, seed=n, max_tokens=20) for n in range(3)] + [request(*range(3, 12), max_tokens=30)]
+    undisturbed = run(make_engine(family), *requests)
+    begun = asyncio.run(written_after(make_engine(family), 4, *requests))
+    assert all(completion.finish_reason == "unfinished" for completion in begun)
+    assert {len(completion.completion_ids) for completion in begun} == {4}
+
+    resumed = run(make_engine(family), *map(going_on, requests, begun))
+
+    for before, done, expected in zip(begun, resumed, undisturbed, strict=True):
+        assert done.completion_ids == expected.completion_ids
+        assert done.finish_reason == expected.finish_reason
+        assert done.behavior_logprobs[:4] == before.behavior_logprobs, "not computed again: written is written"
+        assert done.behavior_logprobs == pytest.approx(expected.behavior_logprobs, abs=1e-4)
+
+
+def test_tokens_written_elsewhere_keep_their_versions(make_engine):
+    req = request(5, 9, 7, seed=1, max_tokens=12)
+    [begun] = asyncio.run(written_after(make_engine(policy_version=3), 4, req))
+    [once] = asyncio.run(written_after(make_engine(policy_version=3), 2, going_on(req, begun)))
+
+    [done] = run(make_engine(policy_version=5), going_on(req, once))
+
+    num_tokens = len(done.completion_ids)
+    assert once.spans == [Span(3, 0, 6)], "one span as long as the version is one"
+    assert done.spans == [Span(3, 0, 6), Span(5, 6, num_tokens)]
+    assert done.generate_s > once.generate_s > begun.generate_s > 0
+
+
+def test_a_request_that_waits_for_a_slot_has_what_it_came_with(make_engine):
+    async def main() -> tuple[Completion | None, Completion | None, Completion]:
+        engine = make_engine(slots=1)
+        first, waiting = request(seed=1), request(seed=2)
+        [begun] = await written_after(engine, 3, waiting)
+        again = going_on(waiting, begun)
+        tasks = [asyncio.create_task(engine.generate(req)) for req in (first, again)]
+        await after_tokens(engine, 1)
+        seen = engine.written(again), engine.written(waiting), begun
+        await asyncio.gather(*tasks)
+        return seen
+
+    seen, of_a_stranger, begun = asyncio.run(main())
+    assert seen == begun
+    assert of_a_stranger is None
+
+
+def test_nothing_is_left_to_write_of_a_full_completion(make_engine):
+    req = request(max_tokens=4)
+    [begun] = asyncio.run(written_after(make_engine(), 3, req))
+    full = replace(begun, completion_ids=[4] * 4, behavior_logprobs=[-1.0] * 4, spans=[Span(0, 0, 4)])
+    with pytest.raises(EngineError, match="4 tokens were written before, but max_tokens is 4"):
+        run(make_engine(), going_on(req, full))
 
 
 # ── new weights ─────────────────────────────────────────────────────────────────────────────
