@@ -177,6 +177,8 @@ class ScoredItem(Value, frozen=True):
     reward: float
     metrics: dict[str, float] = {}
     """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
+    token: int = 0
+    """Of the `GradeItem`: which of its trajectories, should the unit have had several."""
 
 
 class Sample(Value, frozen=True):

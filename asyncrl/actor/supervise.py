@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.errors import BrokenInvariant
+from asyncrl.observe.disk import needed
 
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.2
@@ -64,8 +65,8 @@ class Child:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it; its output is appended to the log."""
-        with self.log.open("ab") as log:
+        """Start it; its output is appended to the log. Raises `RunFailed` if the disk does not take that."""
+        with needed(self.log), self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -342,10 +342,18 @@ class BrokerActor:
             self._hub.send(node.peer, message)
 
     def _conclude(self) -> None:
-        """Write the summary, once; one that lies there is of an earlier life of this run."""
+        """Write the summary, once; a disk that does not take it is a cause by itself, if there was none before."""
         if self._is_concluded:
             return
         self._is_concluded = True
+        try:
+            self._write_summary()
+        except RunFailed as failure:
+            log.error("summary.unwritten", cause=str(failure))
+            self._cause = self._cause or str(failure)
+
+    def _write_summary(self) -> None:
+        """One that lies there is of an earlier life of this run."""
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
         self._event("run.finished", status="failed" if self._cause else "finished", cause=self._cause)

@@ -1,5 +1,7 @@
 """Stored trajectories on their way to a verdict: a queue by group, and who judges what. Credits as for leases."""
 
+from collections import OrderedDict
+
 from asyncrl.broker.groups import Slot
 from asyncrl.messages import Split, Unit
 
@@ -11,7 +13,7 @@ class GradeBook:
     """What waits for a reward node, and what one has in hand."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, list[Slot]] = {}
+        self._waiting: OrderedDict[Key, list[Slot]] = OrderedDict()
         """Never an empty list; the group that waits longest first."""
         self._in_hand: dict[Unit, tuple[Slot, str]] = {}
 
@@ -55,7 +57,7 @@ class GradeBook:
     def revoke(self, peer: str) -> None:
         """A reward node is gone: what it had in hand waits again, first in the queue."""
         lost = [slot for slot, holder in self._in_hand.values() if holder == peer]
-        later, self._waiting = self._waiting, {}
+        later, self._waiting = self._waiting, OrderedDict()
         for slot in lost:
             del self._in_hand[slot.unit]
             self.add(slot)

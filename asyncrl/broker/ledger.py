@@ -25,10 +25,12 @@ from threading import Thread
 from typing import NamedTuple
 
 from asyncrl.broker.ledger_file import open_writable, read_meta, write_meta
+from asyncrl.broker.ledger_tail import examine
 from asyncrl.broker.records import Record, encode, key, retired
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 
 Row = tuple[str, str | None, bytes, int]
+REMEDY = "free space or repair the disk, then resume the run"
 INSERT_RECORD = "INSERT INTO records (kind, key, body, crc32) VALUES (?, ?, ?, ?)"
 INSERT_RETIRED = "INSERT INTO retired VALUES (?, ?)"
 
@@ -48,12 +50,14 @@ class Ledger:
     Opening begins a new broker epoch, on disk before this returns, so that lease tokens of two brokers never meet.
 
     Raises:
-        LedgerError: The file cannot be opened, is not a ledger, or is one of another schema version.
+        LedgerError: The file cannot be opened, is damaged, is not a ledger, or is one of another schema version.
     """
 
     def __init__(self, path: Path) -> None:
         self.num_transactions = 0
         """Each is one fsync."""
+        self.torn = examine(path)
+        """The tail that was cut when it was opened, if its last broker left one."""
         self._path = path
         self._connection = open_writable(path)
         self.run_id = str(read_meta(self._connection, "run_id"))
@@ -107,7 +111,7 @@ class Ledger:
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._connection.close()
-            raise LedgerError(f"cannot write the ledger {self._path}: {error}") from error
+            raise LedgerError(f"cannot write the ledger {self._path}: {error}; {REMEDY}") from error
         return epoch
 
     # ── in the writer thread ────────────────────────────────────────────────────────────────
@@ -136,9 +140,7 @@ class Ledger:
                 self._ended = failure
             except (sqlite3.Error, OverflowError) as error:  # OverflowError: an id of more than 64 bits
                 # The file is not touched again; SQLite undoes an open transaction by itself.
-                self._ended = RunFailed(
-                    f"cannot write the ledger {self._path}: {error}; free space or repair the disk, then resume the run"
-                )
+                self._ended = RunFailed(f"cannot write the ledger {self._path}: {error}; {REMEDY}")
         _resolve(calls, self._ended)
 
     def _transact(self, calls: Sequence[_Call]) -> None:

@@ -1,16 +1,17 @@
 """What a ledger says: to a broker that starts again, to `asyncrl audit`, and to a person who wants to know."""
 
-import sqlite3
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from asyncrl.broker.ledger_file import open_readable, read_meta
-from asyncrl.broker.records import AnyRecord, Result, Taken, Verdict, decode, units_of_group
+from asyncrl.broker.ledger_file import UNREADABLE, one_line, open_readable, read_meta
+from asyncrl.broker.records import AnyRecord, Result, Taken, Verdict, decode, key, units_of_group
 from asyncrl.errors import LedgerError
 from asyncrl.messages import Split
+
+REMEDY = "restore the ledger from a copy, or start a new run"
 
 
 class LedgerReader:
@@ -39,20 +40,24 @@ class LedgerReader:
         Every record, in the order they were made.
 
         Raises:
-            LedgerError: A record is damaged; names it.
+            LedgerError: A record is damaged or missing; names it.
         """
-        return self._select("ORDER BY seq")
+        for expected, (seq, record) in enumerate(self._select("ORDER BY seq"), start=1):
+            if seq != expected:
+                raise LedgerError(f"the ledger {self._path} is damaged: record {expected} is missing; {REMEDY}")
+            yield record
 
     def counts(self) -> dict[str, int]:
         """How many records there are of each kind, by class name."""
         try:
             return dict(self._connection.execute("SELECT kind, count(*) FROM records GROUP BY kind"))
-        except sqlite3.Error as error:
-            raise LedgerError(f"the ledger {self._path} is damaged: {error}") from error
+        except UNREADABLE as error:
+            raise self._damaged(error) from error
 
     def taken(self, step: int) -> Taken | None:
         """The batch of ``step``, if it was ever asked for."""
-        return next((r for r in self._select("WHERE key = ?", f"taken/{step}") if isinstance(r, Taken)), None)
+        found = (record for _, record in self._select("WHERE key = ?", f"taken/{step}"))
+        return next((record for record in found if isinstance(record, Taken)), None)
 
     def results(self, group_id: int, split: Split = "train") -> list[tuple[Result, Verdict | None]]:
         """What is stored of a group, in order of index, each with its verdict if there is one."""
@@ -66,15 +71,29 @@ class LedgerReader:
 
     def _of_group(self, kind: Literal["result", "verdict"], split: Split, group_id: int) -> Iterator[AnyRecord]:
         prefix = units_of_group(kind, split, group_id)
-        return self._select("WHERE key BETWEEN ? AND ?", prefix, f"{prefix}:")  # ":" sorts right after the digits
+        last = f"{prefix}:"  # ":" sorts right after the digits
+        return (record for _, record in self._select("WHERE key BETWEEN ? AND ?", prefix, last))
 
-    def _select(self, which: str, *parameters: str) -> Iterator[AnyRecord]:
+    def _select(self, which: str, *parameters: str) -> Iterator[tuple[int, AnyRecord]]:
+        """Numbers and records."""
         try:
-            for seq, body, crc32 in self._connection.execute(
-                f"SELECT seq, body, crc32 FROM records {which}", parameters
-            ):
-                if zlib.crc32(body) != crc32:
-                    raise LedgerError(f"record {seq} of the ledger {self._path} is damaged: its checksum does not fit")
-                yield decode(body)
-        except sqlite3.Error as error:
-            raise LedgerError(f"the ledger {self._path} is damaged: {error}") from error
+            for row in self._connection.execute(f"SELECT seq, kind, key, body, crc32 FROM records {which}", parameters):
+                yield row[0], self._checked(*row)
+        except UNREADABLE as error:
+            raise self._damaged(error) from error
+
+    def _checked(self, seq: int, kind: object, name: object, body: Any, crc32: object) -> AnyRecord:
+        """A damaged page may hold anything, also values of another type."""
+        where = f"record {seq} of the ledger {self._path}"
+        if not isinstance(body, bytes) or zlib.crc32(body) != crc32:
+            raise LedgerError(f"{where} is damaged: its checksum does not fit; {REMEDY}")
+        try:
+            record = decode(body)
+        except LedgerError as error:
+            raise LedgerError(f"{where} cannot be read: {error}; use the asyncrl that wrote it") from error
+        if (kind, name) != (type(record).__name__, key(record)):
+            raise LedgerError(f"{where} is damaged: it is filed as {kind!r} {name!r}; {REMEDY}")
+        return record
+
+    def _damaged(self, error: Exception) -> LedgerError:
+        return LedgerError(f"the ledger {self._path} is damaged: {one_line(error)}; {REMEDY}")

@@ -54,17 +54,22 @@ class NodeBook:
         self._ttl_s = ttl_s
         self._nodes: dict[str, Node] = {}
         self._by_role: dict[Role, dict[str, Node]] = {}
+        self._by_name: dict[str, list[Node]] = {}
 
     def join(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello."""
         node = self._nodes[peer] = Node(peer, hello, now_s)
         self._by_role.setdefault(node.role, {})[peer] = node
+        self._by_name.setdefault(node.name, []).append(node)
         return node
 
     def leave(self, peer: str) -> Node | None:
         """A node is gone."""
         if node := self._nodes.pop(peer, None):
             del self._by_role[node.role][peer]
+            self._by_name[node.name].remove(node)
+            if not self._by_name[node.name]:
+                del self._by_name[node.name]
         return node
 
     def get(self, peer: str) -> Node | None:
@@ -83,7 +88,7 @@ class NodeBook:
 
     def earlier(self, hello: Hello) -> list[Node]:
         """Starts of the node that says Hello: they are dead, or have forgotten what they held."""
-        return [node for node in self._nodes.values() if node.name == hello.node]
+        return list(self._by_name.get(hello.node, ()))
 
     def all(self) -> list[Node]:
         """Everybody, in the order they joined."""

@@ -40,10 +40,17 @@ class Ongoing:
 
 
 class PublishBook:
-    """Versions and transfers."""
+    """
+    Versions and transfers.
 
-    def __init__(self, deadline_s: float) -> None:
+    Args:
+        deadline_s: Of one transfer, for each of its members.
+        swaps_at_once: Rollouts do not let generations finish first, so that a swap has a deadline too.
+    """
+
+    def __init__(self, deadline_s: float, *, swaps_at_once: bool = True) -> None:
         self._deadline_s = deadline_s
+        self._swaps_at_once = swaps_at_once
         self._last_epoch = 0
         self._kept: tuple[int, list[str]] | None = None
         """Epoch and members of the group that is reused; None: the next transfer makes a new one."""
@@ -70,7 +77,7 @@ class PublishBook:
 
     @property
     def limit_s(self) -> float:
-        """How long the members of a transfer have to report. They give up by themselves at half of it."""
+        """How long the members of a transfer have. They give up by themselves at half of it."""
         return 2 * self._deadline_s
 
     def start(self, nodes: NodeBook, now_s: float) -> Ongoing | None:
@@ -133,11 +140,15 @@ class PublishBook:
         """Joiners that could not be brought up to date in `MAX_FAILURES` tries: to be declared lost."""
         return [peer for peer, failures in self._broken_pairs.items() if failures >= MAX_FAILURES]
 
-    def expired(self, now_s: float) -> list[str]:
-        """Members that have not ended their side in time: to be declared lost."""
-        if self.ongoing is None or now_s < self.ongoing.expires_s:
+    def expired(self, now_s: float, held: Collection[str]) -> list[str]:
+        """Members that have not done their part in time, and are not ``held``: to be declared lost."""
+        if (ongoing := self.ongoing) is None:
             return []
-        return sorted(self.ongoing.unreported)
+        if not ongoing.unreported and ongoing.swapping.intersection(held):
+            ongoing.expires_s = now_s + self.limit_s  # Its time begins when it is released.
+        if now_s < ongoing.expires_s:
+            return []
+        return sorted(ongoing.unreported or (ongoing.swapping if self._swaps_at_once else ()))
 
     def conclude(self, held: Collection[str]) -> Ongoing | None:
         """
@@ -155,6 +166,8 @@ class PublishBook:
             self.ongoing = None
             self._broke(ongoing)
             return None
+        if len(ongoing.swapping) > len(held):
+            return None  # The usual answer while many swap, and it costs the same with any number of them.
         if ongoing.swapping.difference(held) or (ongoing.swapping and not ongoing.swapped):
             return None
         self.ongoing = None

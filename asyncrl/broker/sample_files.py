@@ -30,7 +30,11 @@ class SampleFiles:
         self._writer = writer
 
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
-        """Keep what ``stepped`` consumed. A step whose payloads cannot be read is passed over, and that is logged."""
+        """Keep what ``stepped`` consumed.
+
+        A step whose payloads cannot be read, or whose file cannot be written, is passed over, and that is logged: no
+        run ends for want of something to look at.
+        """
         stored = [(group.prompt, slot) for group in groups for slot in group.slots if slot.ref]
         try:
             trajectories = await self._payloads.fetch_all([slot.ref for _, slot in stored if slot.ref], FETCH_S)
@@ -41,7 +45,10 @@ class SampleFiles:
             sample_row(stepped, prompt, slot, trajectory)
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)
         ]
-        await asyncio.to_thread(self._writer.write, stepped.step, rows)
+        try:
+            await asyncio.to_thread(self._writer.write, stepped.step, rows)
+        except OSError as error:
+            log.warning("samples.skipped", step=stepped.step, reason=str(error))
 
 
 def sample_row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory) -> SampleRow:

@@ -99,7 +99,7 @@ class Scheduler:
         self.groups: dict[int, Group] = {}
         self.grading = GradeBook()
         self.batches = BatchBook(schedule.groups_per_step, schedule.order)
-        self.publishing = PublishBook(config.weights.deadline_s)
+        self.publishing = PublishBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
         self.out = Outbox()
         self.leasing = Leasing(config, self.evaluation, self._group, self.out, broker_epoch)
@@ -162,8 +162,8 @@ class Scheduler:
             RunFailed: One version could not be published in many tries.
         """
         overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
-        for peer in self.publishing.expired(now_s):
-            overdue.setdefault(peer, f"did not report on a weight transfer within {self.publishing.limit_s:g} s")
+        for peer in self.publishing.expired(now_s, self._held):
+            overdue.setdefault(peer, f"did not finish a weight transfer within {self.publishing.limit_s:g} s")
         for peer in self.publishing.given_up():
             overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
@@ -388,7 +388,7 @@ class Scheduler:
 
     def _conclude_transfer(self) -> None:
         before = self.publishing.live_version
-        ended = self.publishing.conclude([self.evaluation.ongoing.peer] if self.evaluation.ongoing else [])
+        ended = self.publishing.conclude(self._held)
         if ended is None or self.publishing.live_version == before:
             return
         version = ended.message.policy_version
@@ -521,6 +521,11 @@ class Scheduler:
         self._drops.dropped(reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _held(self) -> list[str]:
+        """The rollout that stays at its version for an evaluation."""
+        return [self.evaluation.ongoing.peer] if self.evaluation.ongoing else []
 
     def _credits_changed(self, node: Node) -> None:
         if (book := self._credits.get(node.role)) is None:

@@ -67,6 +67,7 @@ def main(
 def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: str | None, run_dir: Path | None) -> Job:
     from asyncrl.node.broker import create_directory, run_broker
     from asyncrl.observe.atomic import replacing
+    from asyncrl.observe.disk import needed
     from asyncrl.observe.run_directory import RunDirectory
 
     if config_path is None:
@@ -75,12 +76,12 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
         overrides = (*overrides, f'broker.bind="{address}"')
     config = load(config_path, overrides)
     directory = RunDirectory.reopen(run_dir) if run_dir else create_directory(config, config_path)
-    directory.config.write_text(to_toml(config))
+    directory.write_config(to_toml(config))
     # A broker that starts again listens where its nodes look for it.
     bind = directory.address.read_text().strip() if directory.address.exists() and not address else config.broker.bind
 
     def listening(at: str) -> None:
-        with replacing(directory.address, durable=False) as unfinished:
+        with needed(directory.address), replacing(directory.address, durable=False) as unfinished:
             unfinished.write_text(at + "\n")
 
     async def job(stopping: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.run_file import load, to_toml
@@ -42,7 +42,7 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
         console.print(_plan(config), highlight=False, markup=False)
         return
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
-    directory.config.write_text(to_toml(config))
+    directory.write_config(to_toml(config))
     _carry_out(config, directory, console)
 
 
@@ -72,8 +72,11 @@ def _carry_out(config: Config, directory: RunDirectory, console: Console) -> Non
     except AsyncrlError as error:
         failure = error
     finally:
-        summary = _ensure_summary(config, directory, str(failure or ""))
-    write_report([directory.path], directory.report)
+        summary = _ensure_summary(config, directory, str(failure or ""), console)
+    try:
+        write_report([directory.path], directory.report)
+    except (AsyncrlError, OSError) as error:  # It can be made later, and how the run ended is more to the point.
+        console.print(f"no report: {error}", highlight=False, markup=False, soft_wrap=True)
     _say_where(console, directory, summary)
     if failure:
         raise failure
@@ -125,11 +128,14 @@ def prepare_model(
         raise RunFailed(f"making the model {path} failed: exit code {code}")
 
 
-def _ensure_summary(config: Config, directory: RunDirectory, cause: str) -> Summary:
+def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> Summary:
     """The broker writes it; if it could not, this says at least why."""
     if (summary := directory.read_summary()) is not None:
         return summary
-    lines = directory.read_metrics()
+    try:
+        lines = directory.read_metrics()
+    except LedgerError:  # The cause, most likely.
+        lines = []
     summary = Summary(
         name=directory.path.name,
         status="failed",
@@ -143,7 +149,10 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str) -> Summ
         staleness_mean=sum(line["staleness_mean"] for line in lines) / max(len(lines), 1),
         staleness_max=int(max((line["staleness_max"] for line in lines), default=0)),
     )
-    directory.write_summary(summary)
+    try:
+        directory.write_summary(summary)
+    except RunFailed as error:
+        console.print(f"no summary: {error}", highlight=False, markup=False, soft_wrap=True)
     return summary
 
 
@@ -155,7 +164,7 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
     lines = [
         f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{accuracy}, "
         f"staleness {summary.staleness_mean:.2f} (at most {summary.staleness_max})",
-        f"report      {directory.report}",
+        f"report      {directory.report if directory.report.exists() else 'none'}",
         f"samples     {directory.samples}",
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
     ]

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from asyncrl.actor.greeting import beat, greet, identity
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
 from asyncrl.broker.actor import BrokerActor
@@ -15,9 +17,13 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages import Beat, Prompt
+from asyncrl.node.agreement import require_agreement
+from asyncrl.observe.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
+
+log = structlog.get_logger()
 
 SPOOL = "spool"
 
@@ -40,17 +46,36 @@ async def run_broker(
 
     Raises:
         RunFailed: The run ended early; the message is the cause.
-        DataError, LinkError, LedgerError: It could not start.
+        DataError, LinkError, LedgerError: It could not start, or what an earlier broker left is damaged.
     """
     prompts = train_stream(config.data, config.run.seed)
     held_out = _held_out(config)
-    ledger = Ledger(directory.ledger)
-    scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
-    with LedgerReader(directory.ledger) as reader:
-        replay(scheduler, reader.records())
+    with contextlib.ExitStack() as files:
+        ledger = Ledger(directory.ledger)
+        files.callback(ledger.close)
+        segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
+        files.callback(segments.close)
+        _tell_of_torn_tails(directory, ledger, segments)
+        scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
+        with LedgerReader(directory.ledger) as reader:
+            replay(scheduler, reader.records())
+        require_agreement(directory, scheduler, segments, spool=SPOOL, broker_epoch=ledger.broker_epoch)
+        await _serve(config, directory, scheduler, ledger, segments, bind=bind, listening=listening, stopping=stopping)
+
+
+async def _serve(
+    config: Config,
+    directory: RunDirectory,
+    scheduler: Scheduler,
+    ledger: Ledger,
+    segments: Segments,
+    *,
+    bind: str,
+    listening: Callable[[str], None],
+    stopping: asyncio.Event,
+) -> None:
     hub = ZmqHub(bind)
     bulk = ZmqHub(config.broker.spool_bind, max_frame_bytes=DATA_FRAME_BYTES)
-    segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
     own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_epoch}", max_frame_bytes=DATA_FRAME_BYTES)
     broker = BrokerActor(
         config,
@@ -77,8 +102,16 @@ async def run_broker(
         await own_spool.aclose()
         await hub.aclose()
         await bulk.aclose()
-        segments.close()
-        ledger.close()
+
+
+def _tell_of_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segments) -> None:
+    """What an earlier broker did not finish is cut, and that is said: once, by the one that cut it."""
+    metrics, events = (JsonLines(path).cut() for path in (directory.metrics, directory.events))
+    for what, torn in (("ledger", ledger.torn), ("spool", segments.torn), ("metrics", metrics), ("events", events)):
+        if torn is not None:
+            lost = {"path": str(torn.path), "offset": torn.offset, "num_bytes": torn.num_bytes}
+            log.warning(f"{what}.cut", **lost)
+            directory.append_event(f"{what}.cut", **lost)
 
 
 async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: float) -> None:

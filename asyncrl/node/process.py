@@ -5,12 +5,13 @@ SIGTERM or SIGINT: drain, leave, exit 0. A second one: exit at once.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import uvloop
@@ -45,7 +46,7 @@ def run_process(job: Job, *, name: str) -> int:
         uvloop.run(_with_signals(job))
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
-        sys.stderr.write(f"asyncrl: {error}\n")
+        _Patient(sys.stderr).write(f"asyncrl: {error}\n")
         return error.exit_code
     return 0
 
@@ -64,6 +65,21 @@ async def _with_signals(job: Job) -> None:
     await job(stopping)
 
 
+class _Patient:
+    """A stream that is not needed: what a full disk does not take is left out, and nobody fails for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def configure_logging(name: str) -> None:
     """Events as JSON lines on standard error, or in colour if a person is looking."""
     to_person = sys.stderr.isatty()
@@ -76,6 +92,6 @@ def configure_logging(name: str) -> None:
             structlog.dev.ConsoleRenderer() if to_person else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Patient(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(node=name)

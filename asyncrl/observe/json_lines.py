@@ -2,7 +2,8 @@
 Files of one JSON object a line, appended to by one process and read by any number, also while it writes.
 
 A line counts once its newline is there: what follows the last newline is a line that is being written, or was when
-its writer died. Readers pass over it, and the next writer takes it away before it adds a line of its own.
+its writer died, or the disk was full. Readers pass over it, and the next writer takes it away before it adds a line of
+its own.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from asyncrl.errors import LedgerError
+from asyncrl.observe.disk import TornTail, needed
 
 
 class JsonLines:
@@ -21,37 +23,61 @@ class JsonLines:
         self.path = path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line. NaN and infinities, which JSON lacks, become null."""
+        """
+        Add one line. NaN and infinities, which JSON lacks, become null.
+
+        Raises:
+            RunFailed: The disk did not take it.
+        """
         line = msgspec.json.encode(record) + b"\n"
-        with self.path.open("ab+") as file:
+        with needed(self.path), self.path.open("ab+") as file:
             _take_away_torn_line(file)
             file.write(line)
+
+    def cut(self) -> TornTail | None:
+        """
+        Take away a line whose writer died, if there is one.
+
+        Raises:
+            RunFailed: The disk did not let go of it.
+        """
+        if not self.path.exists():
+            return None
+        with needed(self.path), self.path.open("rb+") as file:
+            num_bytes = _take_away_torn_line(file)
+            return TornTail(self.path, file.seek(0, 2), num_bytes) if num_bytes else None
 
     def read(self) -> list[dict[str, Any]]:
         """
         Every whole line; none if there is no file.
 
         Raises:
-            LedgerError: A line that was written to its end is not a JSON object; names it.
+            LedgerError: A line that was written to its end is not a JSON object, or the disk cannot read it; names it.
         """
         try:
             *lines, _torn = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise LedgerError(f"cannot read {self.path}: {error.strerror}; repair the disk or remove it") from error
         return [self._decode(line, number) for number, line in enumerate(lines, start=1)]
 
     def _decode(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             return msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LedgerError(f"{self.path} line {number} is not a JSON object: {error}") from error
+            raise LedgerError(
+                f"{self.path} line {number} is not a JSON object: {error}; repair or remove it"
+            ) from error
 
 
-def _take_away_torn_line(file: BinaryIO) -> None:
+def _take_away_torn_line(file: BinaryIO) -> int:
+    """Returns the bytes it had."""
     end = file.seek(0, 2)
     if not end:
-        return
+        return 0
     file.seek(end - 1)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    if file.read(1) == b"\n":
+        return 0
+    file.seek(0)
+    return end - file.truncate(file.read().rfind(b"\n") + 1)

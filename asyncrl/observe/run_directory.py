@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.observe.atomic import replacing
+from asyncrl.observe.disk import needed
 from asyncrl.observe.json_lines import JsonLines
 
 
@@ -110,12 +111,19 @@ class RunDirectory:
 
         Raises:
             ConfigError: There is no run.
+            RunFailed: The disk does not let it go on.
         """
         directory = cls(path)
         if not directory.config.is_file():
             raise ConfigError(f"no run to resume: {directory.config} does not exist")
-        directory.summary.unlink(missing_ok=True)
-        return directory._with_folders()
+        with needed(directory.summary):
+            directory.summary.unlink(missing_ok=True)
+            return directory._with_folders()
+
+    def write_config(self, text: str) -> None:
+        """Keep what the run is: whole or not at all. Raises `RunFailed` if the disk does not take it."""
+        with needed(self.config), replacing(self.config) as unfinished:
+            unfinished.write_text(text)
 
     def append_event(self, kind: str, /, **fields: Any) -> None:
         """Note what happened: ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}``."""
@@ -142,8 +150,8 @@ class RunDirectory:
         return [by_step[step] for step in sorted(by_step)]
 
     def write_summary(self, summary: Summary) -> None:
-        """Say how the run ended: whole or not at all."""
-        with replacing(self.summary) as unfinished:
+        """Say how the run ended: whole or not at all. Raises `RunFailed` if the disk does not take it."""
+        with needed(self.summary), replacing(self.summary) as unfinished:
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
     def read_summary(self) -> Summary | None:
@@ -158,7 +166,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LedgerError(f"{self.summary} is not a summary: {error}") from error
+            raise LedgerError(f"{self.summary} is not a summary: {error}; remove it") from error
 
     def _with_folders(self) -> "RunDirectory":
         for folder in (self.samples, self.checkpoints, self.spool, self.logs):

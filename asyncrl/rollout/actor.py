@@ -291,10 +291,14 @@ class RolloutActor:
         await self._swap()
 
     async def _swap(self) -> None:
-        """Make what is staged what decodes, unless we are held, or it already does."""
+        """
+        Make what is staged what decodes, once, unless we are held.
+
+        Whatever its number: a version that was not live yet when broker or trainer died may come again, or never.
+        """
         generations = self._generations
         async with self._swap_lock:
-            if self._held or self._receiver is None or self._staged_version <= generations.policy_version:
+            if self._held or self._receiver is None or self._staged_version < 0:
                 return
             if not self._partial_rollout:
                 await generations.let_finish()
@@ -306,7 +310,7 @@ class RolloutActor:
                 await self._engine.resume()  # Whatever happened: the engine is the host's.
             generations.go_on()
             reach("rollout.swapped")
-            generations.policy_version = self._staged_version
+            generations.policy_version, self._staged_version = self._staged_version, -1
             log.debug("policy.live", policy_version=generations.policy_version)
             await self._link.send(Live(generations.policy_version, self._clock() - started_s, self._receive_s))
 

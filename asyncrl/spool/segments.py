@@ -16,13 +16,14 @@ Synchronous. `append`, `sync`, `trim` and `close` belong to one thread at a time
 import fcntl
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, Summary, Unit
 from asyncrl.observe.atomic import flush
+from asyncrl.observe.disk import TornTail
 from asyncrl.spool.layout import HEADER, Entry, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
 from asyncrl.spool.tail import Tail
@@ -45,8 +46,8 @@ class Segments:
 
     def __init__(self, directory: Path, *, segment_bytes: int = 256 << 20, cache_bytes: int = 64 << 20) -> None:
         self.num_syncs = 0
-        self.torn: tuple[Path, int] | None = None
-        """The file whose torn tail was cut when it was opened, and the offset it was cut at."""
+        self.torn: TornTail | None = None
+        """The tail that was cut when it was opened, if the last process left one."""
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._recent = Recent(cache_bytes)
@@ -122,6 +123,11 @@ class Segments:
                 f"{path} at offset {ref.offset} does not hold the {ref.length} bytes that were stored there"
             )
         return memoryview(payload)
+
+    def missing(self, refs: Iterable[SpoolRef]) -> list[SpoolRef]:
+        """Those of ``refs`` that are not stored here as they say."""
+        stored = set(self._index.values())
+        return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
     def trim(self, segment: int) -> int:
         """
@@ -210,7 +216,7 @@ class Segments:
         with path.open("r+b") as file:
             if scanned.torn_bytes:
                 file.truncate(scanned.end)
-                self.torn = (path, scanned.end)
+                self.torn = TornTail(path, scanned.end, scanned.torn_bytes)
             os.fsync(file.fileno())
 
 

@@ -15,7 +15,8 @@ There is no scheduler state: the learning rate is a function of the step.
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -28,9 +29,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncrl.actor.failpoints import reach
-from asyncrl.errors import LedgerError
+from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import Stepped
 from asyncrl.observe.atomic import flush
+from asyncrl.observe.disk import needed
 
 log = structlog.get_logger()
 
@@ -90,30 +92,57 @@ def write(
 
     Returns:
         The folder.
+
+    Raises:
+        RunFailed: The disk did not take it. What was written of it is gone, and older ones are as they were.
     """
     final = directory / f"step_{step:06d}"
     partial = directory / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    save_file({name: tensor.contiguous() for name, tensor in optimizer_state.items()}, partial / OPTIMIZER)
-    reach("trainer.checkpoint_partial")
-    manifest = Manifest(
-        step=step,
-        policy_version=policy_version,
-        frontier=dict(frontier),
-        stepped=list(stepped),
-        random_state=torch.get_rng_state().numpy().tobytes(),
-        files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
-    )
-    (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-    for path in [*_files(partial), *_folders(partial)]:
-        flush(path)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    flush(directory)
+    with _needed(final, partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial)
+        _save_tokenizer(tokenizer, partial)
+        save_file({name: tensor.contiguous() for name, tensor in optimizer_state.items()}, partial / OPTIMIZER)
+        reach("trainer.checkpoint_partial")
+        manifest = Manifest(
+            step=step,
+            policy_version=policy_version,
+            frontier=dict(frontier),
+            stepped=list(stepped),
+            random_state=torch.get_rng_state().numpy().tobytes(),
+            files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
+        )
+        (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        for path in [*_files(partial), *_folders(partial)]:
+            flush(path)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        flush(directory)
     return final
+
+
+@contextmanager
+def _needed(final: Path, partial: Path) -> Iterator[None]:
+    """A disk that is full is not left full of half a checkpoint."""
+    try:
+        with needed(final):
+            try:
+                yield
+            except SafetensorError as error:  # Its words for an error of the disk.
+                raise OSError(str(error)) from error
+    except RunFailed:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _save_tokenizer(tokenizer: Saves, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # Its Rust half raises nothing narrower when the disk is full.
+        raise OSError(str(error)) from error
 
 
 def newest_sound(directory: Path) -> tuple[Path, Manifest] | None:
@@ -125,7 +154,7 @@ def newest_sound(directory: Path) -> tuple[Path, Manifest] | None:
     for folder in reversed(_checkpoints(directory)):
         try:
             return folder, verify(folder)
-        except LedgerError as error:
+        except (LedgerError, OSError) as error:  # OSError: the disk cannot read what is there.
             log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
     return None
 
@@ -192,13 +221,17 @@ def prune(directory: Path, keep: int) -> list[Path]:
 
     Returns:
         The folders removed, oldest first.
+
+    Raises:
+        RunFailed: The disk does not let go of one.
     """
     folders = _checkpoints(directory)
     kept = [folder for folder in folders if _is_complete(folder)][-keep:]
     older = folders[: folders.index(kept[-1])] if kept else []
     doomed = [folder for folder in older if folder not in kept] + sorted(directory.glob(".step_*.partial"))
     for folder in doomed:
-        shutil.rmtree(folder)
+        with needed(folder):
+            shutil.rmtree(folder)
     return doomed
 
 

@@ -58,19 +58,19 @@ STALENESS = 3
 NO_LIMIT = 1 << 40
 """Credits: a window limits this run, not what a node can hold."""
 
-CONFIG = f"""
+CONFIG = """
 [run]
 name = "run"
-dir = "{{path}}"
+dir = "{path}"
 steps = 1000000
 [model]
-path = "{{path}}/model"
+path = "{path}/model"
 [data]
-train = "{{path}}/train.jsonl"
+train = "{path}/train.jsonl"
 [schedule]
-groups_per_step = {GROUPS_PER_STEP}
-group_size = {GROUP_SIZE}
-staleness = {STALENESS}
+groups_per_step = {groups_per_step}
+group_size = {group_size}
+staleness = {staleness}
 [broker]
 samples = false
 segment_bytes = 33554432
@@ -97,10 +97,18 @@ async def round_trips(processes: Processes, seconds: float) -> list[float]:
     return await processes.result(caller, list[float], seconds + PATIENCE_S)
 
 
-async def start_broker(processes: Processes) -> tuple[int, str]:
+async def start_broker(
+    processes: Processes,
+    *,
+    groups_per_step: int = GROUPS_PER_STEP,
+    group_size: int = GROUP_SIZE,
+    staleness: float = STALENESS,
+) -> tuple[int, str]:
     """Process id and address of ``asyncrl-node --role broker``."""
     config = processes.path / "bench.toml"
-    config.write_text(CONFIG.format(path=processes.path))
+    config.write_text(
+        CONFIG.format(path=processes.path, groups_per_step=groups_per_step, group_size=group_size, staleness=staleness)
+    )
     (processes.path / "train.jsonl").write_text(f'{{"prompt": "{PROMPT_TEXT}", "answer": "1"}}\n' * 64)
     address = free_address()
     arguments = ["-m", "asyncrl.cli.node", "--role", "broker", "--broker", address, "--config", str(config)]
@@ -151,7 +159,9 @@ async def reward(address: str) -> None:
     await link.send(Offer(NO_LIMIT))
     async for message in link:
         if isinstance(message, Grade):
-            await link.send(Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}) for item in message.items]))
+            await link.send(
+                Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.token) for item in message.items])
+            )
 
 
 # ── consumer: a trainer without a model ─────────────────────────────────────────────────────

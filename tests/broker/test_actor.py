@@ -513,3 +513,25 @@ def test_members_of_a_weight_group_find_each_other_through_the_broker(tmp_path: 
         assert [await early.receive(), await late.receive()] == [value, value]
 
     run(tmp_path, script)
+
+
+def test_a_disk_that_takes_no_events_ends_the_run_and_the_nodes_hear_why(tmp_path: Path) -> None:
+    """Nor does it take a summary then: the cause is in what is raised."""
+
+    async def main() -> None:
+        house = House(tmp_path)
+        running = asyncio.create_task(house.broker.run())
+        await house.happened("run.started")
+        house.directory.events.unlink()
+        house.directory.events.mkdir()
+        link = await house.welcomed("rollout", "ann")
+        with pytest.raises(RunFailed, match=r"cannot write .*events\.jsonl: Is a directory; free space"):
+            await running
+        stop = await link.receive()
+        assert isinstance(stop, Stop)
+        assert stop.failed
+        assert "events.jsonl: Is a directory" in stop.reason
+        assert house.directory.read_summary() is None
+        house.ledger.close()
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import zlib
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,36 @@ def test_a_damaged_record_is_named(path: Path) -> None:
     connection.close()
 
     with LedgerReader(path) as reader, pytest.raises(LedgerError, match=r"record 3 of the ledger .* checksum"):
+        list(reader.records())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param("body = 3", r"record 3 of .* checksum does not fit; restore", id="a number"),
+        pytest.param("body = 'text'", r"record 3 of .* checksum does not fit; restore", id="text"),
+        pytest.param("crc32 = 'text'", r"record 3 of .* checksum does not fit; restore", id="no checksum"),
+        pytest.param("kind = 'Taken'", r"record 3 of .* is filed as 'Taken' 'result/train/1/9'", id="another kind"),
+        pytest.param("key = 'taken/9'", r"record 3 of .* is filed as 'Result' 'taken/9'", id="another key"),
+        pytest.param("seq = 99", r"record 3 is missing; restore", id="another place"),
+    ],
+)
+def test_whatever_a_record_has_become_it_is_named(path: Path, damage: str, message: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE records SET {damage} WHERE seq = 3")
+    connection.close()
+
+    with LedgerReader(path) as reader, pytest.raises(LedgerError, match=message):
+        list(reader.records())
+
+
+def test_a_record_of_a_later_asyncrl_is_named(path: Path) -> None:
+    body = b"\x91\xa6Future"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE records SET body = ?, crc32 = ? WHERE seq = 3", (body, zlib.crc32(body)))
+    connection.close()
+
+    with LedgerReader(path) as reader, pytest.raises(LedgerError, match=r"record 3 .* use the asyncrl that wrote it"):
         list(reader.records())
 
 

@@ -53,6 +53,17 @@ def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
     assert book.earlier(hello("rollout", "a", "1")) == [old]
 
 
+def test_several_starts_of_a_node_are_all_found_until_they_leave() -> None:
+    book = NodeBook(ttl_s=10.0)
+    first, second = join(book, "rollout", "a", "0"), join(book, "rollout", "a", "1")
+    assert book.earlier(hello("rollout", "a", "2")) == [first, second]
+
+    book.leave("a.0")
+    assert book.earlier(hello("rollout", "a", "2")) == [second]
+    book.leave("a.1")
+    assert book.earlier(hello("rollout", "a", "2")) == []
+
+
 def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_has_none() -> None:
     node = join(NodeBook(ttl_s=10.0), "rollout", "a")
     node.credit_limit, node.granted = 10, 4

@@ -13,8 +13,8 @@ DEADLINE_S = 30.0
 class Stage:
     """A PublishBook, a trainer, and rollouts that do as they are told."""
 
-    def __init__(self, *rollouts: str) -> None:
-        self.book = PublishBook(DEADLINE_S)
+    def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
+        self.book = PublishBook(DEADLINE_S, swaps_at_once=swaps_at_once)
         self.nodes = NodeBook(ttl_s=10.0)
         self.join("trainer", "trainer")
         for name in rollouts:
@@ -205,12 +205,40 @@ def test_who_has_not_reported_in_twice_the_deadline_is_named() -> None:
     stage.report("trainer", "a")
 
     assert stage.book.limit_s == 60.0
-    assert stage.book.expired(59.9) == []
-    assert stage.book.expired(60.0) == ["b"]
+    assert stage.book.expired(59.9, []) == []
+    assert stage.book.expired(60.0, []) == ["b"]
 
     stage.leave("b")
     assert stage.book.conclude([]) is None
     assert members(stage.start()) == ["trainer", "a"]
+
+
+def test_who_has_the_weights_and_does_not_swap_is_named_too() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a", "b")
+    stage.swap("a")
+
+    assert stage.book.expired(59.9, []) == []
+    assert stage.book.expired(60.0, []) == ["b"]
+
+
+def test_who_is_held_has_its_time_from_its_release() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.report("trainer", "a")
+
+    assert stage.book.expired(1000.0, ["a"]) == []
+    assert stage.book.expired(1059.9, []) == []
+    assert stage.book.expired(1060.0, []) == ["a"]
+
+
+def test_who_lets_generations_finish_first_may_take_as_long_as_they_do() -> None:
+    stage = Stage("a", swaps_at_once=False)
+    stage.publish(0)
+    assert stage.book.expired(60.0, []) == ["a", "trainer"]
+    stage.report("trainer", "a")
+    assert stage.book.expired(60.0, []) == []
 
 
 def test_a_rollout_lost_after_its_side_was_done_breaks_nothing() -> None:

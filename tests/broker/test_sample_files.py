@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.broker.groups import Group
 from asyncrl.broker.sample_files import SampleFiles
@@ -68,3 +69,13 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
 
 def test_a_step_whose_payloads_are_gone_is_passed_over(tmp_path: Path) -> None:
     assert written(tmp_path, a_group(Prompt(text="2 + 2?"))) == []
+
+
+def test_a_full_disk_costs_a_look_at_the_step_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    folder.write_text("where a folder should be")
+
+    with capture_logs() as said:
+        assert written(folder, a_group(Prompt(text="2 + 2?")), TRAJECTORY) == []
+
+    assert [(line["event"], line["step"]) for line in said] == [("samples.skipped", 3)]

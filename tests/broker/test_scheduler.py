@@ -498,7 +498,7 @@ def test_a_member_that_does_not_report_is_lost_and_the_version_goes_to_the_other
     cluster.tick(60.0)
 
     (lost,) = events(cluster, "node.lost")
-    assert (lost.fields["node"], lost.fields["cause"]) == ("late", "did not report on a weight transfer within 60 s")
+    assert (lost.fields["node"], lost.fields["cause"]) == ("late", "did not finish a weight transfer within 60 s")
     del cluster.nodes[late.peer]
     publish(cluster)
     assert cluster.scheduler.publishing.live_version == 0

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,12 @@ def test_a_second_signal_exits_at_once(start):
     assert process.stdout.readline() == "draining\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
+
+
+def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code():
+    """/dev/full takes nothing, as a full disk does."""
+    job = "import structlog\n    structlog.get_logger().info('hello')\n    raise errors.RunFailed('this and that')"
+    source = f"{PREAMBLE}async def job(stopping):\n    {job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", source], stderr=full, timeout=30, check=False)
+    assert done.returncode == 1, "of RunFailed, and not of the log"

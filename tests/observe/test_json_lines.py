@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -5,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.errors import LedgerError
+from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.observe.disk import TornTail
 from asyncrl.observe.json_lines import JsonLines
 
 RECORDS: list[dict[str, Any]] = [{"step": 1, "note": "two\nlines"}, {"step": 2}, {"step": 3, "reward": None}]
@@ -28,8 +30,47 @@ def test_a_file_cut_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(
     assert lines.read() == [*kept, {"step": 4}]
 
 
+@given(cut=st.integers(0, 100))
+def test_a_torn_line_is_cut_and_told_once(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
+    for record in RECORDS:
+        lines.append(record)
+    whole = lines.path.read_bytes()[:cut]
+    lines.path.write_bytes(whole)
+    end = whole.rfind(b"\n") + 1
+
+    assert lines.cut() == (TornTail(lines.path, end, len(whole) - end) if end < len(whole) else None)
+    assert lines.path.read_bytes() == whole[:end]
+    assert lines.cut() is None
+
+
+def test_no_file_has_no_torn_line(tmp_path: Path) -> None:
+    assert JsonLines(tmp_path / "events.jsonl").cut() is None
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_a_full_disk_is_named_and_costs_only_the_line(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines.append({"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write .*events\.jsonl: File too large; free space"):
+            lines.append({"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    lines.append({"step": 3})
+
+    assert lines.read() == [{"step": 1}, {"step": 3}]
+
+
 def test_no_file_is_no_lines(tmp_path: Path) -> None:
     assert JsonLines(tmp_path / "events.jsonl").read() == []
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"cannot read .*: Is a directory"):
+        JsonLines(tmp_path).read()
 
 
 def test_numbers_json_lacks_become_null(tmp_path: Path) -> None:

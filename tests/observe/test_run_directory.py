@@ -1,10 +1,11 @@
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.observe.run_directory import RunDirectory, Summary
 
 
@@ -91,3 +92,26 @@ def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[...
 def test_what_is_no_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run to resume: .*config\.toml does not exist"):
         RunDirectory.reopen(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_configuration_whole(tmp_path: Path) -> None:
+    """A broker that starts again writes it anew: half of one could not be resumed."""
+    directory = RunDirectory.create(tmp_path, "sums")
+    directory.write_config("seed = 7\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write .*config\.toml: File too large; free space"):
+            directory.write_config("seed = 8\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert directory.config.read_text() == "seed = 7\n"
+
+
+def test_a_summary_that_does_not_fit_on_the_disk_is_named(tmp_path: Path, summary: Callable[..., Summary]) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.summary.mkdir()
+
+    with pytest.raises(RunFailed, match=r"cannot write .*summary\.json: "):
+        directory.write_summary(summary())

@@ -479,6 +479,22 @@ def test_an_engine_that_refuses_the_weights_ends_the_rollout_unpaused():
         scene(play)
 
 
+def test_a_version_that_comes_again_is_swapped_in_again():
+    """A trainer that died before its version was live makes it anew; a new broker may have to go back by one."""
+
+    async def play(stage):
+        for version in (3, 3, 2):
+            stage.say(transfer(version))
+            assert (await stage.hear(Live)).policy_version == version
+        assert [call for call in stage.engine.calls if call.startswith("swap")] == ["swap 3", "swap 3", "swap 2"]
+        stage.say(Release())
+        await turns()
+        assert stage.engine.calls[-1] == "resume"
+        assert len(stage.engine.calls) == 9, "once for each that came"
+
+    scene(play)
+
+
 def test_without_a_receiver_a_transfer_is_refused():
     async def play(stage):
         stage.say(transfer(1), StoreValue("1", "key", b""))

@@ -194,9 +194,10 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, tear: Callable[[bytes, 
     again = Segments(tmp_path)
 
     assert again.torn is not None
-    assert again.torn[0] == path
-    assert again.torn[1] == path.stat().st_size
-    assert start <= again.torn[1]
+    assert again.torn.path == path
+    assert again.torn.offset == path.stat().st_size
+    assert again.torn.num_bytes > 0
+    assert start <= again.torn.offset
     assert again.append([item(0, b"kept" * 10)])[0].segment == 0
     assert scan(path, sealed=True).torn_bytes == 0
 
@@ -301,3 +302,12 @@ def test_a_closed_spool_takes_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RunFailed, match="was closed"):
         segments.append([item(0, b"x")])
+
+
+def test_what_is_not_stored_as_a_reference_says_is_missing(tmp_path: Path) -> None:
+    segments = Segments(tmp_path)
+    (place,) = store(segments, b"alpha")
+    ref = SpoolRef("s0", *place)
+    other = SpoolRef("s0", place.segment, place.offset, place.length, place.crc32 ^ 1)
+
+    assert segments.missing([ref, other, ref]) == [other]

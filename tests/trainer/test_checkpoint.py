@@ -1,3 +1,5 @@
+import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
-from asyncrl.errors import LedgerError
+from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.trainer.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -127,25 +129,60 @@ def test_the_newest_sound_checkpoint_is_found_behind_damaged_ones(save, tmp_path
     assert "expected sha256" in said[1]["cause"]
 
 
-def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner, tokenizer) -> None:
-    class Dies:
-        def save_pretrained(self, save_directory: Path, /) -> None:
-            raise OSError("No space left on device")
+class Fails:
+    """A tokenizer that cannot be written."""
 
-    with pytest.raises(OSError, match="No space"):
-        write(
-            tmp_path,
-            step=2,
-            policy_version=2,
-            frontier={},
-            model=learner.policy.model,
-            tokenizer=Dies(),
-            optimizer_state={},
-        )
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def save_pretrained(self, save_directory: Path, /) -> None:
+        raise self._error
+
+
+def write_with(folder: Path, learner: Learner, tokenizer: Fails) -> None:
+    write(
+        folder,
+        step=2,
+        policy_version=2,
+        frontier={},
+        model=learner.policy.model,
+        tokenizer=tokenizer,
+        optimizer_state={},
+    )
+
+
+def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write_with(tmp_path, learner, Fails(KeyboardInterrupt()))
     assert [path.name for path in tmp_path.iterdir()] == [".step_000002.partial"]
     assert newest_sound(tmp_path) is None
     verify(save(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError(errno.ENOSPC, "No space left on device"), id="as Python says it"),
+        pytest.param(Exception("No space left on device (os error 28)"), id="as tokenizers says it"),
+    ],
+)
+def test_a_full_disk_is_named_and_keeps_nothing_of_the_new_one(save, tmp_path, learner, error) -> None:
+    save(1)
+    with pytest.raises(RunFailed, match=r"cannot write .*step_000002: No space left on device.*; free space"):
+        write_with(tmp_path, learner, Fails(error))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_no_checkpoint(save, tmp_path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write .*step_000001: .*File too large"):
+            save(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(save) -> None:
