@@ -95,7 +95,27 @@ class Schedule(Section, frozen=True, kw_only=True):
     staleness: NonNegative = 1.0
     """S: at most floor((1 + S) P T) groups are open. 0 is synchronous, 1 one step off [staleness_threshold]."""
     order: Literal["fifo", "completion"] = "fifo"
-    """Which complete groups a step takes: the oldest admitted, or the first finished."""
+    """
+    Which complete groups a step takes: the oldest admitted, or the first finished. The latter, with ``staleness``, is
+    over-sampling: more prompts are sampled than a step consumes, and it consumes whichever are done first.
+    """
+    max_lag: Natural | None = None
+    """L: no group is trained on more than L versions after the one it was admitted at. Unset: any number."""
+    on_straggler: Literal["wait", "reissue", "train"] = "wait"
+    """
+    Groups that ``max_lag`` concerns. ``wait``: a step takes them in time, and waits for them. ``reissue``: they are
+    sampled anew. ``train``: trained on all the same, and counted (``over_max_lag``).
+    """
+    filter: Literal["none", "zero_variance"] = "none"
+    """
+    ``zero_variance``: a group whose values are all equal is dropped, and another admitted [filter_groups.enable].
+    """
+    filter_metric: str = ""
+    """Which values: a metric of the verdicts, such as ``correct``; empty for the reward [filter_groups.metric]."""
+    filter_patience: Natural = 0
+    """
+    Groups filtered in a row that end the run; 0 takes 16 windows, at least 256 [filter_groups.max_num_gen_batches].
+    """
     partial_rollout: bool = True
     """Swap weights between two decode steps of a running generation; false waits until what is in hand is done."""
     max_attempts: Count = 3
@@ -254,6 +274,8 @@ class Broker(Section, frozen=True, kw_only=True):
     """Bulk socket of the spool inside the broker's process."""
     beat_s: Positive = 0.5
     """Nodes say they are alive this often, from the loop that does their work."""
+    notice_s: Positive = 2.0
+    """A node silent for this long is given nothing new until it is heard again; an event says so."""
     node_ttl_s: Positive = 10.0
     """A node silent for this long is lost, and its leases are given away."""
     segment_bytes: Count = 256 << 20
@@ -316,6 +338,8 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError(
             f"schedule: the window holds {schedule.window} groups but one publish consumes {batch}; raise staleness"
         )
+    _check_max_lag(schedule)
+    _check_filter(schedule)
     if schedule.group_size == 1 and algorithm.advantage in ("grpo", "dr_grpo"):
         raise ConfigError(
             f"schedule.group_size is 1, but algorithm.advantage={algorithm.advantage!r} compares the trajectories of a "
@@ -324,6 +348,39 @@ def _check_schedule(config: Config) -> None:
     if config.sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
+        )
+
+
+def _check_max_lag(schedule: Schedule) -> None:
+    lag, mode = schedule.max_lag, schedule.on_straggler
+    if lag is None:
+        if mode != "wait":
+            raise ConfigError(f"schedule.on_straggler={mode!r} is only read with schedule.max_lag; set it")
+        return
+    # All that may be open at one version has its last step before version + lag + 1: asyncrl/broker/lag.py.
+    is_kept = schedule.window <= (lag + 1) * schedule.groups_per_step * schedule.steps_per_publish
+    if mode == "wait" and not is_kept:
+        raise ConfigError(
+            f"schedule.max_lag is {lag}, but staleness={schedule.staleness:g} admits {schedule.window} groups at one "
+            f"version, more than {lag + 1} consume: waiting cannot keep the bound; use max_lag="
+            f"{math.ceil(schedule.staleness)}, or on_straggler='reissue'"
+        )
+    if mode != "wait" and is_kept and schedule.order == "fifo":
+        raise ConfigError(
+            f"schedule.on_straggler={mode!r} never happens: with order='fifo' and staleness={schedule.staleness:g} no "
+            f"group gets older than max_lag={lag}; remove it, or use order='completion'"
+        )
+
+
+def _check_filter(schedule: Schedule) -> None:
+    if schedule.filter == "none":
+        for key in ("filter_metric", "filter_patience"):
+            if getattr(schedule, key):
+                raise ConfigError(f"schedule.{key} is only read with filter='zero_variance'; remove it")
+    elif schedule.group_size == 1:
+        raise ConfigError(
+            "schedule.filter='zero_variance' compares the trajectories of a group, but schedule.group_size is 1; use "
+            "at least 2"
         )
 
 
@@ -374,8 +431,13 @@ def _check_addresses(broker: Broker) -> None:
                 f"{key} is {address!r}: only loopback addresses (tcp://127.0.0.1:PORT, ipc://PATH) are served, because "
                 f"connections are not yet authenticated"
             )
-    if broker.node_ttl_s < 3 * broker.beat_s:
-        raise ConfigError(f"broker.node_ttl_s is {broker.node_ttl_s:g} s, less than three beats of {broker.beat_s:g} s")
+    if broker.notice_s < 3 * broker.beat_s:
+        raise ConfigError(f"broker.notice_s is {broker.notice_s:g} s, less than three beats of {broker.beat_s:g} s")
+    if broker.node_ttl_s < broker.notice_s:
+        raise ConfigError(
+            f"broker.node_ttl_s is {broker.node_ttl_s:g} s, less than broker.notice_s = {broker.notice_s:g} s: a node "
+            f"would be lost before it is noticed"
+        )
 
 
 def to_json(config: Config) -> bytes:

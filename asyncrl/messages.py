@@ -245,6 +245,12 @@ class Draining(Message, frozen=True):
     """I hand over what is in hand and leave: no more leases, please."""
 
 
+class Drain(Message, frozen=True):
+    """To the broker: make ``node`` leave, then say `Drained`. To that node: hand over what is in hand, and leave."""
+
+    node: str
+
+
 class StoreSet(Message, frozen=True):
     """Rendezvous of a weight group: publish a key."""
 
@@ -548,6 +554,14 @@ class Evaluated(Message, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class Drained(Message, frozen=True):
+    """Answer to `Drain`: the node has left."""
+
+    node: str
+    problem: str = ""
+    """Why it did not leave as asked; empty if it did."""
+
+
 class Finished(Message, frozen=True):
     """The run is over."""
 
@@ -556,15 +570,18 @@ class Finished(Message, frozen=True):
 
 
 ToBroker = (
-    Hello | Ready | Beat | Draining | Bye | StoreSet | StoreGet
+    Hello | Ready | Beat | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Stepped
     | Stored | Exited
 )  # fmt: skip
-ToRollout = Welcome | Reject | StoreValue | Transfer | Stop | Lease | Settled | Cancelled | Hold | Release
-ToReward = Welcome | Reject | Stop | Grade | Fetched
+ToRollout = (
+    Welcome | Reject | StoreValue | Transfer | Stop | Drain
+    | Lease | Settled | Cancelled | Hold | Release | Fetched
+)  # fmt: skip
+ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched
 ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Fetched
 ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Finished
+ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToSpool | ToSupervisor

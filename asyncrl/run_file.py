@@ -173,7 +173,7 @@ def _sentence(error: str) -> str:
 
 
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
-    values = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    values = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}  # TOML has no null.
     if where and (values or not table):
         lines.append(f"\n[{'.'.join(map(_toml_key, where))}]")
     lines.extend(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items())

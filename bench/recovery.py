@@ -16,23 +16,18 @@ Loading is on the clock: ``back`` is mostly Python's imports. At the end the led
 
 import argparse
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from live_run import LiveRun
+
 from asyncrl.cli.inspect import audit_of
-from asyncrl.observe.run_directory import RunDirectory
 
 QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
 SETTINGS = {
     "run.steps": "1000000",
-    "run.name": '"killed"',
     "rollout.replicas": "1",
     "checkpoint.every_steps": "5",
     "evaluation.every_versions": "0",
@@ -44,70 +39,11 @@ SETTINGS = {
 ROLES = ("rollout", "reward", "trainer", "broker")
 PACE_STEPS = 10
 """Steps between a recovery and the next kill."""
-LOOK_S = 0.03
-PATIENCE_S = 120.0
-
-
-class Victim:
-    """One `asyncrl run`."""
-
-    def __init__(self, directory: Path, config: Path, overrides: list[str]) -> None:
-        settings = [f"{key}={value}" for key, value in {**SETTINGS, "run.dir": json.dumps(str(directory))}.items()]
-        command = [sys.executable, "-m", "asyncrl", "run", str(config)]
-        for setting in (*settings, *overrides):
-            command += ["--set", setting]
-        self.directory = RunDirectory(directory / "killed")
-        with (directory / "run.log").open("w") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-
-    def steps_taken(self) -> int:
-        """Optimizer steps, repeated ones too."""
-        repeated = sum(event["event"] == "step.repeated" for event in self._events())
-        return repeated + (len(self.directory.read_metrics()) if self.directory.metrics.exists() else 0)
-
-    def starts_of(self, node: str) -> int:
-        """How often a node has come; of the broker, how often it has begun to serve."""
-        if node.startswith("broker"):
-            return sum(event["event"] in ("run.started", "run.resumed") for event in self._events())
-        return sum(event["event"] == "node.joined" and event["node"] == node for event in self._events())
-
-    def kill(self, node: str) -> None:
-        """As the kernel would that has run out of memory."""
-        for pid in self._tree():
-            if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
-                return
-        raise SystemExit(f"no process plays {node}")
-
-    def until(self, condition: Callable[[], bool]) -> float:
-        """When it came to be, by the monotonic clock."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit(f"the run ended or hangs: see {self.directory.path}")
-            time.sleep(LOOK_S)
-        return time.monotonic()
-
-    def end(self) -> None:
-        """Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(PATIENCE_S)
-
-    def _events(self) -> list[dict[str, object]]:
-        return self.directory.read_events() if self.directory.events.exists() else []
-
-    def _tree(self) -> list[int]:
-        found = [self._process.pid]
-        for pid in found:
-            found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-        return found
 
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        victim = Victim(Path(folder), options.config, options.overrides)
+        victim = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
         try:
             took = {role: [recovery(victim, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
         finally:
@@ -147,7 +83,7 @@ def main(options: argparse.Namespace) -> None:
         raise SystemExit("\n".join(audit.problems))
 
 
-def recovery(victim: Victim, node: str) -> tuple[float, float]:
+def recovery(victim: LiveRun, node: str) -> tuple[float, float]:
     """Seconds until ``node`` is back, and until its work has gone into a step."""
     paced = victim.steps_taken() + PACE_STEPS
     victim.until(lambda: victim.steps_taken() >= paced)

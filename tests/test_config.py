@@ -36,6 +36,33 @@ def refused(**sections: dict[str, Any]) -> str:
             "a group; use at least 2",
         ),
         (
+            {"schedule": {"on_straggler": "reissue"}},
+            "schedule.on_straggler='reissue' is only read with schedule.max_lag; set it",
+        ),
+        (
+            {"schedule": {"max_lag": 1, "staleness": 1.5, "order": "completion"}},
+            "schedule.max_lag is 1, but staleness=1.5 admits 40 groups at one version, more than 2 consume: waiting "
+            "cannot keep the bound; use max_lag=2, or on_straggler='reissue'",
+        ),
+        (
+            {"schedule": {"max_lag": 1, "on_straggler": "train"}},
+            "schedule.on_straggler='train' never happens: with order='fifo' and staleness=1 no group gets older than "
+            "max_lag=1; remove it, or use order='completion'",
+        ),
+        (
+            {"schedule": {"filter_metric": "correct"}},
+            "schedule.filter_metric is only read with filter='zero_variance'; remove it",
+        ),
+        (
+            {"schedule": {"filter": "zero_variance", "group_size": 1}},
+            "schedule.filter='zero_variance' compares the trajectories of a group, but schedule.group_size is 1; use "
+            "at least 2",
+        ),
+        (
+            {"schedule": {"filter_patience": 9}},
+            "schedule.filter_patience is only read with filter='zero_variance'; remove it",
+        ),
+        (
             {"sampling": {"temperature": 0.0}},
             "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0",
         ),
@@ -80,8 +107,12 @@ def refused(**sections: dict[str, Any]) -> str:
             "because connections are not yet authenticated",
         ),
         (
-            {"broker": {"beat_s": 1.0, "node_ttl_s": 2.5}},
-            "broker.node_ttl_s is 2.5 s, less than three beats of 1 s",
+            {"broker": {"beat_s": 1.0, "notice_s": 2.5}},
+            "broker.notice_s is 2.5 s, less than three beats of 1 s",
+        ),
+        (
+            {"broker": {"notice_s": 3.0, "node_ttl_s": 2.5}},
+            "broker.node_ttl_s is 2.5 s, less than broker.notice_s = 3 s: a node would be lost before it is noticed",
         ),
     ],
     ids=lambda part: str(part)[:40],
@@ -93,13 +124,19 @@ def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, 
 @pytest.mark.parametrize(
     "sections",
     [
+        {"schedule": {"max_lag": 1}},
+        {"schedule": {"max_lag": 0, "staleness": 0.1, "groups_per_step": 9}},
+        {"schedule": {"max_lag": 0, "on_straggler": "reissue"}},
+        {"schedule": {"max_lag": 0, "on_straggler": "train"}},
+        {"schedule": {"max_lag": 3, "on_straggler": "reissue", "order": "completion"}},
+        {"schedule": {"filter": "zero_variance", "filter_metric": "correct", "filter_patience": 9}},
         {"algorithm": {"dual_clip": 0.0}},
         {"algorithm": {"dual_clip": 1.01}},
         {"algorithm": {"aggregation": "seq-mean-token-sum-norm", "aggregation_norm": 2.0}},
         {"trainer": {"min_lr_ratio": 1.0, "lr_schedule": "cosine"}},
         {"trainer": {"warmup_steps": 8}, "run": {"steps": 8}},
         {"trainer": {"max_tokens_per_micro_batch": 640}},
-        {"broker": {"bind": "ipc:///tmp/broker", "beat_s": 1.0, "node_ttl_s": 3.0}},
+        {"broker": {"bind": "ipc:///tmp/broker", "beat_s": 1.0, "notice_s": 3.0, "node_ttl_s": 3.0}},
     ],
     ids=str,
 )

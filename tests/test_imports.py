@@ -12,7 +12,7 @@ import pytest
 import asyncrl
 
 PACKAGE = Path(asyncrl.__file__).parent
-WITHOUT_TORCH = ["errors", "messages", "config", "actor", "broker", "spool", "reward", "observe", "data"]
+WITHOUT_TORCH = ["errors", "messages", "config", "actor", "broker", "plan", "spool", "reward", "observe", "data"]
 """Rooms and modules a machine without torch must be able to load, and ..."""
 EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
 """... what a serving process embeds beside its own engine."""

@@ -197,6 +197,15 @@ def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFacto
     assert from_json(to_json(config)) == config
 
 
+def test_what_is_unset_is_not_written_and_reads_back_unset(tmp_path: Path) -> None:
+    path = tmp_path / "again.toml"
+    for lag in ({}, {"max_lag": 0, "on_straggler": "train"}):
+        config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": lag})
+        path.write_text(to_toml(config), encoding="utf-8")
+        assert ("max_lag" in path.read_text(encoding="utf-8")) == bool(lag)
+        assert load(path) == config
+
+
 def test_a_written_config_names_every_value() -> None:
     written = to_toml(made())
     for name in msgspec.structs.asdict(made()):

@@ -2,15 +2,14 @@
 What a ledger's records come to, in one pass over them: sums and sets, no judgement.
 
     Admitted ─▶ open ─┬─▶ Taken ─▶ VersionLive with a later next_step ─▶ retired
+                      ├─▶ Restarted: open still, with nothing sampled yet
                       └─▶ Dropped ──────────────────────────────────────▶ retired
 
 Nothing here is taken from the broker's own rules: what proves them must not repeat their mistakes. So records that a
 ledger would refuse (a second result, a group dropped twice) are counted here like any other.
 """
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from itertools import accumulate
 
 from asyncrl.broker.records import (
     Admitted,
@@ -20,6 +19,7 @@ from asyncrl.broker.records import (
     Duplicate,
     FailedAttempt,
     Reissued,
+    Restarted,
     Result,
     Taken,
     Verdict,
@@ -37,7 +37,7 @@ class Accounts:
         self.results: Counter[Unit] = Counter()
         self.verdicts: Counter[Unit] = Counter()
         self.summaries: dict[Unit, Summary] = {}
-        """Of the first result of each unit."""
+        """Of the first result of each unit; so too what else is kept by unit: of units that began anew, since then."""
         self.batches: dict[int, list[int]] = {}
         """Groups by step, as it was last taken."""
         self.steps_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -45,18 +45,24 @@ class Accounts:
         self.committed_step = -1
         self.drops: defaultdict[int, list[str]] = defaultdict(list)
         """Reasons, by group."""
+        self.restarts: Counter[int] = Counter()
+        """How often each group began anew."""
+        self.wrong_restarts: list[int] = []
+        """Groups that began anew when they were not open."""
+        self.restarted_lengths: list[int] = []
+        """Completion tokens of each trajectory that was thrown away so."""
         self.reissued: Counter[str] = Counter()
         self.num_duplicates = 0
         self.failed_attempts: Counter[str] = Counter()
         self.num_dead_letters = 0
-        self.thrown_away: Counter[str] = Counter(dropped=0, duplicates=0, reissued=0)
+        self.thrown_away: Counter[str] = Counter(dropped=0, duplicates=0, reissued=0, restarted=0)
         """Completion tokens."""
         self.peak_open = 0
         self._open: set[int] = set()
+        self._units_of: defaultdict[int, set[Unit]] = defaultdict(set)
+        """Of groups neither trained nor dropped: what has a result or a verdict."""
         self._unretired: dict[int, list[int]] = {}
         """Groups that were taken and are open until the weights they made are live, by step."""
-        self._versions: list[tuple[int, int]] = []
-        """``(next_step, policy_version)`` of each version, as they went live."""
 
     def add(self, record: AnyRecord) -> None:
         """One record more."""
@@ -68,8 +74,10 @@ class Accounts:
             case Result(unit=unit, summary=summary):
                 self.results[unit] += 1
                 self.summaries.setdefault(unit, summary)
+                self._seen(unit)
             case Verdict(unit=unit):
                 self.verdicts[unit] += 1
+                self._seen(unit)
             case Taken(step=step, group_ids=group_ids):
                 self._take(step, group_ids)
             case Committed(step=step):
@@ -80,6 +88,9 @@ class Accounts:
                 self.drops[group_id].append(reason)
                 self.thrown_away["dropped"] += record.num_tokens
                 self._open.discard(group_id)
+                self._units_of.pop(group_id, None)
+            case Restarted():
+                self._restart(record)
             case Duplicate():
                 self.num_duplicates += 1
                 self.thrown_away["duplicates"] += record.num_tokens
@@ -97,30 +108,38 @@ class Accounts:
         units = (Unit(group_id, index) for index in range(group_size))
         return [self.summaries[unit] for unit in units if unit in self.summaries]
 
-    def staleness(self, group_size: int) -> Counter[int]:
-        """
-        Trained trajectories by staleness: the trainer's version at their step, minus the oldest that wrote them.
-
-        The trainer's version is the newest made of the steps before. It may go live after the batch is taken; of a run
-        that stopped in between, that batch is counted by the version before.
-        """
-        versions = sorted(self._versions)
-        steps = [next_step for next_step, _ in versions]
-        newest = list(accumulate((version for _, version in versions), max))
+    def staleness(self, group_size: int, steps_per_publish: int) -> Counter[int]:
+        """Trained trajectories by staleness: the version their step trained, minus the oldest that wrote them."""
         staleness: Counter[int] = Counter()
         for step, group_ids in self.batches.items():
-            if place := bisect_right(steps, step):
-                for group_id in group_ids:
-                    for summary in self.summaries_of(group_id, group_size):
-                        staleness[newest[place - 1] - summary.oldest_version] += 1
+            for group_id in group_ids:
+                for summary in self.summaries_of(group_id, group_size):
+                    staleness[step // steps_per_publish - summary.oldest_version] += 1
         return staleness
+
+    def _seen(self, unit: Unit) -> None:
+        if unit.split == "train":
+            self._units_of[unit.group_id].add(unit)
+
+    def _restart(self, record: Restarted) -> None:
+        """What its units had does not count."""
+        group_id = record.group_id
+        if group_id not in self._open or group_id in self.steps_of:
+            self.wrong_restarts.append(group_id)
+        self.restarts[group_id] += 1
+        self.restarted_lengths += record.lengths
+        self.thrown_away["restarted"] += sum(record.lengths)
+        for unit in self._units_of.pop(group_id, ()):
+            self.results.pop(unit, None)
+            self.verdicts.pop(unit, None)
+            self.summaries.pop(unit, None)
 
     def _take(self, step: int, group_ids: list[int]) -> None:
         self.batches[step] = self._unretired[step] = group_ids
         for group_id in group_ids:
             self.steps_of[group_id].append(step)
+            self._units_of.pop(group_id, None)
 
     def _live(self, record: VersionLive) -> None:
-        self._versions.append((record.next_step, record.policy_version))
         for step in [step for step in self._unretired if step < record.next_step]:
             self._open.difference_update(self._unretired.pop(step))

@@ -20,6 +20,7 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
+from asyncrl.broker.departures import DepartureBook
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.records import AnyRecord, NodeEvent
@@ -31,6 +32,8 @@ from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
+    Drain,
+    Drained,
     Exited,
     Finished,
     Hello,
@@ -95,6 +98,7 @@ class BrokerActor:
         self._clock = clock
         self._started_s = clock() - _seconds_before(directory)
         self._rendezvous = Rendezvous()
+        self._departures = DepartureBook()
         self._plan: tuple[str, str] | None = None
         self._waits = step_report.WaitShares()
         self._swaps = step_report.Swaps()
@@ -201,6 +205,8 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
+            case Drain(node=name):
+                self._drain(peer, name)
             case StoreSet(group=group, key=key, value=value):
                 for waiting in self._rendezvous.set(group, key, value):
                     self._hub.send(waiting, StoreValue(group, key, value))
@@ -275,7 +281,9 @@ class BrokerActor:
             return
         groups = self._scheduler.batches.taken(stepped.step) or []
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        line = step_report.line(stepped, groups, wait, self._clock() - self._started_s)
+        time_s, max_lag = self._clock() - self._started_s, self._config.schedule.max_lag
+        line = step_report.line(stepped, groups, wait, time_s, max_lag)
+        line |= self._scheduler.filtering.metrics(stepped.step)
         line |= self._swaps.of(self._scheduler.publishing.live_version)
         self._totals.add(line)
         self._directory.append_metrics(line)
@@ -283,6 +291,20 @@ class BrokerActor:
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
             self._in_background(self._samples.write(stepped, groups))
+
+    def _drain(self, peer: str, name: str) -> None:
+        node = self._departures.ask(name, peer, self._scheduler.nodes)
+        if isinstance(node, str):
+            self._hub.send(peer, Drained(name, node))
+            return
+        self._event("node.draining", node=name, asked_by=peer)
+        self._hub.send(node.peer, Drain(name))
+
+    def _departed(self, event: Event) -> None:
+        fields = event.fields
+        for asker in self._departures.left(f"{fields['node']}.{fields['incarnation']}"):
+            problem = "" if event.kind == "node.left" else f"it was lost before it could leave: {fields['cause']}"
+            self._hub.send(asker, Drained(fields["node"], problem))
 
     def _exited(self, message: Exited) -> None:
         self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
@@ -312,6 +334,8 @@ class BrokerActor:
         for event in events:
             self._event(event.kind, **event.fields)
             self._unwritten.extend(_node_record(event))
+            if event.kind in ("node.left", "node.lost"):
+                self._departed(event)
         self._unwritten.extend(records)
         for outgoing in outbox:
             if outgoing.after_commit:

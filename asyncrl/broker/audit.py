@@ -10,6 +10,7 @@ does not hold, a sentence says of which group. It may be asked of a run that sti
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from msgspec import Struct
 
@@ -22,13 +23,15 @@ SHORTEST_BUCKET = 16
 
 
 class LengthBucket(Struct, frozen=True, kw_only=True):
-    """Trajectories of about one length: if long ones are dropped more often than short ones, training is biased."""
+    """Trajectories of about one length: if long ones are thrown away more often than short ones, training is biased."""
 
     max_tokens: int
     """Completion tokens of the longest in here: 16, or a power of two above; the bucket below ends at its half."""
     trained: int
     dropped: int
     """Finished ones of dropped groups."""
+    restarted: int = 0
+    """Thrown away because their group began anew, by what was on disk of them then."""
 
 
 class Audit(Struct, frozen=True, kw_only=True):
@@ -51,6 +54,8 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Groups that ended untrained, by reason, most frequent first."""
     open: int
     """Groups admitted, and neither trained nor dropped."""
+    restarted: int = 0
+    """How often a group became too old to be trained on, and began anew."""
     skipped: int
     """Group ids below the newest that were never admitted."""
     double_trained: int
@@ -70,11 +75,13 @@ class Audit(Struct, frozen=True, kw_only=True):
     tokens_trained: int
     """Completion tokens."""
     tokens_thrown_away: dict[str, int]
-    """Completion tokens of dropped groups, of duplicates, and of trajectories begun anew."""
+    """Completion tokens of dropped groups, of duplicates, and of trajectories and groups begun anew."""
     staleness_max: int
     """Versions; 0 if nothing was trained."""
     staleness: dict[int, int]
     """Trained trajectories by staleness."""
+    over_max_lag: int = 0
+    """Trained trajectories older than ``schedule.max_lag``."""
     lengths: list[LengthBucket]
     """Shortest first."""
     dropped_unfinished: int
@@ -83,7 +90,16 @@ class Audit(Struct, frozen=True, kw_only=True):
     """What does not add up, a sentence each. Empty: everything does."""
 
 
-def audit(records: Iterable[AnyRecord], *, groups_per_step: int, group_size: int, window: int) -> Audit:
+def audit(
+    records: Iterable[AnyRecord],
+    *,
+    groups_per_step: int,
+    group_size: int,
+    window: int,
+    steps_per_publish: int,
+    max_lag: int | None = None,
+    on_straggler: Literal["wait", "reissue", "train"] = "wait",
+) -> Audit:
     """
     Add up a ledger.
 
@@ -92,6 +108,9 @@ def audit(records: Iterable[AnyRecord], *, groups_per_step: int, group_size: int
         groups_per_step: P, groups a batch must have.
         group_size: n, trajectories a group must have.
         window: Most groups that may be open at once.
+        steps_per_publish: T: step s trains version s // T, whether or not that one went live.
+        max_lag: L, staleness a trained trajectory may have; None for any.
+        on_straggler: ``train`` allows more, counted.
     """
     accounts = Accounts()
     for record in records:
@@ -99,7 +118,8 @@ def audit(records: Iterable[AnyRecord], *, groups_per_step: int, group_size: int
     trained, dropped = accounts.steps_of, accounts.drops
     trained_lengths = _lengths_of(trained, accounts, group_size)
     dropped_lengths = _lengths_of(dropped, accounts, group_size)
-    staleness = accounts.staleness(group_size)
+    staleness = accounts.staleness(group_size, steps_per_publish)
+    over_max_lag = 0 if max_lag is None else sum(num for versions, num in staleness.items() if versions > max_lag)
     return Audit(
         steps=len(accounts.batches),
         issued=len(accounts.admitted),
@@ -107,6 +127,7 @@ def audit(records: Iterable[AnyRecord], *, groups_per_step: int, group_size: int
         committed=sum(min(steps) <= accounts.committed_step for steps in trained.values()),
         dropped=_by_frequency(Counter(reasons[0] for reasons in dropped.values())),
         open=len(accounts.admitted.keys() - trained.keys() - dropped.keys()),
+        restarted=accounts.restarts.total(),
         skipped=len(_skipped(accounts)),
         double_trained=sum(len(steps) > 1 for steps in trained.values()),
         peak_open=accounts.peak_open,
@@ -119,13 +140,15 @@ def audit(records: Iterable[AnyRecord], *, groups_per_step: int, group_size: int
         tokens_thrown_away=dict(accounts.thrown_away),
         staleness_max=max(staleness, default=0),
         staleness=dict(sorted(staleness.items())),
-        lengths=_buckets(trained_lengths, dropped_lengths),
+        over_max_lag=over_max_lag,
+        lengths=_buckets(trained_lengths, dropped_lengths, accounts.restarted_lengths),
         dropped_unfinished=group_size * len(dropped) - len(dropped_lengths),
         problems=[
             *_wrong_groups(accounts),
             *_wrong_units(accounts, group_size),
             *_wrong_batches(accounts, groups_per_step),
             *_wrong_window(accounts, window),
+            *_wrong_ages(max_lag, 0 if on_straggler == "train" else over_max_lag),
         ],
     )
 
@@ -152,6 +175,8 @@ def _wrong_groups(accounts: Accounts) -> Iterator[str]:
             yield f"group {group_id} was dropped {len(reasons)} times ({'; '.join(reasons)})"
         if group_id not in admitted:
             yield f"group {group_id} was dropped ({reasons[0]}), but never admitted"
+    for group_id in accounts.wrong_restarts:
+        yield f"group {group_id} began anew, but it was not open"
 
 
 def _wrong_units(accounts: Accounts, group_size: int) -> Iterator[str]:
@@ -185,6 +210,11 @@ def _wrong_window(accounts: Accounts, window: int) -> Iterator[str]:
         yield f"{accounts.peak_open} groups were open at once, but the window holds {window}"
 
 
+def _wrong_ages(max_lag: int | None, num_over: int) -> Iterator[str]:
+    if num_over:
+        yield f"{num_over} trained trajectories were older than {max_lag} versions (max_lag)"
+
+
 # ── parts of the sums ───────────────────────────────────────────────────────────────────────
 
 
@@ -205,12 +235,15 @@ def _lengths_of(group_ids: Iterable[int], accounts: Accounts, group_size: int) -
     return [s.num_tokens for group_id in group_ids for s in accounts.summaries_of(group_id, group_size)]
 
 
-def _buckets(trained: list[int], dropped: list[int]) -> list[LengthBucket]:
+def _buckets(trained: list[int], dropped: list[int], restarted: list[int]) -> list[LengthBucket]:
     """Every bucket up to the longest, the empty ones too."""
-    num_trained, num_dropped = Counter(map(_bucket, trained)), Counter(map(_bucket, dropped))
-    longest = max((*num_trained, *num_dropped), default=0)
+    num_trained, num_dropped, num_restarted = (Counter(map(_bucket, some)) for some in (trained, dropped, restarted))
+    longest = max((*num_trained, *num_dropped, *num_restarted), default=0)
     bounds = [SHORTEST_BUCKET << i for i in range((longest // SHORTEST_BUCKET).bit_length())]
-    return [LengthBucket(max_tokens=bound, trained=num_trained[bound], dropped=num_dropped[bound]) for bound in bounds]
+    return [
+        LengthBucket(max_tokens=n, trained=num_trained[n], dropped=num_dropped[n], restarted=num_restarted[n])
+        for n in bounds
+    ]
 
 
 def _bucket(num_tokens: int) -> int:

@@ -78,9 +78,20 @@ class Group:
         self.prompt = prompt
         self.split = split
         self.min_version = min_version
-        """Live when the group was admitted: nodes behind it get no lease on it."""
+        """Live when the group was admitted, or began anew: nodes behind it get no lease on it."""
         self.slots = [Slot(Unit(group_id, index, split)) for index in range(size)]
         self.num_scored = 0
+        self.num_restarts = 0
+        """How often it has begun anew."""
+
+    def begin_anew(self, min_version: int) -> None:
+        """All that was sampled of it is void. Failures still count: they are the prompt's."""
+        self.min_version = min_version
+        self.num_scored = 0
+        self.num_restarts += 1
+        for slot in self.slots:
+            slot.begin_anew()
+            slot.state = State.MISSING
 
     def indices(self, state: State) -> list[int]:
         """Which trajectories are in this state."""

@@ -86,7 +86,9 @@ class Leasing:
         for index in indices:
             group.slots[index].lease(lease.token)
         self.spend(node, len(indices))
-        self._out.send(node.peer, lease_message(self._config, group, lease))
+        # Told to forget what it sampled of the group before, a node would forget this too, did it come later.
+        message = lease_message(self._config, group, lease)
+        self._out.send(node.peer, message, after_commit=group.num_restarts > 0)
 
     def spend(self, node: Node, count: int) -> None:
         """So many of its credits are used."""
@@ -104,14 +106,21 @@ class Leasing:
 
     def is_outlived(self, item: StoredItem) -> bool:
         """
-        Was it leased by an earlier broker, to a group that is another one today?
+        Was it leased to a group that is another one today?
 
-        Ids of held-out groups were then other prompts'; a group admitted anew may have to be of a newer version.
+        Ids of held-out groups were then other prompts'; a group admitted anew, or begun anew by any broker, may have to
+        be of a newer version.
         """
         group = self._group_of(item.unit)
-        if group is None or self.leases.granted(item.token):
+        if group is None:
             return False
-        return group.split == "held_out" or item.summary.oldest_version < group.min_version
+        if group.split == "held_out":
+            return not self.leases.granted(item.token)
+        return item.summary.oldest_version < group.min_version
+
+    def is_void(self, item: StoredItem) -> bool:
+        """Is it of a lease of ours that was cancelled because its group began anew?"""
+        return self.leases.granted(item.token) and self.is_outlived(item)
 
     # ── taken back ──────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,8 @@ class Node:
         """Its model is loaded."""
         self.is_draining = False
         """It wants no more leases."""
+        self.is_quiet = False
+        """It has not been heard for so long that it is given nothing new."""
 
     @property
     def credits(self) -> int:
@@ -41,7 +43,7 @@ class Node:
     @property
     def is_able(self) -> bool:
         """Can it be given work now? A rollout needs weights first."""
-        return self.credits > 0 and (self.role != "rollout" or self.policy_version >= 0)
+        return self.credits > 0 and not self.is_quiet and (self.role != "rollout" or self.policy_version >= 0)
 
     def __repr__(self) -> str:
         return f"<Node {self.name} v{self.policy_version} credits={self.credits}>"
@@ -50,7 +52,8 @@ class Node:
 class NodeBook:
     """All nodes now connected, by peer."""
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, notice_s: float, ttl_s: float) -> None:
+        self._notice_s = notice_s
         self._ttl_s = ttl_s
         self._nodes: dict[str, Node] = {}
         self._by_role: dict[Role, dict[str, Node]] = {}
@@ -83,8 +86,15 @@ class NodeBook:
         return node
 
     def silent(self, now_s: float) -> list[Node]:
-        """Nodes not heard for too long."""
+        """Nodes not heard for too long: they are lost."""
         return [node for node in self._nodes.values() if now_s - node.heard_s > self._ttl_s]
+
+    def falling_quiet(self, now_s: float) -> list[Node]:
+        """Nodes that are quiet from now on."""
+        quiet = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._notice_s]
+        for node in quiet:
+            node.is_quiet = True
+        return quiet
 
     def earlier(self, hello: Hello) -> list[Node]:
         """Starts of the node that says Hello: they are dead, or have forgotten what they held."""

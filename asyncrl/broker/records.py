@@ -5,6 +5,7 @@ What a ledger keeps: what happened, in order, and nothing that can be worked out
         │         ▲
         │         └── Reissued ◀── FailedAttempt               an index is given out again
         │    Progressed                                        what is on disk of an unfinished trajectory
+        ├─▶ Restarted                                          a group got too old, and begins anew
         └─▶ Dropped                                            a group ends untrained, with its reason
     Duplicate                                                  a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                         versions, evaluations, who came and went
@@ -21,8 +22,9 @@ What an audit asks, and where the answer is:
     skipped         holes in the ``group_id`` of Admitted: they are dense
     double-trained  a group in two Taken
     re-issued       Reissued, by ``cause``
-    thrown away     tokens of Dropped, Duplicate and Reissued
-    staleness       newest VersionLive with ``next_step`` up to the step of Taken, minus ``oldest_version`` of Result
+    begun anew      Restarted, by length through its ``lengths``
+    thrown away     tokens of Dropped, Duplicate, Reissued and Restarted
+    staleness       the step of Taken by steps per publish, rounded down, minus ``oldest_version`` of Result
 """
 
 from typing import Literal
@@ -51,12 +53,14 @@ class Admitted(Record, frozen=True):
 
 
 class Result(Record, frozen=True):
-    """The first durable trajectory of a unit. Later ones are `Duplicate`."""
+    """The first durable trajectory of a unit since its group began. Later ones are `Duplicate`."""
 
     unit: Unit
     token: int
     ref: SpoolRef
     summary: Summary
+    num_restarts: int = 0
+    """`Restarted` of its group so far."""
 
 
 class Progressed(Record, frozen=True):
@@ -82,6 +86,8 @@ class Verdict(Record, frozen=True):
     unit: Unit
     reward: float
     metrics: dict[str, float] = {}
+    num_restarts: int = 0
+    """As of its Result."""
 
 
 class FailedAttempt(Record, frozen=True):
@@ -103,9 +109,19 @@ class Reissued(Record, frozen=True):
     token: int
     """Of the lease that ended."""
     cause: str
-    """``expired``, ``node_lost``, ``failed``, ``straggler``, ..."""
+    """``expired``, ``node_lost``, ``node_left``, ``failed``."""
     num_tokens: int = 0
     """Thrown away with it, as far as is known."""
+
+
+class Restarted(Record, frozen=True):
+    """A group became too old to be trained on before its turn came. Nothing sampled of it so far counts."""
+
+    group_id: int
+    policy_version: int
+    """Live now: what it is sampled with from here on."""
+    lengths: list[int]
+    """[<= group_size] completion tokens that were on disk of each trajectory, finished or not."""
 
 
 class Dropped(Record, frozen=True):
@@ -161,7 +177,7 @@ class NodeEvent(Record, frozen=True):
 
 
 AnyRecord = (
-    Admitted | Progressed | Result | Duplicate | Verdict | FailedAttempt | Reissued | Dropped
+    Admitted | Progressed | Result | Duplicate | Verdict | FailedAttempt | Reissued | Restarted | Dropped
     | Taken | Committed | VersionLive | Measured | NodeEvent
 )  # fmt: skip
 
@@ -192,19 +208,19 @@ def key(record: Record) -> str | None:
     match record:
         case Admitted(group_id=group_id):
             return f"admitted/{group_id}"
-        case Result(unit=unit):
-            return f"{units_of_group('result', unit.split, unit.group_id)}{unit.index}"
-        case Verdict(unit=unit):
-            return f"{units_of_group('verdict', unit.split, unit.group_id)}{unit.index}"
+        case Result(unit=unit, num_restarts=num_restarts):
+            return f"{units_of_group('result', unit.split, unit.group_id, num_restarts)}{unit.index}"
+        case Verdict(unit=unit, num_restarts=num_restarts):
+            return f"{units_of_group('verdict', unit.split, unit.group_id, num_restarts)}{unit.index}"
         case Taken(step=step):
             return f"taken/{step}"
         case _:
             return None
 
 
-def units_of_group(kind: Literal["result", "verdict"], split: Split, group_id: int) -> str:
-    """What the keys of a group's results or verdicts begin with; the index follows."""
-    return f"{kind}/{split}/{group_id}/"
+def units_of_group(kind: Literal["result", "verdict"], split: Split, group_id: int, num_restarts: int = 0) -> str:
+    """What the keys of a group's results or verdicts begin with; the index follows. Begun anew, it has others."""
+    return f"{kind}/{split}/{group_id}{f'~{num_restarts}' if num_restarts else ''}/"
 
 
 def retired(record: Record) -> list[int]:

@@ -3,6 +3,7 @@ A broker that starts again is where it was: the ledger's records, applied to the
 
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, publishing
     Result, Verdict, FailedAttempt ─▶ slots      Committed, Dropped ─▶ forgotten    Measured ─▶ evaluation
+    Restarted ─▶ groups, batches
 
 What is not in the ledger is told by the nodes (leases in hand, who is connected) or begins anew: gradings in hand,
 which version lies staged, and the count of groups dropped in a row, whose cause may have been repaired meanwhile.
@@ -22,6 +23,7 @@ from asyncrl.broker.records import (
     NodeEvent,
     Progressed,
     Reissued,
+    Restarted,
     Result,
     Taken,
     Verdict,
@@ -57,6 +59,8 @@ def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
             scheduler.grading.add(group.slots[index])
         if group.indices(State.MISSING):
             scheduler.leasing.wanted(group)
+    for group in scheduler.batches.complete:
+        scheduler.filtering.completed(group)
 
 
 def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
@@ -65,8 +69,10 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             scheduler.opened(scheduler.admission.readmit(record))
         case Progressed() | Result() | Verdict() | FailedAttempt():
             _apply_to_unit(scheduler, record)
-        case Dropped(group_id=group_id):
-            scheduler.dropped(_group(scheduler, group_id))
+        case Restarted(group_id=group_id, policy_version=version):
+            scheduler.restarted(_group(scheduler, group_id), version)
+        case Dropped(group_id=group_id, reason=reason):
+            scheduler.dropped(_group(scheduler, group_id), reason)
         case Taken(step=step, group_ids=group_ids):
             scheduler.window.consume(step, group_ids)
             scheduler.batches.take(step, [_group(scheduler, group_id) for group_id in group_ids])

@@ -7,7 +7,8 @@ The broker's rules: messages and the time go in, messages, records and events co
 The same object runs in the broker, in property tests, in a simulator, and in planning. Each rule lives in a book of
 its own (window, leases, groups, grading, batches, publishing, evaluation); here they meet.
 
-What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, and nothing else.
+What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, and nothing else; but for the
+leases of a group that began anew, which must not overtake a `Settled`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,10 @@ from asyncrl.broker.batches import BatchBook
 from asyncrl.broker.credits import CreditBook
 from asyncrl.broker.drops import DropBook
 from asyncrl.broker.evaluation import EvaluationBook
+from asyncrl.broker.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.grading import GradeBook
 from asyncrl.broker.groups import Group, Slot, State
+from asyncrl.broker.lag import LagBound, Stragglers
 from asyncrl.broker.leasing import Leasing
 from asyncrl.broker.nodes import Node, NodeBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
@@ -32,20 +35,23 @@ from asyncrl.broker.records import (
     Duplicate,
     FailedAttempt,
     Measured,
+    Restarted,
     Result,
     Taken,
     Verdict,
     VersionLive,
 )
 from asyncrl.broker.window import Window
-from asyncrl.config import Config
+from asyncrl.config import Config, Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant, RunFailed
 from asyncrl.messages import (
     Batch,
     Beat,
     Bye,
+    Cancelled,
     Commit,
+    Drain,
     Draining,
     Exited,
     Failed,
@@ -95,10 +101,12 @@ class Scheduler:
         self.admission = AdmissionBook(prompts, schedule.group_size, config.run.steps * schedule.groups_per_step)
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.window = Window(schedule.window)
-        self.nodes = NodeBook(config.broker.node_ttl_s)
+        self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
         self.groups: dict[int, Group] = {}
         self.grading = GradeBook()
-        self.batches = BatchBook(schedule.groups_per_step, schedule.order)
+        bound, self._stragglers = _max_lag(schedule)
+        self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
+        self.filtering = GroupFilter(schedule)
         self.publishing = PublishBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
         self.out = Outbox()
@@ -169,6 +177,9 @@ class Scheduler:
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
         for node in lost:
             self.left(node.peer, overdue[node.peer], now_s)
+        for node in self.nodes.falling_quiet(now_s):
+            self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
+            self._credits_changed(node)
         self.leasing.expire(now_s)
         self._versions_moved = True
         self._advance(now_s)
@@ -181,12 +192,16 @@ class Scheduler:
         Take in one message of a node that said Hello before.
 
         Raises:
-            RunFailed: One version could not be published in many tries, every group is dropped, or the trainer asks for
-                a batch that is gone.
+            RunFailed: One version could not be published in many tries, every group is dropped or filtered, a verdict
+                lacks the metric of the filter, or the trainer asks for a batch that is gone.
         """
         node = self.nodes.heard(peer, now_s)
         if node is None:
             return
+        if node.is_quiet:
+            node.is_quiet = False
+            self.out.event("node.heard", node=node.name)
+            self._credits_changed(node)
         match message:
             case Beat():
                 node.beat = message
@@ -200,7 +215,7 @@ class Scheduler:
                 self._received(node, message)
             case Take() | Commit() | Publishing():
                 self._trained(node, message)
-            case Hello() | Bye() | StoreSet() | StoreGet() | Stepped() | Exited():
+            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Stepped() | Exited():
                 raise BrokenInvariant(f"{type(message).__name__} is the shell's to handle")
             case _:
                 assert_never(message)
@@ -225,12 +240,19 @@ class Scheduler:
             self.batches.completed(group)
             self._drops.completed()
 
-    def dropped(self, group: Group) -> None:
+    def restarted(self, group: Group, policy_version: int) -> None:
+        """A group begins anew at this version: nothing sampled of it counts."""
+        self.batches.dropped(group)
+        group.begin_anew(policy_version)
+        self.batches.admitted(group)
+
+    def dropped(self, group: Group, reason: str) -> None:
         """A group will not be trained on."""
         del self.groups[group.group_id]
         self.batches.dropped(group)
         self.window.drop(group.group_id)
         self.admission.dropped()
+        self.filtering.dropped(reason, self.batches.next_step)
 
     def went_live(self, policy_version: int, next_step: int) -> None:
         """Rollouts decode with a version made of every step below ``next_step``."""
@@ -243,6 +265,7 @@ class Scheduler:
 
         Those are of the checkpoint before: should the newest turn out to be damaged, the trainer begins at that one.
         """
+        self.filtering.forget(self.committed_step)
         done = self.batches.forget(self.committed_step)
         self.committed_step = step
         for group in done:
@@ -302,8 +325,14 @@ class Scheduler:
     def _stored(self, message: Stored) -> None:
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
-        settled = Settled([item.unit for item in finished], [item.unit for item in unfinished])
-        self.out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
+        peer = f"{message.node}.{message.incarnation}"
+        # Of a group begun anew the unit may be in the same hands again: only the lease says which trajectory is meant.
+        void = [item for item in finished if self.leasing.is_void(item)]
+        if void:
+            self.out.send(peer, Cancelled(sorted({item.token for item in void})))
+        done = [item.unit for item in finished if item not in void]
+        if done or unfinished:
+            self.out.send(peer, Settled(done, [item.unit for item in unfinished]), after_commit=True)
         for item in unfinished:
             self.leasing.progressed(item)
         for item in finished:
@@ -317,25 +346,28 @@ class Scheduler:
             self.out.record(Duplicate(unit, item.token, item.summary.num_tokens))
             return
         slot.store(item.ref, item.summary)
-        self.out.record(Result(unit, item.token, item.ref, item.summary))
+        self.out.record(Result(unit, item.token, item.ref, item.summary, self._num_restarts(unit)))
         self.grading.add(slot)
 
     def _verdict(self, item: ScoredItem) -> None:
-        slot = self.grading.settle(item.unit)
+        slot = self._graded(item.unit, item.token)
         if slot is None:
-            return  # A verdict that came twice, or on a group dropped meanwhile.
+            return
         slot.judge(item.reward, item.metrics)
-        self.out.record(Verdict(item.unit, item.reward, item.metrics))
+        self.out.record(Verdict(item.unit, item.reward, item.metrics, self._num_restarts(item.unit)))
         if item.unit.split == "held_out":
             self._settle_held_out(item.unit.group_id, failed=False)
-        else:
-            self.scored(self.groups[item.unit.group_id])
+            return
+        group = self.groups[item.unit.group_id]
+        self.scored(group)
+        if group.is_complete:
+            self.filtering.completed(group)
 
     def _failed(self, message: Failed) -> None:
         unit = message.unit
         slot = self._slot(unit)
         if message.stage == "reward":
-            if self.grading.settle(unit) is None:
+            if self._graded(unit, message.token) is None:
                 return
         else:
             self.leasing.leases.settle(message.token, unit.index)
@@ -381,6 +413,8 @@ class Scheduler:
             self._conclude_transfer()
             self._start_evaluation()
             self._start_transfer(now_s)
+        self._filter()
+        self._restart_stragglers()
         self._admit()
         self.leasing.grant(self.nodes, now_s)
         self._assign_grading()
@@ -430,6 +464,26 @@ class Scheduler:
         for supervisor in self.nodes.of("supervisor"):
             self.out.send(supervisor.peer, result)
 
+    def _filter(self) -> None:
+        for group in self.filtering.filtered():
+            self._end(group, ZERO_VARIANCE)
+            self.filtering.check_patience(group)
+
+    def _restart_stragglers(self) -> None:
+        if self._stragglers is None:
+            return
+        version = self.publishing.live_version
+        for group in self._stragglers.overdue(self.batches, self.batches.next_step, version):
+            thrown_away = group.lengths
+            self.grading.drop(group.group_id, group.split)
+            self.leasing.cancel(group)
+            self.restarted(group, version)
+            self.leasing.wanted(group)
+            self.out.record(Restarted(group.group_id, version, thrown_away))
+            self.out.event(
+                "group.restarted", group_id=group.group_id, policy_version=version, tokens_thrown_away=sum(thrown_away)
+            )
+
     def _admit(self) -> None:
         version = self.publishing.live_version
         while version >= 0 and self.window.room and self.admission.num_needed:
@@ -461,6 +515,8 @@ class Scheduler:
         groups = self.batches.taken(step)
         if groups is None:
             self._refuse_if_forgotten(step)
+            if self._stragglers and not self._stragglers.may_form(step, self.publishing.live_version):
+                return
             groups = self.batches.form(step)
             if groups is None:
                 return
@@ -515,10 +571,14 @@ class Scheduler:
             self._settle_held_out(unit.group_id, failed=True)
             return
         self.leasing.cancel(group)
-        self.dropped(group)
-        self.out.record(Dropped(unit.group_id, reason, sum(group.lengths)))
-        self.out.event("group.dropped", group_id=unit.group_id, reason=reason)
+        self._end(group, reason)
         self._drops.dropped(reason)
+
+    def _end(self, group: Group, reason: str) -> None:
+        """It will not be trained on."""
+        self.dropped(group, reason)
+        self.out.record(Dropped(group.group_id, reason, sum(group.lengths)))
+        self.out.event("group.dropped", group_id=group.group_id, reason=reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
 
@@ -539,9 +599,26 @@ class Scheduler:
         find: Callable[[int], Group | None] = self.evaluation.group if unit.split == "held_out" else self.groups.get
         return find(unit.group_id)
 
+    def _num_restarts(self, unit: Unit) -> int:
+        group = self._group(unit)
+        return group.num_restarts if group else 0
+
+    def _graded(self, unit: Unit, token: int) -> Slot | None:
+        """What a verdict or its failure is on; None if it came twice, or on a trajectory not wanted any more."""
+        slot = self._slot(unit)
+        return self.grading.settle(unit) if slot and slot.token == token else None
+
     def _slot(self, unit: Unit) -> Slot | None:
         group = self._group(unit)
         return group.slots[unit.index] if group and 0 <= unit.index < len(group.slots) else None
+
+
+def _max_lag(schedule: Schedule) -> tuple[LagBound | None, Stragglers | None]:
+    """What keeps groups from being too old when they are trained on: taking them in time, or sampling them anew."""
+    if schedule.max_lag is None or schedule.on_straggler == "train":
+        return None, None
+    bound = LagBound(schedule.max_lag, schedule.groups_per_step, schedule.steps_per_publish)
+    return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
 
 
 def _segments(groups: Iterable[Group]) -> list[int]:

@@ -7,13 +7,20 @@ from asyncrl.broker.nodes import Node
 from asyncrl.messages import Live, Stepped
 
 
-def batch_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
-    """What a batch was made of. ``policy_version`` is the trainer's when it consumed it."""
+def batch_metrics(groups: Sequence[Group], policy_version: int, max_lag: int | None = None) -> dict[str, float]:
+    """
+    What a batch was made of.
+
+    Args:
+        policy_version: The trainer's when it consumed it.
+        max_lag: Staleness of which it is said how many trajectories have more. None: nothing is said.
+    """
     slots = [slot for group in groups for slot in group.slots]
     summaries = [slot.summary for slot in slots if slot.summary]
     lengths = [summary.num_tokens for summary in summaries]
     staleness = [policy_version - summary.oldest_version for summary in summaries]
     count = max(len(slots), 1)
+    flagged = {} if max_lag is None else {"over_max_lag": sum(lag > max_lag for lag in staleness) / count}
     return {
         "reward": sum(slot.reward for slot in slots) / count,
         "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
@@ -24,6 +31,7 @@ def batch_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, flo
         "staleness_max": float(max(staleness, default=0)),
         "spans_mean": sum(summary.num_spans for summary in summaries) / count,
         "tokens": float(sum(lengths)),
+        **flagged,
     }
 
 
@@ -102,13 +110,15 @@ class Totals:
         return self._staleness_sum / max(self.steps, 1)
 
 
-def line(stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float) -> dict[str, float]:
+def line(
+    stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_lag: int | None = None
+) -> dict[str, float]:
     """A line of metrics.jsonl."""
     return {
         "step": stepped.step,
         "version": stepped.policy_version,
         "time_s": time_s,
-        **batch_metrics(groups, stepped.policy_version),
+        **batch_metrics(groups, stepped.policy_version, max_lag),
         **stepped.metrics,
         "wait_rollout": wait_rollout,
     }

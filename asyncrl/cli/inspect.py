@@ -27,6 +27,9 @@ def audit_of(path: Path) -> Audit:
             groups_per_step=schedule.groups_per_step,
             group_size=schedule.group_size,
             window=schedule.window,
+            steps_per_publish=schedule.steps_per_publish,
+            max_lag=schedule.max_lag,
+            on_straggler=schedule.on_straggler,
         )
 
 

@@ -59,6 +59,22 @@ def resume(run_directory: Path) -> None:
     resume_run(run_directory)
 
 
+@main.command()
+@click.argument("run_or_address", metavar="RUN|ADDRESS")
+@click.argument("node", metavar="NODE")
+@click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait until it has left.")
+@one_sentence
+def drain(run_or_address: str, node: str, wait_s: float) -> None:
+    """Make a rollout or reward node leave a run that goes on; others go on with its unfinished tokens."""
+    import asyncio
+
+    from asyncrl.cli.drain import broker_of
+    from asyncrl.cli.drain import drain as drain_node
+
+    asyncio.run(drain_node(broker_of(run_or_address), node, wait_s))
+    click.echo(f"{node} has left")
+
+
 @main.command("make-model")
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
@@ -93,6 +109,36 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
     click.echo(out)
+
+
+@main.command()
+@click.argument("plan_path", metavar="PLAN", type=PATH)
+@set_option
+@json_option
+@click.option("--picture", type=PATH, metavar="FILE", help="Also write one self-contained HTML page.")
+@click.option("--search/--no-search", "searched", default=True, help="Look for the best split of the devices.")
+@one_sentence
+def plan(plan_path: Path, overrides: tuple[str, ...], as_json: bool, picture: Path | None, searched: bool) -> None:
+    """
+    Predict a cluster before renting it: step time, idle shares, staleness, the best split.
+
+    PLAN is a TOML file of measured speeds, lengths and a schedule; conf/plan/ has one that explains every number. The
+    broker's own rules run against simulated nodes under a clock that does not wait. The speed-up is over synchronous
+    training that has all the devices for both.
+    """
+    from rich.console import Console
+
+    from asyncrl.cli.plan import study_table, to_json
+    from asyncrl.plan.picture import write_picture
+    from asyncrl.plan.plan_file import load as load_plan
+    from asyncrl.plan.study import study
+
+    with Console(stderr=True).status("simulating"):  # Seen on a terminal only.
+        answer = study(load_plan(plan_path, overrides), searched=searched)
+    click.echo(to_json(answer) if as_json else study_table(answer, plan_path.stem))
+    if picture:
+        write_picture(answer, plan_path.stem, picture)
+        click.echo(picture, err=True)
 
 
 @main.command()

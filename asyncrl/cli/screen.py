@@ -54,6 +54,10 @@ class Screen:
         """A child process ended."""
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
 
+    def left(self, node: str) -> None:
+        """A child process was told to leave, and did."""
+        self.say(f"{node} was told to leave, and has")
+
     def _eta_s(self, step: Step) -> float:
         """From the pace so far, the first step (which waits for everything to load) left out."""
         now_s = step.metrics.get("time_s", 0.0)

@@ -6,6 +6,7 @@
 A process that dies is started again, within a budget; the broker is told why, so that the event log names the cause.
 The broker starts again from its ledger, where its nodes look for it, and the trainer from its newest checkpoint. What
 would only end the same way again ends the run: a mistake in the configuration, a broker that says the run has failed.
+A rollout or reward node that was told to leave, and did, stays away.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ LAST_WORDS_S = 2.0
 """For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
 BROKER = "broker-0"
+LEAVE_FOR_GOOD = ("rollout", "reward")
+"""Roles whose processes were told to leave, by SIGTERM or `asyncrl drain`, if they exit with 0."""
 FINAL_CODES = (ConfigError.exit_code, RunFailed.exit_code)
 """Exit codes of a process that would only end the same way again."""
 
@@ -92,7 +95,7 @@ class Supervisor:
         broker = self._child(
             "broker", BROKER, "--config", str(self._directory.config), "--run-dir", str(self._directory.path)
         )
-        await self._start(broker)
+        await self._start("broker", broker)
         deadline = time.monotonic() + START_S
         while not self._directory.address.exists():
             if self._ended.done():
@@ -106,12 +109,12 @@ class Supervisor:
         names = [("trainer", "trainer-0"), ("reward", "reward-0")]
         names += [("rollout", f"rollout-{i}") for i in range(self._config.rollout.replicas)]
         for role, name in names:
-            await self._start(self._child(role, name, "--broker", address))
+            await self._start(role, self._child(role, name, "--broker", address))
 
-    async def _start(self, child: Child) -> None:
+    async def _start(self, role: str, child: Child) -> None:
         settings = self._config.supervisor
         await child.start()
-        self._spawn(self._watch(child, RestartBudget(settings.max_restarts, settings.window_s)))
+        self._spawn(self._watch(role, child, RestartBudget(settings.max_restarts, settings.window_s)))
 
     def _child(self, role: str, name: str, *options: str) -> Child:
         command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
@@ -124,12 +127,15 @@ class Supervisor:
 
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 
-    async def _watch(self, child: Child, budget: RestartBudget) -> None:
+    async def _watch(self, role: str, child: Child, budget: RestartBudget) -> None:
         while True:
             code = await child.wait()
             if code == 0:  # It left on purpose: most often because the run is over, which we hear in a moment.
                 await asyncio.sleep(LAST_WORDS_S)
             if self._is_over():
+                return
+            if code == 0 and role in LEAVE_FOR_GOOD:
+                self._screen.left(child.name)
                 return
             cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
             self._is_mistake = self._is_mistake or code == ConfigError.exit_code

@@ -74,6 +74,8 @@ def _groups(audit: Audit) -> Iterator[Row]:
     if rest := reasons[SHOWN:]:
         yield ["", _number(sum(count for _, count in rest)), f"  of {len(rest)} other reasons"]
     yield ["  open", _number(audit.open), ""]
+    if audit.restarted:
+        yield ["  begun anew", _number(audit.restarted), "too old to be trained on"]
     yield ["  skipped", _number(audit.skipped), ""]
     yield ["  double-trained", _number(audit.double_trained), ""]
     yield ["  open at once", _number(audit.peak_open), f"at most; the window holds {audit.window:,}"]
@@ -98,6 +100,8 @@ def _staleness(audit: Audit) -> Iterator[Row]:
     total = sum(audit.staleness.values())
     for staleness, count in audit.staleness.items():
         yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
+    if audit.over_max_lag:
+        yield ["  over max_lag", _number(audit.over_max_lag), f"{audit.over_max_lag / total:.1%}"]
 
 
 def _lengths(audit: Audit) -> Iterator[Row]:
@@ -106,6 +110,7 @@ def _lengths(audit: Audit) -> Iterator[Row]:
     for bucket in audit.lengths:
         share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
         note = f"{bucket.dropped:,} ({share:.1%})" if bucket.dropped else "0"
+        note += f"; {bucket.restarted:,} begun anew" if bucket.restarted else ""
         yield [f"  {shortest}-{bucket.max_tokens}", _number(bucket.trained), note]
         shortest = bucket.max_tokens + 1
     if audit.dropped_unfinished:

@@ -21,7 +21,8 @@ from asyncrl.weights.receive import Receiver
 
 async def attach(engine: Engine, address: str, name: str, *, slots: int, wait_s: float = 30.0) -> None:
     """
-    Roll out with ``engine`` until the run is over. Cancel it to leave: what is in hand goes to other nodes.
+    Roll out with ``engine`` until the run is over or this node is drained. Cancel it to leave at once: what is in hand
+    is then sampled anew by other nodes.
 
     Args:
         engine: Borrowed; it stays open.
@@ -96,6 +97,7 @@ async def _session(
         partial_rollout=config.schedule.partial_rollout,
         progress_every_s=config.rollout.progress_every_s,
         in_hand=in_hand,
+        on_drain=stopping.set,
     )
     try:
         await serve(

@@ -40,6 +40,7 @@ async def _serve(pool: WorkerPool, stopping: asyncio.Event, who: Identity, link:
     """One session with a broker and its spool."""
     spool = spool_link(welcome, who)
     try:
-        await serve(RewardActor(pool=pool, link=link, spool=spool), link, beat_s=welcome.beat_s, stopping=stopping)
+        actor = RewardActor(pool=pool, link=link, spool=spool, on_drain=stopping.set)
+        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
     finally:
         await spool.aclose()

@@ -21,7 +21,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, VerifierError
-from asyncrl.messages import Beat, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
+from asyncrl.messages import Beat, Drain, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
 from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample
 
@@ -41,6 +41,7 @@ class RewardActor:
         pool: Started.
         link: To the broker, greeted already.
         spool: To the spool that serves this node, greeted already.
+        on_drain: Called when the broker asks this node to leave: whatever it has in hand is judged elsewhere.
         max_in_hand: Trajectories in hand at once; so many credits are offered.
         clock: Seconds, for beats.
     """
@@ -51,11 +52,13 @@ class RewardActor:
         pool: WorkerPool,
         link: Link,
         spool: Link,
+        on_drain: Callable[[], None] | None = None,
         max_in_hand: int = MAX_IN_HAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._link = link
+        self._on_drain = on_drain
         self._payloads = PayloadClient(spool)
         self._max_in_hand = max_in_hand
         self._occupancy = Occupancy(clock)
@@ -94,6 +97,8 @@ class RewardActor:
                 case Grade(prompt=prompt, items=items):
                     for item in items:
                         tasks.create_task(self._grade(prompt, item))
+                case Drain() if self._on_drain:
+                    self._on_drain()
                 case Stop():
                     return
 

@@ -24,6 +24,7 @@ from asyncrl.errors import DecodeError, EngineError, LinkClosed, LinkRefused, Tr
 from asyncrl.messages import (
     Beat,
     Cancelled,
+    Drain,
     Draining,
     Hold,
     Lease,
@@ -89,6 +90,7 @@ class RolloutActor:
         progress_every_s: What is written is put on disk this often, so that a lost node costs no more; 0 never.
         in_hand: Of an earlier session of this engine, to go on with; the broker heard of it in `Hello`. Borrowed. None
             begins with nothing, and stops sampling when this actor ends.
+        on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class RolloutActor:
         partial_rollout: bool = True,
         progress_every_s: float = 0.0,
         in_hand: Generations | None = None,
+        on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -121,6 +124,7 @@ class RolloutActor:
         self._progress_every_s = progress_every_s
         self._generations = in_hand or Generations(engine, node, clock)
         self._owns_generations = in_hand is None
+        self._on_drain = on_drain
         self._payloads = PayloadClient(spool)
         self._clock = clock
         self._given_back = 0
@@ -204,6 +208,8 @@ class RolloutActor:
             case Release():
                 self._held = False
                 self._spawn(self._swap())
+            case Drain() if self._on_drain:
+                self._on_drain()
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:

@@ -2,21 +2,37 @@
 
 from collections import Counter
 from itertools import chain
+from math import ceil, inf
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
+from asyncrl.broker.audit import Audit, audit
+from asyncrl.broker.filtering import ZERO_VARIANCE
 from asyncrl.broker.records import Admitted, Dropped, Result, Taken, Verdict
+from asyncrl.config import Config
 
-from .driver import Cluster, Node, Reward, Rollout, Trainer, a_config, version_of
+from .driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
 
 MAX_ACTIONS = 20_000
 MAX_DEATHS = 4
 """More while one version is published, and the run gives up, as it should."""
 
+
+def age_rules(staleness: int, order: str, lag: int, on_straggler: str | None) -> dict[str, object]:
+    """What a config may say of ``order`` and ``max_lag``, nearest to what was asked for."""
+    if on_straggler is None:
+        return {"order": order}
+    if on_straggler == "wait":
+        lag = max(lag, staleness)
+    elif lag >= staleness:
+        order = "completion"
+    return {"order": order, "max_lag": lag, "on_straggler": on_straggler}
+
+
 CONFIGS = st.builds(
-    lambda groups, size, publish, staleness, every, attempts: a_config(
+    lambda groups, size, publish, staleness, every, attempts, order, lag, on_straggler, filter_: a_config(
         run={"steps": 5},
         data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
         schedule={
@@ -25,6 +41,8 @@ CONFIGS = st.builds(
             "steps_per_publish": publish,
             "staleness": float(staleness),
             "max_attempts": attempts,
+            "filter": filter_,
+            **age_rules(staleness, order, lag, on_straggler),
         },
         evaluation={"every_versions": every},
         checkpoint={"every_steps": every * publish},
@@ -35,6 +53,10 @@ CONFIGS = st.builds(
     staleness=st.integers(0, 2),
     every=st.integers(0, 2),
     attempts=st.integers(1, 3),
+    order=st.sampled_from(["fifo", "completion"]),
+    lag=st.integers(0, 2),
+    on_straggler=st.sampled_from([None, "wait", "reissue", "train"]),
+    filter_=st.sampled_from(["none", "zero_variance"]),
 )
 LENGTHS = st.integers(0, 400)
 SEEDS = st.integers(0, 2**32)
@@ -130,16 +152,23 @@ def check_accounts(cluster: Cluster) -> None:
     admitted = [record.group_id for record in by_kind[Admitted]]
     taken = list(chain.from_iterable(record.group_ids for record in by_kind[Taken]))
     dropped = [record.group_id for record in by_kind.get(Dropped, [])]
+    filtered = [record.group_id for record in by_kind.get(Dropped, []) if record.reason == ZERO_VARIANCE]
 
     assert admitted == list(range(len(admitted))), "no group is skipped"
     assert sorted(taken + dropped) == admitted, "every group ends once: trained or dropped"
     assert len(taken) == config.run.steps * config.schedule.groups_per_step
-    assert max(Counter(record.unit for record in by_kind[Result]).values()) == 1
-    assert max(Counter(record.unit for record in by_kind[Verdict]).values()) == 1
+    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Result]).values()) == 1
+    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Verdict]).values()) == 1
+    if config.schedule.filter == "zero_variance":
+        assert all(is_easy(group_id) for group_id in filtered), "nothing is filtered that teaches something"
+        assert not any(is_easy(group_id) for group_id in taken), "nothing is trained on that teaches nothing"
+    else:
+        assert not filtered
+    assert not audited(cluster).problems
 
 
 def check_training(cluster: Cluster) -> None:
-    """What the trainer saw: every trajectory of what was taken, once, and none too old."""
+    """What the trainer saw: every trajectory of what was taken, once, none too old, and all of one beginning."""
     config, schedule = cluster.config, cluster.config.schedule
     consumed = [
         (version_of(config, step), sample) for step, batch in cluster.disk.batches.items() for sample in batch.samples
@@ -147,7 +176,30 @@ def check_training(cluster: Cluster) -> None:
     units = [sample.unit for _, sample in consumed]
     assert len(set(units)) == len(units) == config.run.steps * schedule.groups_per_step * schedule.group_size
     staleness = [version - sample.summary.oldest_version for version, sample in consumed]
-    assert max(staleness) <= schedule.staleness
+    assert max(staleness) <= most_versions(config)
+    assert all(s.metrics["offset"] == s.ref.offset for _, s in consumed), "a verdict is on what it is trained with"
+
+
+def most_versions(config: Config) -> float:
+    """How stale a trajectory may be when it is trained on."""
+    schedule = config.schedule
+    by_window = ceil(schedule.staleness) if schedule.order == "fifo" else inf
+    by_lag = inf if schedule.max_lag is None or schedule.on_straggler == "train" else schedule.max_lag
+    return min(by_window, by_lag)
+
+
+def audited(cluster: Cluster) -> Audit:
+    """What `asyncrl audit` says of it."""
+    schedule = cluster.config.schedule
+    return audit(
+        cluster.records,
+        groups_per_step=schedule.groups_per_step,
+        group_size=schedule.group_size,
+        window=schedule.window,
+        steps_per_publish=schedule.steps_per_publish,
+        max_lag=schedule.max_lag,
+        on_straggler=schedule.on_straggler,
+    )
 
 
 def check_evaluations(cluster: Cluster) -> None:

@@ -90,6 +90,21 @@ def a_scheduler(config: Config, *, num_held_out: int = 0, broker_epoch: int = 1)
     return Scheduler(config, Prompts(), held_out, broker_epoch)  # type: ignore[arg-type]
 
 
+def right(unit: Unit) -> float:
+    """Everything is."""
+    return 1.0
+
+
+def told_apart(unit: Unit) -> float:
+    """One trajectory of a group is worse than the others; but every third group is right throughout."""
+    return float(unit.index > 0 or is_easy(unit.group_id))
+
+
+def is_easy(group_id: int) -> bool:
+    """Does nothing tell the trajectories of this group apart?"""
+    return group_id % 3 == 0
+
+
 class Node:
     """One end of a link to the broker. A subclass answers messages in `take` and does its work in `actions`."""
 
@@ -152,6 +167,7 @@ class Rollout(Transferring):
         self._spool = spool
         self._capacity = capacity
         self._given_back = 0
+        self._num_finished = 0
         self.policy_version = -1
         self.staged_version = -1
         self.is_held = False
@@ -169,12 +185,15 @@ class Rollout(Transferring):
                 for index in indices:
                     self.running[Unit(group_id, index, split)] = (token, self.policy_version)
             case Settled(units=units):
-                for unit in units:
-                    if self.unsettled.pop(unit, None):
+                for unit in units:  # Also what is being sampled: a result of an earlier lease does as well.
+                    if self.running.pop(unit, None) or self.unsettled.pop(unit, None):
                         self._give_back()
             case Cancelled(tokens=tokens):
                 for unit in [unit for unit, (token, _) in self.running.items() if token in tokens]:
                     del self.running[unit]
+                    self._give_back()
+                for unit in [unit for unit, item in self.unsettled.items() if item.token in tokens]:
+                    del self.unsettled[unit]
                     self._give_back()
             case Transfer():
                 self.transfers.append(message)
@@ -210,7 +229,9 @@ class Rollout(Transferring):
         """The last token of a trajectory."""
         token, oldest = self.running.pop(unit)
         summary = Summary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
-        self.unsettled[unit] = item = StoredItem(unit, token, SpoolRef("spool", 0, 0, 8, 0), summary)
+        self._num_finished += 1
+        offset = (int(self.incarnation) << 20) + self._num_finished  # No two trajectories lie in the same place.
+        self.unsettled[unit] = item = StoredItem(unit, token, SpoolRef("spool", 0, offset, 8, 0), summary)
         self._spool.append(Stored(self.name, self.incarnation, [item]))
 
     def fail(self, unit: Unit) -> None:
@@ -236,9 +257,12 @@ class Reward(Node):
 
     role = "reward"
 
-    def __init__(self, name: str, incarnation: int = 0, capacity: int = 4) -> None:
+    def __init__(
+        self, name: str, incarnation: int = 0, capacity: int = 4, *, verdict: Callable[[Unit], float] = right
+    ) -> None:
         super().__init__(name, incarnation)
         self._limit = capacity
+        self._verdict = verdict
         self.in_hand: deque[GradeItem] = deque()
         self.say(Offer(self._limit))
 
@@ -252,9 +276,12 @@ class Reward(Node):
     def faults(self) -> list[Action]:
         return [("no verdict", self.fail)] if self.in_hand else []
 
-    def judge(self, reward: float = 1.0) -> None:
+    def judge(self) -> None:
         """A verdict on the oldest in hand."""
-        self._done(Scored([ScoredItem(self.in_hand.popleft().unit, reward, {"correct": reward})]))
+        item = self.in_hand.popleft()
+        reward = self._verdict(item.unit)
+        metrics = {"correct": reward, "offset": float(item.ref.offset)}
+        self._done(Scored([ScoredItem(item.unit, reward, metrics, item.token)]))
 
     def fail(self) -> None:
         """The verifier raised."""
@@ -371,7 +398,8 @@ class Cluster:
 
     def start_reward(self, name: str) -> Reward:
         """A new process of a reward node."""
-        return self._start(Reward(name, self._count()))
+        verdict = told_apart if self.config.schedule.filter == "zero_variance" else right
+        return self._start(Reward(name, self._count(), verdict=verdict))
 
     def start_trainer(self) -> Trainer:
         """A new process of the trainer, which begins at the newest checkpoint."""

@@ -3,7 +3,17 @@
 from collections import Counter
 
 from asyncrl.broker.accounts import Accounts
-from asyncrl.broker.records import Admitted, AnyRecord, Dropped, Measured, Result, Taken, VersionLive
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Dropped,
+    Measured,
+    Restarted,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
 from asyncrl.messages import SpoolRef, Summary, Unit
 
 
@@ -36,10 +46,8 @@ def test_a_version_that_goes_live_again_retires_nothing_twice():
     assert accounts.peak_open == 2
 
 
-def test_staleness_is_counted_from_the_version_made_of_the_steps_before():
+def test_staleness_is_counted_from_the_version_that_the_step_trained():
     accounts = of(
-        VersionLive(0, 0),
-        VersionLive(1, 2),
         result(0, 0, oldest_version=0),
         result(0, 1, oldest_version=1),
         result(1, 0, oldest_version=0),
@@ -47,12 +55,27 @@ def test_staleness_is_counted_from_the_version_made_of_the_steps_before():
         Taken(1, [1]),
         Taken(2, [0]),
     )
-    assert accounts.staleness(group_size=2) == Counter({0: 3, 1: 1})
+    assert accounts.staleness(group_size=2, steps_per_publish=2) == Counter({0: 3, 1: 1})
+    assert accounts.staleness(group_size=2, steps_per_publish=1) == Counter({1: 3, 2: 1})
 
 
-def test_that_version_may_go_live_after_the_batch_is_taken():
-    accounts = of(VersionLive(0, 0), result(0, 0, oldest_version=0), Taken(1, [0]), VersionLive(1, 1))
-    assert accounts.staleness(group_size=1) == {1: 1}
+def test_what_a_group_had_before_it_began_anew_does_not_count():
+    accounts = of(
+        Admitted(0, 0, 0, 0),
+        result(0, 0, oldest_version=0),
+        result(0, 1, oldest_version=0),
+        Verdict(Unit(0, 0), 1.0),
+        Restarted(0, 1, [10, 20]),
+        result(0, 0, oldest_version=1),
+        Verdict(Unit(0, 0), 0.0),
+    )
+    assert accounts.results == {Unit(0, 0): 1}
+    assert accounts.verdicts == {Unit(0, 0): 1}
+    assert [summary.oldest_version for summary in accounts.summaries_of(0, 2)] == [1]
+    assert (accounts.restarts, accounts.restarted_lengths) == ({0: 1}, [10, 20])
+    assert accounts.thrown_away["restarted"] == 30
+    assert accounts.wrong_restarts == []
+    assert accounts.peak_open == 1, "it was open all the time"
 
 
 def test_evaluations_change_nothing():

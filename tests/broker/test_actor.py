@@ -19,6 +19,8 @@ from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
+    Drain,
+    Drained,
     Exited,
     Finished,
     Hello,
@@ -315,6 +317,42 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
         ("leaver", "left", "told to stop"),
         ("lost", "lost", "silent for 10 s"),
     ]
+
+
+# ── a node that is asked to leave ───────────────────────────────────────────────────────────
+
+
+def test_a_node_is_asked_to_leave_and_who_wanted_it_hears_when_it_has(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout, operator = await house.welcomed("rollout", "a"), await house.welcomed("supervisor", "operator")
+        await operator.send(Drain("a"))
+        assert await rollout.receive() == Drain("a")
+        await rollout.send(Bye("told to stop"))
+        assert await operator.receive() == Drained("a")
+
+    (asked,) = run(tmp_path, script).events("node.draining")
+    assert (asked["node"], asked["asked_by"]) == ("a", "operator.0")
+
+
+def test_a_node_that_is_lost_before_it_could_leave_is_said_to_be(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        await house.welcomed("rollout", "a")
+        operator, supervisor = await house.welcomed("supervisor", "operator"), await house.welcomed("supervisor", "s")
+        await operator.send(Drain("a"))
+        await supervisor.send(Exited("a", "was killed by SIGKILL", restarting=True))
+        assert await operator.receive() == Drained("a", "it was lost before it could leave: was killed by SIGKILL")
+
+    run(tmp_path, script)
+
+
+def test_who_cannot_leave_is_said_at_once(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        await house.welcomed("trainer", "t")
+        operator = await house.welcomed("supervisor", "operator")
+        await operator.send(Drain("t"))
+        assert await operator.receive() == Drained("t", "t is a trainer: only rollouts and reward nodes can be drained")
+
+    run(tmp_path, script)
 
 
 # ── a broker that starts again ──────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from asyncrl.broker.records import (
     Duplicate,
     FailedAttempt,
     Reissued,
+    Restarted,
     Result,
     Taken,
     Verdict,
@@ -66,7 +67,9 @@ GOOD: list[AnyRecord] = [
 
 
 def audited(records: list[AnyRecord]) -> Audit:
-    return audit(iter(records), groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE, window=WINDOW)
+    return audit(
+        iter(records), groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE, window=WINDOW, steps_per_publish=1
+    )
 
 
 def without(record: AnyRecord) -> list[AnyRecord]:
@@ -108,6 +111,43 @@ def test_staleness_is_a_histogram_of_trained_trajectories():
     assert good.staleness_max == 1
 
 
+def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live():
+    skipped = without(VersionLive(1, next_step=1))
+    assert audited(skipped).staleness == {0: 6, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "on_straggler", "over", "problems"),
+    [
+        (None, "wait", 0, []),
+        (1, "wait", 0, []),
+        (0, "train", 2, []),
+        (0, "wait", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
+        (0, "reissue", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
+    ],
+)
+def test_what_is_older_than_max_lag_is_counted_and_a_problem_unless_it_was_allowed(
+    max_lag, on_straggler, over, problems
+):
+    found = audit(
+        GOOD, groups_per_step=2, group_size=2, window=4, steps_per_publish=1, max_lag=max_lag, on_straggler=on_straggler
+    )
+    assert (found.over_max_lag, found.problems) == (over, problems)
+
+
+def test_a_group_that_began_anew_has_one_result_a_unit_since_then_and_its_first_ones_are_counted_by_length():
+    records = [*GOOD, *finished(5, 40, 300), Restarted(5, 2, [40, 300]), *finished(5, 50, 60, version=2)]
+    found = audited([*records, Taken(2, [5, 9]), admitted(6)])
+
+    assert found.restarted == 1
+    assert found.tokens_thrown_away["restarted"] == 340
+    assert [(b.max_tokens, b.trained, b.restarted) for b in found.lengths][2:] == [
+        (64, 3, 1), (128, 2, 0), (256, 0, 0), (512, 0, 1)
+    ]  # fmt: skip
+    assert found.staleness == {0: 8, 1: 2}, "what was thrown away is not what was trained"
+    assert not [problem for problem in found.problems if "unit 5/" in problem]
+
+
 def test_attempts_are_counted():
     good = audited(GOOD)
     assert (good.reissued, good.duplicates) == ({"node_lost": 1}, 1)
@@ -117,7 +157,7 @@ def test_attempts_are_counted():
 def test_tokens_are_trained_or_thrown_away():
     good = audited(GOOD)
     assert good.tokens_trained == 10 + 20 + 30 + 40 + 100 + 128 + 16 + 17
-    assert good.tokens_thrown_away == {"dropped": 200, "duplicates": 18, "reissued": 7}
+    assert good.tokens_thrown_away == {"dropped": 200, "duplicates": 18, "reissued": 7, "restarted": 0}
 
 
 def test_an_empty_ledger_adds_up():
@@ -168,6 +208,11 @@ def test_it_survives_json():
             id="trained without admission",
         ),
         pytest.param([*GOOD, result(3, 1)], ["unit 3/1 has 2 results"], id="two results"),
+        pytest.param(
+            [*GOOD, Restarted(3, 2, []), Restarted(2, 2, [])],
+            ["group 3 began anew, but it was not open", "group 2 began anew, but it was not open"],
+            id="begun anew when it was over",
+        ),
         pytest.param([*GOOD, verdict(3, 1)], ["unit 3/1 has 2 verdicts"], id="two verdicts"),
         pytest.param(
             [*GOOD, result(0, 0, split="held_out")], ["unit 0/0 (held-out) has 2 results"], id="two held-out results"

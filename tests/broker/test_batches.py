@@ -4,6 +4,8 @@ import pytest
 
 from asyncrl.broker.batches import BatchBook
 from asyncrl.broker.groups import Group
+from asyncrl.broker.lag import LagBound
+from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import Prompt
 
 
@@ -87,3 +89,81 @@ def test_a_dropped_group_is_not_waited_for(order: str) -> None:
     book.dropped(a)
 
     assert book.form(0) == [b]
+
+
+def a_bounded(groups_per_step: int, max_lag: int, *versions: int) -> tuple[BatchBook, list[Group]]:
+    """Groups open that were admitted at these versions; one step a version."""
+    book = BatchBook(groups_per_step, "completion", LagBound(max_lag, groups_per_step, 1))
+    groups = [Group(i, Prompt(text="?"), 1, min_version=version) for i, version in enumerate(versions)]
+    for group in groups:
+        book.admitted(group)
+    return book, groups
+
+
+def test_of_equally_old_groups_the_first_complete_ones_go_first() -> None:
+    book, (_, b, _, d) = a_bounded(2, 1, 0, 0, 0, 0)
+    complete(book, d, b)
+
+    assert book.form(0) == [d, b]
+
+
+def test_a_group_is_waited_for_at_the_last_step_that_may_take_it() -> None:
+    book, (a, b, c, d) = a_bounded(2, 1, 0, 0, 0, 1)
+    complete(book, b, c)
+    assert book.form(0) == [b, c]
+    e = Group(4, Prompt(text="?"), 1, min_version=1)
+    book.admitted(e)
+
+    complete(book, d, e)
+    assert book.form(1) is None
+
+    complete(book, a)
+    assert book.form(1) == [d, a], "what is due, then the first complete"
+    assert book.form(2) is None
+    assert [group.group_id for group in book] == [4]
+
+
+def test_a_younger_group_that_is_due_too_is_counted_with_the_older_ones() -> None:
+    """Three of version 1 and one of version 0: step 2 has room for two, so two go now, the oldest among them."""
+    book, (a, b, c, d) = a_bounded(2, 1, 0, 1, 1, 1)
+    book.next_step = 1
+    complete(book, b, c, d)
+    assert book.form(1) is None
+
+    complete(book, a)
+
+    assert book.form(1) == [b, a]
+
+
+def test_a_group_that_is_due_and_dropped_is_not_waited_for() -> None:
+    book, (a, b) = a_bounded(1, 0, 0, 1)
+    complete(book, b)
+    assert book.form(0) is None
+
+    book.dropped(a)
+
+    assert book.form(0) == [b]
+
+
+def test_more_groups_due_than_a_step_takes_is_a_broken_promise() -> None:
+    book, groups = a_bounded(1, 0, 0, 0)
+    complete(book, *groups)
+
+    with pytest.raises(BrokenInvariant, match="2 groups are too old for any step after 0"):
+        book.form(0)
+
+
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_a_group_that_begins_anew_is_the_youngest_and_incomplete(order: str) -> None:
+    book = BatchBook(1, order)
+    a, b = opened(book, 2)
+    complete(book, a, b)
+
+    book.dropped(a)
+    a.begin_anew(1)
+    book.admitted(a)
+
+    assert list(book) == [b, a]
+    assert book.complete == [b]
+    assert book.form(0) == [b]
+    assert book.form(1) is None

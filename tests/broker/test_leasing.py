@@ -42,7 +42,7 @@ class Table:
         self.config = a_config(broker={"node_ttl_s": node_ttl_s})
         self.groups: dict[int, Group] = {}
         self.out = Outbox()
-        self.nodes = NodeBook(node_ttl_s)
+        self.nodes = NodeBook(2.0, node_ttl_s)
         self.evaluation = EvaluationBook(Evaluation(), [], 4)
         self.leasing = Leasing(self.config, self.evaluation, lambda unit: self.groups.get(unit.group_id), self.out, 2)
 

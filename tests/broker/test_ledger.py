@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import Admitted, AnyRecord, Committed, Dropped, Record, Result, Taken, Verdict
+from asyncrl.broker.records import Admitted, AnyRecord, Committed, Dropped, Record, Restarted, Result, Taken, Verdict
 from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, Summary, Unit
 
@@ -142,6 +143,16 @@ def test_the_database_refuses_to_count_twice(tmp_path: Path, twice: list[Record]
 
     asyncio.run(run())
     assert read(path) == [*before, admitted(9), admitted(11)]
+
+
+def test_a_group_that_begins_anew_has_results_again_and_each_once(tmp_path: Path) -> None:
+    path, again = tmp_path / "ledger.sqlite", replace(result(1), num_restarts=1)
+
+    write(path, [admitted(1), result(1), Restarted(1, 2, [9]), again, replace(verdict(1), num_restarts=1)])
+
+    assert read(path)[2:4] == [Restarted(1, 2, [9]), again]
+    with pytest.raises(BrokenInvariant, match="result/train/1~1/0: it is there already"):
+        write(path, [replace(again, token=2)])
 
 
 def test_what_may_recur_is_not_refused(tmp_path: Path) -> None:

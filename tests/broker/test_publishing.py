@@ -15,7 +15,7 @@ class Stage:
 
     def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
         self.book = PublishBook(DEADLINE_S, swaps_at_once=swaps_at_once)
-        self.nodes = NodeBook(ttl_s=10.0)
+        self.nodes = NodeBook(notice_s=2.0, ttl_s=10.0)
         self.join("trainer", "trainer")
         for name in rollouts:
             self.join("rollout", name)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncrl.broker.records import (
     Admitted,
@@ -15,6 +16,7 @@ from asyncrl.broker.records import (
     Measured,
     NodeEvent,
     Reissued,
+    Restarted,
     Result,
     Taken,
     Verdict,
@@ -110,6 +112,15 @@ def test_what_can_happen_once_has_a_key_and_what_may_recur_has_none() -> None:
         None,
         None,
     ]
+
+
+def test_what_comes_after_a_group_began_anew_has_keys_of_its_own() -> None:
+    again = [replace(record, num_restarts=2) for record in LIFE if isinstance(record, Result | Verdict)]
+
+    assert [key(record) for record in again] == [
+        "result/train/0~2/0", "result/train/0~2/1", "verdict/train/0~2/0", "verdict/train/0~2/1", "result/train/1~2/0"
+    ]  # fmt: skip
+    assert retired(Restarted(0, 3, [8])) == []
 
 
 def test_a_group_ends_when_it_is_taken_or_dropped() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
-from msgspec.structs import replace
 
 from asyncrl.broker.groups import Group, State
 from asyncrl.broker.records import (
@@ -18,6 +17,7 @@ from asyncrl.broker.records import (
     FailedAttempt,
     Measured,
     Reissued,
+    Restarted,
     Result,
     Taken,
     Verdict,
@@ -87,7 +87,8 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
     return {
         "groups": {group_id: seen(group) for group_id, group in scheduler.groups.items()},
         "window": (window._open, window._consumed, window.num_admitted, window.num_retired, window.peak),
-        "queue": [group.group_id for group in batches._queue],
+        "queue": [group.group_id for group in batches],
+        "complete": [group.group_id for group in batches.complete],
         "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
         "next": (batches.next_step, scheduler.admission.next_group_id, scheduler.admission.num_needed),
         "reached": (scheduler.committed_step, scheduler.publishing.live_version),
@@ -152,7 +153,6 @@ def test_a_broker_that_dies_at_any_point_goes_on_and_the_accounts_of_all_its_liv
 @given(config=CONFIGS, seed=SEEDS)
 def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> None:
     dice = Random(seed)
-    config = replace(config, schedule=replace(config.schedule, order=dice.choice(["fifo", "completion"])))
     cluster = Cluster(config, num_held_out=2)
     live_through(cluster, dice, 600)
     cluster.commit()
@@ -331,6 +331,37 @@ def test_a_checkpoint_named_again_changes_nothing() -> None:
     assert not desk.records
     assert "checkpoint.written" not in desk.events
     assert set(desk.scheduler.groups) == {0, 1, 2, 3}
+
+
+# ── filtered and begun anew ─────────────────────────────────────────────────────────────────
+
+
+def test_a_group_whose_end_by_the_filter_was_not_written_any_more_ends_now() -> None:
+    """Its last verdict was on disk, and then the broker died."""
+    config = a_config(run={"steps": 1}, schedule={"groups_per_step": 2, "group_size": 2, "filter": "zero_variance"})
+    desk = Desk(FIRST_LIVE, *admitted(0, 1), *complete(0), config=config)
+
+    desk.join("rollout", "a", Ready("plan"))
+
+    assert [(type(r), r.group_id) for r in desk.records] == [(Dropped, 0), (Admitted, 2)]  # type: ignore[union-attr]
+
+
+def test_filtered_groups_are_counted_for_the_step_they_were_filtered_before() -> None:
+    config = a_config(schedule={"groups_per_step": 2, "group_size": 2, "filter": "zero_variance"})
+    scheduler = replayed([*STEP_0, Dropped(2, "zero_variance", 16), Dropped(3, "lost", 0)], config)
+
+    assert [scheduler.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [0.0, 1.0]
+
+
+def test_a_group_that_began_anew_has_what_was_sampled_since_then() -> None:
+    records = [FIRST_LIVE, *admitted(0), *complete(0), VersionLive(1, 1), Restarted(0, 1, [8, 8]), result(0, 1)]
+    scheduler = replayed(records)
+
+    group = scheduler.groups[0]
+    assert (group.min_version, group.num_restarts, group.num_scored) == (1, 1, 0)
+    assert (group.indices(State.MISSING), group.indices(State.STORED)) == ([0], [1])
+    assert scheduler.batches.complete == []
+    assert scheduler.window.num_open == 1
 
 
 # ── versions ────────────────────────────────────────────────────────────────────────────────

@@ -316,6 +316,28 @@ def test_an_overdue_lease_is_given_to_somebody_else() -> None:
     assert set(b.running) == held
 
 
+def test_a_quiet_node_is_noticed_and_given_nothing_new_until_it_is_heard() -> None:
+    cluster = a_published(capacity=2)
+    b = cluster.start_rollout("b", capacity=2)
+    cluster.exchange()
+
+    cluster.tick(2.1, silent=[b.peer])
+    publish(cluster)  # It has the weights, and says so.
+    (quiet,) = events(cluster, "node.quiet")
+    assert (quiet.fields["node"], quiet.fields["seconds"]) == ("b", 2.1)
+    assert [event.fields["node"] for event in events(cluster, "node.heard")] == ["b"]
+    assert b.running
+
+    cluster.tick(2.1, silent=[b.peer])
+    a = rollouts(cluster)[0]
+    for unit in list(a.running):
+        a.finish(unit)
+    cluster.tick(0.25, silent=[b.peer])
+    assert len(events(cluster, "node.quiet")) == 2
+    assert not events(cluster, "node.lost")
+    assert not of(cluster, Reissued), "what it has stays its own"
+
+
 def test_a_silent_rollout_is_lost_and_a_rollout_that_says_bye_has_left() -> None:
     cluster = a_published(rollouts=2)
     a, b = rollouts(cluster)

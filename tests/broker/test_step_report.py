@@ -78,3 +78,8 @@ def test_totals_of_a_run() -> None:
     assert Totals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
     assert [step in totals for step in range(3)] == [True, True, False]
     assert (totals.steps, totals.tokens, totals.staleness_max, totals.staleness_mean) == (2, 50, 2, 1.0)
+
+
+@pytest.mark.parametrize(("max_lag", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])
+def test_the_share_over_max_lag_is_of_trajectories(max_lag: int, over: float) -> None:
+    assert batch_metrics([a_group()], policy_version=5, max_lag=max_lag)["over_max_lag"] == over

@@ -1,6 +1,7 @@
 """Aligned lines: what a person sees of a run directory."""
 
 import pytest
+from msgspec import structs
 
 from asyncrl.broker.audit import Audit, LengthBucket
 from asyncrl.broker.dead_letters import DeadLetter
@@ -64,6 +65,16 @@ def test_an_audit_is_a_table():
         "  17-32                  5  0",
         "  unknown                   2 never finished",
         "everything adds up: issued = trained + dropped + open, nothing skipped, nothing trained twice",
+    ]
+
+
+def test_what_began_anew_or_was_too_old_is_shown_where_there_is_some():
+    lengths = [LengthBucket(max_tokens=16, trained=3, dropped=1, restarted=2)]
+    lines = audit_table(structs.replace(AUDIT, restarted=7, over_max_lag=2, lengths=lengths)).splitlines()
+    assert [" ".join(line.split()) for line in lines if "begun anew" in line or "max_lag" in line] == [
+        "begun anew 7 too old to be trained on",
+        "over max_lag 2 25.0%",
+        "0-16 3 1 (25.0%); 2 begun anew",
     ]
 
 

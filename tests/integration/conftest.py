@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.broker.audit import Audit
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import Admitted, AnyRecord, Dropped, Result, Taken, Verdict
+from asyncrl.cli.inspect import audit_of
 from asyncrl.config import Config
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.run_file import load
@@ -37,6 +40,7 @@ class ToyRun:
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         settings = (part for override in (f"steps={steps}", *overrides) for part in ("--set", override))
         self._start("run", "toy.toml", *settings)
+        self._others: list[subprocess.Popen[str]] = []
         self.directory = RunDirectory(folder / "runs" / "toy")
         self.most_processes = 0
         self.output = self.errors = ""
@@ -160,6 +164,15 @@ class ToyRun:
             assert units <= set(seen)
             assert set(seen.values()) == {1}
 
+    def samples(self) -> list[dict[str, object]]:
+        """Every consumed trajectory whose file is there."""
+        files = sorted(self.directory.samples.glob("*.parquet"))
+        return [row for file in files for row in pq.read_table(file, columns=["node"]).to_pylist()]
+
+    def audit(self) -> Audit:
+        """What `asyncrl audit` says."""
+        return audit_of(self.directory.path)
+
     def units_without_result(self) -> int:
         """Trajectories of admitted groups that no rollout has handed in yet."""
         records = self.records()
@@ -181,6 +194,31 @@ class ToyRun:
         """`asyncrl resume` on what is left."""
         self._start("resume", str(self.directory.path.relative_to(self._folder)))
 
+    def start_node(self, role: str, name: str) -> "subprocess.Popen[str]":
+        """`asyncrl-node` beside the run, as on another machine."""
+        address = self.directory.address.read_text().strip()
+        command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address]
+        return self._beside(*command)
+
+    def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        """`asyncrl drain`, to its end."""
+        where = str(self.directory.path.relative_to(self._folder))
+        process = self._beside("asyncrl", "drain", where, node, *options)
+        output, errors = process.communicate(timeout=STUCK_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def _beside(self, module: str, *options: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *options],
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._others.append(process)
+        return process
+
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal would: but only to the one in front."""
         self._process.send_signal(signal.SIGINT)
@@ -197,6 +235,9 @@ class ToyRun:
             if self._process.poll() is None:
                 os.kill(pid, signal.SIGKILL)
         self._process.communicate()
+        for other in self._others:
+            other.kill()
+            other.communicate()
 
 
 @pytest.fixture(scope="session")

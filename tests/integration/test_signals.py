@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,31 @@ def test_ctrl_c_while_everything_still_loads_ends_it_too(start_run):
 
 
 def test_a_rollout_told_to_stop_drains_and_exits_with_0(start_run):
-    """Nothing it had in hand is lost: no lease is re-issued."""
+    """It hands over what it has, and stays away: the other one goes on."""
     run = start_run("rollout.replicas=2", steps=24)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.pid_of("rollout-0"), signal.SIGTERM)
     assert run.end().code == 0, run.errors
-    left = next(event for event in run.events if event["event"] == "node.left" and event["node"] == "rollout-0")
-    assert (left["cause"], left["leases_reissued"]) == ("told to stop", 0)
+    (left,) = [e for e in run.events if e["event"] in ("node.left", "node.lost") and e["cause"] == "told to stop"]
+    assert (left["event"], left["node"]) == ("node.left", "rollout-0")
+    assert [e["node"] for e in run.events if e["event"] == "node.joined"].count("rollout-0") == 1
+    assert "rollout-0 was told to leave, and has" in run.output
+    assert sum(run.audit().tokens_thrown_away.values()) == 0
+
+
+def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
+    run = start_run("rollout.replicas=2", steps=LONG)
+    run.until(lambda: run.steps_done() >= 2)
+    victim = run.pid_of("rollout-1")
+    os.kill(victim, signal.SIGSTOP)
+    stopped_s = time.time()
+    run.until(lambda: any(event["event"] == "node.quiet" for event in run.events))
+    (quiet,) = [event for event in run.events if event["event"] == "node.quiet"]
+    assert quiet["node"] == "rollout-1"
+    assert datetime.fromisoformat(quiet["at"]).timestamp() - stopped_s < 3.0
+    os.kill(victim, signal.SIGCONT)
+    run.until(lambda: any(event["event"] == "node.heard" for event in run.events))
+    assert not [event for event in run.events if event["event"] == "node.lost"]
 
 
 def test_when_the_supervisor_is_killed_nobody_is_left_behind(start_run):

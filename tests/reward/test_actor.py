@@ -118,8 +118,8 @@ def test_each_grade_is_answered_with_its_verdict() -> None:
 
     assert offer == Offer(8)
     assert verdicts(scored) == [
-        ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}),
-        ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}),
+        ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70),
+        ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}, 71),
     ]
 
 
@@ -133,7 +133,7 @@ def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:
 
     assert isinstance(failed, Failed)
     assert failed.unit == Unit(0, 1)
-    assert scored == Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0})])
+    assert scored == Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70)])
 
 
 def test_credits_are_a_running_total_offered_again_by_quarters() -> None:
@@ -154,7 +154,8 @@ def test_one_credit_is_offered_again_each_time() -> None:
         world.broker.say(world.completion(0, "#### 4"))
         return [await world.broker.hear() for _ in range(3)]
 
-    assert played(play, max_in_hand=1) == [Offer(1), Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0})]), Offer(2)]
+    scored = Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70)])
+    assert played(play, max_in_hand=1) == [Offer(1), scored, Offer(2)]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_pat
     assert isinstance(failed, Failed)
     assert failed.retryable
     assert "hung" in failed.reason
-    assert scored == Scored([ScoredItem(Unit(0, 1), 1.0, {"correct": 1.0})])
+    assert scored == Scored([ScoredItem(Unit(0, 1), 1.0, {"correct": 1.0}, 71)])
 
 
 def test_stop_drops_what_is_in_hand(tmp_path: Path) -> None:

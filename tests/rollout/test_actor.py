@@ -15,6 +15,7 @@ from asyncrl.errors import EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
     Begun,
     Cancelled,
+    Drain,
     Draining,
     Failed,
     Fetch,
@@ -749,6 +750,17 @@ def test_draining_waits_for_what_was_finished_too():
         assert await draining
 
     scene(play)
+
+
+def test_the_broker_may_ask_it_to_leave():
+    asked = []
+
+    async def play(stage):
+        stage.say(Drain("r-0"))
+        await turns()
+        assert asked == ["now"]
+
+    scene(play, on_drain=lambda: asked.append("now"))
 
 
 def test_of_what_is_not_begun_there_is_nothing_to_hand_over():

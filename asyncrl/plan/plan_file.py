@@ -1,0 +1,212 @@
+"""A plan is one TOML file, read as strictly as a run file: defaults < file < ``--set a.b=value``."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from asyncrl.config import Section, leaves
+from asyncrl.config import check as check_run
+from asyncrl.errors import ConfigError
+from asyncrl.plan.plan import LengthNumbers, Measured, Plan, TrainerSpeed
+from asyncrl.plan.speeds import decode_line
+
+SHORTHANDS = {"staleness": "schedule.staleness", "seed": "horizon.seed"}
+MIDDLES = ("mean", "median", "synchronous_generate_s")
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Plan:
+    """
+    Read and check a plan.
+
+    Args:
+        path: TOML.
+        overrides: ``"section.key=value"``; the value is TOML, and a bare word that is not TOML is a string.
+
+    Raises:
+        ConfigError: One sentence: what, which, expected and got.
+    """
+    raw = _read(path)
+    lengths = raw.get("lengths")
+    if isinstance(lengths, dict) and isinstance(samples := lengths.get("samples"), str):
+        lengths["samples"] = str(path.parent / samples)
+    for override in overrides:
+        key, value = _split(override)
+        _put(raw, key, value, f"--set {override}")
+    return decode(raw)
+
+
+def decode(raw: dict[str, Any]) -> Plan:
+    """
+    A checked `Plan` of a nested dict.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
+    """
+    _refuse_unknown(raw, Plan, "")
+    try:
+        plan = msgspec.convert(raw, Plan)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_sentence(str(error))) from error
+    check(plan)
+    return plan
+
+
+def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    """
+    The same plan with some values set, under their full keys.
+
+    Raises:
+        ConfigError: As `decode`.
+    """
+    raw = msgspec.to_builtins(plan)
+    for key, value in changes.items():
+        _put(raw, SHORTHANDS.get(key, key), value, f"{key} = {value!r}")
+    return decode(raw)
+
+
+def check(plan: Plan) -> None:
+    """
+    Refuse values that are fine alone and wrong together.
+
+    Raises:
+        ConfigError: The first contradiction found.
+    """
+    for key, value in leaves(msgspec.to_builtins(plan)):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key} is {value}: expected a finite number")
+    _check_split(plan)
+    _check_lengths(plan.lengths)
+    if not plan.rollout.decode or not plan.trainer.speeds:
+        missing = "trainer.speeds" if plan.rollout.decode else "rollout.decode"
+        raise ConfigError(f"{missing} is empty: give at least one measured point")
+    decode_line(plan.rollout.decode)
+    for speed in plan.trainer.speeds:
+        _check_speed(speed)
+    if plan.schedule.filter != "none":
+        raise ConfigError(
+            f"schedule.filter is {plan.schedule.filter!r}, but a plan has no rewards to filter by; remove it"
+        )
+    check_run(plan.run_config(1))  # A schedule that no run would accept is refused in the same words.
+    for measured in plan.measured:
+        _check_measured(plan, measured)
+
+
+def _check_split(plan: Plan) -> None:
+    rollout = plan.rollout
+    if rollout.devices >= plan.devices:
+        raise ConfigError(
+            f"rollout.devices is {rollout.devices} of {plan.devices} devices: at least one has to be left to train"
+        )
+    if rollout.devices % rollout.devices_per_replica or plan.devices < rollout.devices_per_replica:
+        raise ConfigError(
+            f"rollout.devices is {rollout.devices}, no multiple of rollout.devices_per_replica = "
+            f"{rollout.devices_per_replica}"
+        )
+    if (step := plan.search.multiple_of) % rollout.devices_per_replica:
+        raise ConfigError(
+            f"search.multiple_of is {step}, no multiple of rollout.devices_per_replica = {rollout.devices_per_replica}"
+        )
+
+
+def _check_lengths(lengths: LengthNumbers) -> None:
+    given = {key for key in (*MIDDLES, "samples", "sigma", "p99") if getattr(lengths, key)}
+    middles = given & {*MIDDLES, "samples"}
+    if len(middles) != 1:
+        raise ConfigError(
+            f"lengths: expected exactly one of samples, {', '.join(MIDDLES)}, got {_listed(middles) or 'none'}"
+        )
+    spread = given - middles
+    allowed = {"samples": set(), "median": {"sigma", "p99"}}.get(next(iter(middles)), {"sigma"})
+    if not spread <= allowed or len(spread) > 1:
+        raise ConfigError(
+            f"lengths: beside {_listed(middles)} expected {_listed(allowed, ' or ') or 'no spread'}, "
+            f"got {_listed(spread)}"
+        )
+    if 0 < lengths.p99 < lengths.median:
+        raise ConfigError(f"lengths.p99 is {lengths.p99:g}, below lengths.median = {lengths.median:g}")
+    if lengths.samples and lengths.prompt_share:
+        raise ConfigError("lengths.prompt_share is not read with lengths.samples, whose groups show it; remove it")
+
+
+def _check_speed(speed: TrainerSpeed) -> None:
+    by_groups = bool(speed.groups), bool(speed.seconds)
+    if by_groups not in {(True, True), (False, False)} or all(by_groups) == bool(speed.tokens_per_s):
+        raise ConfigError(
+            f"trainer.speeds of {speed.devices} devices: expected either tokens_per_s, or both groups and seconds"
+        )
+
+
+def _check_measured(plan: Plan, measured: Measured) -> None:
+    if measured.set:
+        raw = msgspec.to_builtins(plan) | {"measured": []}
+        for key, value in measured.set.items():
+            _put(raw, key, value, f"measured {measured.name!r}")
+        decode(raw)
+
+
+def _sentence(error: str) -> str:
+    """msgspec's ``Expected `int` >= 1 - at `$.devices``` as ``devices: expected `int` >= 1``."""
+    what, _, where = error.partition(" - at `$")
+    key = where.strip("`").lstrip(".")
+    if "missing required field" in what:
+        missing = what.rpartition("`")[0].rpartition("`")[2]
+        return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+    return f"{key}: {what[0].lower()}{what[1:]}"
+
+
+def _listed(names: set[str], between: str = ", ") -> str:
+    return between.join(sorted(names))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such plan: {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _split(override: str) -> tuple[str, Any]:
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected section.key=value")
+    key = SHORTHANDS.get(key, key)
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def _put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
+    *parents, leaf = key.split(".")
+    table = raw
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{where}: {parent!r} is a value, not a section")
+    table[leaf] = value
+
+
+def _refuse_unknown(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
+    hints = get_type_hints(section)
+    for key, value in raw.items():
+        if key not in hints:
+            close = difflib.get_close_matches(key, hints, n=1)
+            hint = f"did you mean {where + close[0]!r}?" if close else f"expected one of: {', '.join(hints)}"
+            raise ConfigError(f"unknown key {where + key!r}: {hint}")
+        kind, parts = hints[key], [value]
+        if isinstance(value, list):
+            kind, parts = next(iter(get_args(kind)), None), value
+        if isinstance(kind, type) and issubclass(kind, Section):
+            for part in parts:
+                if not isinstance(part, Mapping):
+                    raise ConfigError(f"{where}{key} is a section, got {part!r}")
+                _refuse_unknown(part, kind, f"{where}{key}.")

@@ -1,0 +1,79 @@
+"""
+How fast engines and trainers are, between the points somebody measured.
+
+    decode     seconds of one decode step = a + b x running             a: weights read once   b: work per completion
+    training   seconds of one token       = a + b / devices             a: what does not scale
+
+Both are straight lines between measured points and beyond them, and nothing else is assumed. One point of decoding
+means that a step takes as long with any number; one point of training, that twice the devices are twice as fast.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from asyncrl.errors import ConfigError
+
+Point = tuple[float, float]
+
+
+class Line(Struct, frozen=True):
+    """Straight between points, and on from the last two."""
+
+    points: Sequence[Point]
+    """In order of x."""
+
+    def at(self, x: float) -> float:
+        """y at x; never below a thousandth of the smallest measured, where a line may run into nonsense."""
+        floor = min(y for _, y in self.points) / 1000
+        if len(self.points) == 1:
+            return self.points[0][1]
+        place = next((i for i in range(1, len(self.points) - 1) if x <= self.points[i][0]), len(self.points) - 1)
+        (x0, y0), (x1, y1) = self.points[place - 1], self.points[place]
+        return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), floor)
+
+
+def decode_line(points: Sequence[Point]) -> Line:
+    """
+    Seconds of one decode step by completions running.
+
+    Args:
+        points: ``(running, tokens_per_s)`` of one replica.
+
+    Raises:
+        ConfigError: Two points of one x, or more running make a step faster.
+    """
+    line = _line([(running, running / tokens_per_s) for running, tokens_per_s in points], "rollout.decode")
+    for (fewer, before_s), (more, after_s) in zip(line.points, line.points[1:], strict=False):
+        if after_s < before_s:
+            raise ConfigError(
+                f"rollout.decode: a step takes {before_s:.4g} s with {fewer:g} running and {after_s:.4g} s with "
+                f"{more:g}, but more cannot make it shorter: tokens_per_s is of a replica, not of one completion"
+            )
+    return line
+
+
+class TrainingSpeed:
+    """
+    Seconds a trainer of some devices needs.
+
+    Args:
+        points: ``(devices, seconds per token)``.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        if len(points) == 1:
+            devices, seconds = points[0]
+            points = [(devices, seconds), (2 * devices, seconds / 2)]
+        self._line = _line([(1 / devices, seconds) for devices, seconds in points], "trainer.speeds")
+
+    def seconds(self, tokens: float, devices: int) -> float:
+        """For so many tokens on so many devices."""
+        return tokens * self._line.at(1 / devices)
+
+
+def _line(points: Sequence[Point], key: str) -> Line:
+    ordered = sorted(points)
+    if len({x for x, _ in ordered}) < len(ordered):
+        raise ConfigError(f"{key}: two points say something about the same number; keep one of them")
+    return Line(ordered)

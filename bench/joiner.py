@@ -1,0 +1,134 @@
+"""
+A second rollout joins a run that goes on, works, and is drained: what it brings, how soon, and who waits for it.
+
+    python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 40]
+
+One run with one rollout. Its pace is measured over ``--steps`` steps alone, with the second rollout, and alone again;
+tokens are those trained on. The clock of the joiner runs from the start of its process (Python's imports and the model
+included) until it is live, and until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins
+or leaves stands beside the longest of the quiet phases: if somebody waited for it, it shows there.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pyarrow.parquet as pq
+from live_run import PATIENCE_S, LiveRun
+
+from asyncrl.cli.inspect import audit_of
+
+QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
+SETTINGS = {
+    "run.steps": "1000000",
+    "rollout.replicas": "1",
+    "rollout.slots": "16",  # sampling takes longer than training: that is when one adds a rollout
+    "evaluation.every_versions": "0",
+    "evaluation.at_start": "false",
+    "evaluation.at_end": "false",
+    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
+}
+JOINER = "joiner"
+
+
+class Pace:
+    """Steps of one phase."""
+
+    def __init__(self, lines: list[dict[str, float]]) -> None:
+        self.tokens_per_s = sum(line["tokens"] for line in lines[1:]) / (lines[-1]["time_s"] - lines[0]["time_s"])
+        steps_s = [later["time_s"] - line["time_s"] for line, later in pairwise(lines)]
+        self.step_s, self.longest_step_s = median(steps_s), max(steps_s)
+
+
+def main(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
+        try:
+            report(run, options.steps)
+        finally:
+            run.end()
+        audit = audit_of(run.directory.path)
+    line("tokens lost", sum(audit.tokens_thrown_away.values()), "tokens", "lower", problems=len(audit.problems))
+
+
+def report(run: LiveRun, steps: int) -> None:
+    """The three phases, and the two changes between them."""
+    address_at = run.directory.address
+    run.until(lambda: run.steps_taken() >= 10)
+    alone = phase(run, steps)
+    first = run.steps_taken()
+    started_s = time.monotonic()
+    address = address_at.read_text().strip()
+    joiner = run.beside("asyncrl.cli.node", "--role", "rollout", "--name", JOINER, "--broker", address)
+    joined_s = run.until(lambda: run.starts_of(JOINER) > 0) - started_s
+    useful_s = run.until(lambda: has_trained_on(run, first)) - started_s
+    joining = Pace(run.directory.read_metrics()[first - 1 :])
+    both = phase(run, steps)
+    first = run.steps_taken()
+    drained_s = time.monotonic()
+    drain = run.beside("asyncrl", "drain", str(run.directory.path), JOINER)
+    code = drain.wait(PATIENCE_S) or joiner.wait(PATIENCE_S)
+    drained_s = time.monotonic() - drained_s
+    after = phase(run, steps)
+    leaving = Pace(run.directory.read_metrics()[first - 1 : first + steps])
+    line("one rollout", alone.tokens_per_s, "tokens/s", "higher", longest_step_s=alone.longest_step_s)
+    line(
+        "two rollouts", both.tokens_per_s, "tokens/s", "higher",
+        peer="one rollout", peer_value=alone.tokens_per_s, longest_step_s=both.longest_step_s,
+    )  # fmt: skip
+    line("one rollout again", after.tokens_per_s, "tokens/s", "higher", longest_step_s=after.longest_step_s)
+    line(
+        "joining",
+        useful_s,
+        "s to a step with its work",
+        "lower",
+        hello_s=joined_s,
+        longest_step_s=joining.longest_step_s,
+    )
+    line(
+        "leaving",
+        drained_s,
+        "s from asyncrl drain to its exit",
+        "lower",
+        code=code,
+        longest_step_s=leaving.longest_step_s,
+    )
+
+
+def phase(run: LiveRun, steps: int) -> Pace:
+    """The pace over so many steps from now."""
+    first = run.steps_taken()
+    run.until(lambda: run.steps_taken() > first + steps)
+    return Pace(run.directory.read_metrics()[first : first + steps + 1])
+
+
+def has_trained_on(run: LiveRun, first_step: int) -> bool:
+    """Is a trajectory of the joiner among those of the newest step written down?"""
+    files = sorted(run.directory.samples.glob("*.parquet"))[first_step:]
+    return any(JOINER in pq.read_table(file, columns=["node"])["node"].to_pylist() for file in files[-3:])
+
+
+def line(case: str, ours: float, unit: str, better: str, **fields: object) -> None:
+    """One case, as JSON."""
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
+    if isinstance(peer_value := fields.get("peer_value"), float):
+        rounded["ratio"] = round(ours / peer_value, 2)
+    print(
+        json.dumps({"bench": "joiner", "case": case, "ours": round(ours, 2), "unit": unit, "better": better} | rounded)
+    )
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=40, help="of each phase")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parsed())

@@ -1,0 +1,84 @@
+"""One `asyncrl run` that goes on while a bench watches it, and does things to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from asyncrl.observe.run_directory import RunDirectory
+
+LOOK_S = 0.03
+PATIENCE_S = 120.0
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class LiveRun:
+    """
+    Every process of one run.
+
+    Args:
+        directory: Where its run directory is made.
+        config: Its run file.
+        settings: Over that.
+        overrides: Over those, as ``a.b=value``.
+    """
+
+    def __init__(self, directory: Path, config: Path, settings: Mapping[str, str], overrides: list[str]) -> None:
+        settings = {**settings, "run.name": '"live"', "run.dir": json.dumps(str(directory))}
+        command = [sys.executable, "-m", "asyncrl", "run", str(config)]
+        for setting in (*(f"{key}={value}" for key, value in settings.items()), *overrides):
+            command += ["--set", setting]
+        self.directory = RunDirectory(directory / "live")
+        with (directory / "run.log").open("w") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def steps_taken(self) -> int:
+        """Optimizer steps, repeated ones too."""
+        repeated = sum(event["event"] == "step.repeated" for event in self.events())
+        return repeated + (len(self.directory.read_metrics()) if self.directory.metrics.exists() else 0)
+
+    def starts_of(self, node: str) -> int:
+        """How often a node has come; of the broker, how often it has begun to serve."""
+        if node.startswith("broker"):
+            return sum(event["event"] in ("run.started", "run.resumed") for event in self.events())
+        return sum(event["event"] == "node.joined" and event["node"] == node for event in self.events())
+
+    def kill(self, node: str) -> None:
+        """As the kernel would that has run out of memory."""
+        for pid in self._tree():
+            if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+                return
+        raise SystemExit(f"no process plays {node}")
+
+    def until(self, condition: Callable[[], bool]) -> float:
+        """When it came to be, by the monotonic clock."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit(f"the run ended or hangs: see {self.directory.path}")
+            time.sleep(LOOK_S)
+        return time.monotonic()
+
+    def beside(self, module: str, *options: str) -> "subprocess.Popen[str]":
+        """One more process, as on another machine."""
+        return subprocess.Popen([sys.executable, "-m", module, *options], env=ENVIRONMENT, text=True)
+
+    def end(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(PATIENCE_S)
+
+    def events(self) -> list[dict[str, object]]:
+        """What happened so far."""
+        return self.directory.read_events() if self.directory.events.exists() else []
+
+    def _tree(self) -> list[int]:
+        found = [self._process.pid]
+        for pid in found:
+            found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return found

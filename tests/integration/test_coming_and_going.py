@@ -1,0 +1,106 @@
+"""Nodes that join and leave while a run goes on, and what becomes of the tokens they had written."""
+
+import signal
+
+import pytest
+
+from asyncrl.broker.records import Progressed, Reissued, Result
+from asyncrl.messages import Unit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = 400
+SLOW = (
+    *("sampling.max_tokens=96", "rollout.replicas=1", "rollout.slots=4"),
+    *("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false"),
+)
+"""Few completions at a time: there is nearly always an unfinished one."""
+
+
+def results_of(run, node: str) -> int:
+    """Trajectories that a node has handed in, by the tokens of its leases."""
+    joined = [event for event in run.events if event["event"] == "node.joined" and event["node"] == node]
+    return sum(row["node"] == node for row in run.samples()) if joined else 0
+
+
+def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(start_run):
+    run = start_run(*SLOW, steps=LONG)
+    run.until(lambda: run.steps_done() >= 2)
+    while not unfinished(run):  # Caught between two leases it has nothing to hand over: again, then.
+        joiner = run.start_node("rollout", "joiner")
+        seen = results_of(run, "joiner")
+        run.until(lambda seen=seen: results_of(run, "joiner") > seen)
+        drained = run.drain("joiner")
+        assert (drained.returncode, drained.stdout, drained.stderr) == (0, "joiner has left\n", "")
+        _, errors = joiner.communicate(timeout=30)
+        assert joiner.returncode == 0, errors
+
+    begun = unfinished(run)
+    run.until(lambda: any(isinstance(record, Result) and record.unit in begun for record in run.records()))
+    assert {event["cause"] for event in run.events if event["event"] == "node.left"} == {"told to stop", "done"}
+    assert not [event for event in run.events if event["event"] == "node.lost"]
+    records, audit = run.records(), run.audit()
+    assert {record.cause for record in records if isinstance(record, Reissued)} == {"node_left"}
+    assert (audit.problems, sum(audit.tokens_thrown_away.values()), audit.duplicates) == ([], 0, 0)
+    finished = {record.unit: record.summary.num_tokens for record in records if isinstance(record, Result)}
+    assert all(finished[unit] > begun[unit] for unit in begun if unit in finished), "another went on with them"
+
+
+def unfinished(run) -> dict[Unit, int]:
+    """Tokens on disk of trajectories that were not whole then."""
+    return {record.unit: record.summary.num_tokens for record in run.records() if isinstance(record, Progressed)}
+
+
+def test_of_a_killed_rollout_what_it_had_put_on_disk_is_gone_on_with(start_run):
+    run = start_run(*SLOW, "rollout.progress_every_s=0.05", steps=24)
+    run.until_next_step()
+    while not any(record.unit in unfinished(run) for record in lost(run)):  # Caught between two leases: again, then.
+        run.until_next_step()
+        run.until_next_step()
+        run.kill_node("rollout-0")
+        run.until_next_step()
+    assert run.end().code == 0, run.errors
+    run.assert_adds_up()
+    assert sum(run.audit().tokens_thrown_away.values()) == 0
+
+
+def lost(run) -> list[Reissued]:
+    """What a dead node had in hand."""
+    return [record for record in run.records() if isinstance(record, Reissued) and record.cause == "node_lost"]
+
+
+def test_work_in_hand_outlives_the_broker(start_run):
+    run = start_run(*SLOW, "checkpoint.every_steps=4", steps=12)
+    run.until(lambda: run.steps_done() >= 3)
+    run.kill_node("broker-0")
+    assert run.end().code == 0, run.errors
+    run.assert_adds_up()
+    (adopted,) = [event for event in run.events if event["event"] == "leases.adopted"]
+    assert adopted["node"] == "rollout-0"
+    assert adopted["trajectories"] > 0
+    assert not [record for record in run.records() if isinstance(record, Reissued)]
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        ("trainer-0", "asyncrl: trainer-0 is a trainer: only rollouts and reward nodes can be drained"),
+        ("nobody", "asyncrl: there is no node nobody; those that can be drained are: reward-0, rollout-0"),
+    ],
+)
+def test_what_cannot_be_drained_is_said_in_a_sentence(start_run, node, sentence):
+    run = start_run(*SLOW, steps=LONG)
+    run.until(lambda: run.steps_done() >= 1)
+    refused = run.drain(node)
+    assert (refused.returncode, refused.stderr.strip()) == (1, sentence)
+
+
+def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
+    run = start_run(*SLOW, steps=LONG)
+    run.until(lambda: run.steps_done() >= 1)
+    joiner = run.start_node("rollout", "joiner")
+    run.until(lambda: any(event["event"] == "node.joined" and event["node"] == "joiner" for event in run.events))
+    joiner.send_signal(signal.SIGSTOP)
+    late = run.drain("joiner", "--wait", "1")
+    assert late.returncode == 1
+    assert "joiner was asked to leave and has not within 1 s" in late.stderr

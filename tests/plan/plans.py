@@ -1,0 +1,48 @@
+"""A plan whose figures can be worked out on paper."""
+
+from typing import Any
+
+from asyncrl.plan.inputs import inputs
+from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.plan import Plan
+from asyncrl.plan.plan_file import changed, decode
+from asyncrl.plan.simulate import simulate
+
+
+def a_plan(changes: dict[str, Any] | None = None) -> Plan:
+    """
+    One device samples and one trains; two groups of two completions a step, each of 100 tokens.
+
+    A decode step takes 0.1 s with any number running, and four fit: a batch is generated in 10 s. Its 400 tokens are
+    trained in 4 s.
+    """
+    raw: dict[str, Any] = {
+        "devices": 2,
+        "lengths": {"median": 100},
+        "rollout": {"devices": 1, "slots": 4, "decode": [[1, 10]], "prefill_tokens_per_s": 1000, "kv": "keep"},
+        "trainer": {"speeds": [{"devices": 1, "tokens_per_s": 100}]},
+        "schedule": {"groups_per_step": 2, "group_size": 2, "staleness": 0.0},
+        "horizon": {"publishes": 4},
+    }
+    return changed(decode(raw), changes or {})
+
+
+def spread_out(changes: dict[str, Any] | None = None) -> Plan:
+    """Four replicas and uneven lengths: nothing for paper."""
+    plan = {
+        "devices": 8,
+        "lengths": {"median": 100, "sigma": 1.0, "max_tokens": 1000},
+        "rollout.devices": 4,
+        "rollout.slots": 16,
+        "rollout.decode": [[1, 10], [16, 80]],
+        "schedule": {"groups_per_step": 8, "group_size": 4, "staleness": 0.5, "steps_per_publish": 2},
+        "trainer.speeds": [{"devices": 4, "tokens_per_s": 300}],
+        "publish.seconds": 1.0,
+        "publish.pause_s": 0.5,
+    }
+    return a_plan(plan | (changes or {}))
+
+
+def outcome(plan: Plan) -> Outcome:
+    """Simulated."""
+    return simulate(plan, inputs(plan))

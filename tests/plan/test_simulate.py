@@ -1,0 +1,134 @@
+"""Cases worked out by hand, and what must hold of any."""
+
+from collections import Counter
+
+import pytest
+
+from asyncrl.errors import BrokenInvariant
+from asyncrl.plan.inputs import inputs
+from asyncrl.plan.outcome import token_staleness
+from asyncrl.plan.simulate import Simulation
+from tests.plan.plans import a_plan, outcome, spread_out
+
+
+@pytest.mark.parametrize(
+    ("changes", "step_s"),
+    [
+        ({}, 10 + 4),
+        ({"publish.seconds": 3.0}, 10 + 4 + 3),
+        ({"publish.pause_s": 2.0}, 10 + 4 + 2),
+        ({"reward.seconds": 5.0}, 10 + 5 + 4),
+        ({"rollout.prompt_tokens": 500}, 10 + 2 * 0.5 + 24),  # A group prefills once, and trains every prompt token.
+        ({"rollout.slots": 2}, 20 + 4),
+    ],
+)
+def test_without_staleness_generation_and_training_add_up(changes, step_s):
+    assert outcome(a_plan(changes)).step_s == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "changes", "step_s"),
+    [
+        (100, {}, 10),  # generation is slower
+        (20, {}, 20),  # training is slower
+        (20, {"publish.seconds": 3.0}, 20),  # a transfer overlaps the next step
+        (20, {"publish.seconds": 3.0, "publish.blocks_trainer": True}, 23),
+    ],
+)
+def test_one_step_off_costs_the_slower_of_generation_and_training(tokens_per_s, changes, step_s):
+    speeds = [{"devices": 1, "tokens_per_s": tokens_per_s}]
+    plan = a_plan({"staleness": 1.0, "trainer.speeds": speeds, **changes})
+    assert outcome(plan).step_s == pytest.approx(step_s)
+
+
+def test_whoever_is_not_the_slower_one_is_idle_for_the_rest():
+    result = outcome(a_plan({"staleness": 1.0}))
+    assert result.rollout_idle == pytest.approx(0)
+    assert result.trainer_idle == pytest.approx(0.6)
+    assert result.running == pytest.approx(4)
+    assert result.tokens_per_s == pytest.approx(40)
+
+
+def test_staleness_is_what_the_schedule_says():
+    assert outcome(a_plan()).trajectory_staleness == {0: 1.0}
+    slow = {"staleness": 1.0, "trainer.speeds": [{"devices": 1, "tokens_per_s": 20}]}
+    assert outcome(a_plan(slow)).trajectory_staleness == {1: 1.0}
+
+
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_every_group_is_trained_exactly_once(partial, order):
+    plan = spread_out({"schedule.partial_rollout": partial, "schedule.order": order})
+    simulation = Simulation(plan, inputs(plan), steps=12)
+    simulation.finish()
+    assert simulation.cluster.scheduler.is_finished
+    units = Counter(sample.unit for step in simulation.trainer.done for sample in step.samples)
+    assert set(units.values()) == {1}
+    assert {(unit.group_id, unit.index) for unit in units} == {(g, i) for g in range(12 * 8) for i in range(4)}
+    assert not simulation.cluster.spans
+    assert simulation.cluster.scheduler.window.peak <= plan.schedule.window
+
+
+def test_spans_cover_every_token_and_never_go_back():
+    plan = spread_out({"staleness": 1.0})
+    simulation = Simulation(plan, inputs(plan), steps=12)
+    simulation.finish()
+    num_spans = set()
+    for step in simulation.trainer.done:
+        for sample, spans in zip(step.samples, step.spans, strict=True):
+            edges = [0, *(span.end for span in spans)]
+            assert [span.start for span in spans] == edges[:-1]
+            assert edges[-1] == sample.summary.num_tokens
+            assert [span.policy_version for span in spans] == sorted({span.policy_version for span in spans})
+            assert spans[-1].policy_version <= step.policy_version
+            num_spans.add(len(spans))
+    assert {1, 2} <= num_spans
+    assert sum(token_staleness(simulation.trainer.done).values()) == pytest.approx(1)
+
+
+def test_without_partial_rollout_one_version_writes_a_whole_trajectory():
+    plan = spread_out({"schedule.partial_rollout": False, "staleness": 1.0})
+    simulation = Simulation(plan, inputs(plan), steps=12)
+    simulation.finish()
+    assert {len(spans) for step in simulation.trainer.done for spans in step.spans} == {1}
+
+
+@pytest.mark.parametrize("on_straggler", ["wait", "reissue"])
+def test_max_lag_bounds_the_staleness_of_every_trajectory(on_straggler):
+    changes = {"staleness": 1.0, "schedule.order": "completion", "schedule.on_straggler": on_straggler}
+    assert outcome(spread_out({"staleness": 1.0, "schedule.order": "completion"})).staleness_max > 1
+    result = outcome(spread_out(changes | {"schedule.max_lag": 1}))
+    assert result.staleness_max == 1
+
+
+def test_the_same_seed_gives_the_same_answer():
+    assert outcome(spread_out()) == outcome(spread_out())
+    assert outcome(spread_out({"seed": 1})).step_s != outcome(spread_out()).step_s
+
+
+def test_a_wider_window_a_faster_trainer_and_a_quicker_publish_do_not_slow_a_cluster_down():
+    by_staleness = [outcome(spread_out({"staleness": s, "horizon.publishes": 12})).step_s for s in (0.0, 0.25, 1.0)]
+    assert by_staleness == sorted(by_staleness, reverse=True)
+    faster = {"trainer.speeds": [{"devices": 4, "tokens_per_s": 600}]}
+    assert outcome(spread_out(faster)).step_s < outcome(spread_out()).step_s
+    assert outcome(spread_out({"publish.seconds": 0.0})).step_s <= outcome(spread_out()).step_s
+
+
+def test_partial_rollout_wastes_less_time_on_the_longest_completion():
+    waiting = outcome(spread_out({"schedule.partial_rollout": False}))
+    assert outcome(spread_out()).step_s < waiting.step_s
+
+
+def test_recomputing_the_cache_costs_decoding_time():
+    slow_prefill = {"rollout.prefill_tokens_per_s": 20.0, "schedule.order": "completion"}
+    keep = outcome(spread_out(slow_prefill))
+    assert keep.step_s < outcome(spread_out(slow_prefill | {"rollout.kv": "recompute"})).step_s
+
+
+def test_a_cluster_that_stands_still_says_so_even_while_it_is_watched():
+    plan = a_plan()
+    simulation = Simulation(plan, inputs(plan), steps=2)
+    simulation.watch(1.0)
+    with pytest.raises(BrokenInvariant, match="stands still after 2 of 2 steps"):
+        simulation.advance_to(3)
+    assert simulation.timeline[0] == (0.0, 0)
