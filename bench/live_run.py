@@ -1,5 +1,6 @@
 """One `asyncrl run` that goes on while a bench watches it, and does things to it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from asyncrl.observe.run_directory import RunDirectory
 
 LOOK_S = 0.03
 PATIENCE_S = 120.0
+NAMESPACE = ("unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -25,11 +27,20 @@ class LiveRun:
         config: Its run file.
         settings: Over that.
         overrides: Over those, as ``a.b=value``.
+        isolated: In a network namespace of its own, whose loopback `in_namespace` can take away.
     """
 
-    def __init__(self, directory: Path, config: Path, settings: Mapping[str, str], overrides: list[str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Path,
+        settings: Mapping[str, str],
+        overrides: list[str],
+        *,
+        isolated: bool = False,
+    ) -> None:
         settings = {**settings, "run.name": '"live"', "run.dir": json.dumps(str(directory))}
-        command = [sys.executable, "-m", "asyncrl", "run", str(config)]
+        command = [*(NAMESPACE if isolated else ()), sys.executable, "-m", "asyncrl", "run", str(config)]
         for setting in (*(f"{key}={value}" for key, value in settings.items()), *overrides):
             command += ["--set", setting]
         self.directory = RunDirectory(directory / "live")
@@ -49,11 +60,22 @@ class LiveRun:
 
     def kill(self, node: str) -> None:
         """As the kernel would that has run out of memory."""
+        if (pid := self.pid_of(node)) is None:
+            raise SystemExit(f"no process plays {node}")
+        os.kill(pid, signal.SIGKILL)
+
+    def pid_of(self, node: str) -> int | None:
+        """The process that plays ``node`` now; None while there is none."""
         for pid in self._tree():
-            if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
-                return
-        raise SystemExit(f"no process plays {node}")
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return pid
+        return None
+
+    def in_namespace(self, *command: str) -> None:
+        """Run a command in the network namespace of an isolated run."""
+        entered = ["nsenter", "-t", str(self._process.pid), "-U", "-n", "--preserve-credentials", *command]
+        subprocess.run(entered, check=True)
 
     def until(self, condition: Callable[[], bool]) -> float:
         """When it came to be, by the monotonic clock."""
@@ -80,5 +102,6 @@ class LiveRun:
     def _tree(self) -> list[int]:
         found = [self._process.pid]
         for pid in found:
-            found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
         return found

@@ -56,6 +56,8 @@ from asyncrl.observe.samples import SamplesWriter
 log = structlog.get_logger()
 
 TICK_S = 0.25
+SLEPT_S = 1.0
+"""A tick that comes so late tells that this process stood still, so that it heard nobody."""
 GOODBYE_S = 10.0
 """After the end: how long nodes have to say Bye before the broker leaves without them."""
 
@@ -160,9 +162,14 @@ class BrokerActor:
                 self._take(peer, cast("ToBroker", message))
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due_s = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
+            late_s = loop.time() - due_s
             with self._rules():
+                if late_s > SLEPT_S:
+                    self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
 

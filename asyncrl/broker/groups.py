@@ -11,6 +11,8 @@ its node last said so. Whoever samples it next goes on from there.
 
 from enum import Enum
 
+from msgspec import Struct
+
 from asyncrl.messages import Prompt, Sample, Split, SpoolRef, Summary, Unit
 
 
@@ -23,21 +25,20 @@ class State(Enum):
     SCORED = "scored"
 
 
-class Slot:
+class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand nodes there are a million of them.
     """One trajectory to be."""
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.state = State.MISSING
-        self.token = 0
-        """Of the lease that covers it, or of the grading under way."""
-        self.attempts = 0
-        """Failures so far, of generation and of grading."""
-        self.ref: SpoolRef | None = None
-        self.summary: Summary | None = None
-        """What is on disk of it."""
-        self.reward = 0.0
-        self.metrics: dict[str, float] = {}
+    unit: Unit
+    state: State = State.MISSING
+    token: int = 0
+    """Of the lease that covers it, or of the grading under way."""
+    attempts: int = 0
+    """Failures so far, of generation and of grading."""
+    ref: SpoolRef | None = None
+    summary: Summary | None = None
+    """What is on disk of it."""
+    reward: float = 0.0
+    metrics: dict[str, float] = {}
 
     def lease(self, token: int) -> None:
         """A node samples it."""

@@ -85,6 +85,11 @@ class LeaseBook:
         for lease in self._of_node.get(node, {}).values():
             lease.deadline_s = now_s + self._lease_s
 
+    def extend(self, seconds: float) -> None:
+        """No beat could renew a lease for so long."""
+        for lease in self._open.values():
+            lease.deadline_s += seconds
+
     def expire(self, now_s: float) -> list[Lease]:
         """Take overdue leases back."""
         return self._take([lease for lease in self._open.values() if lease.deadline_s <= now_s])

@@ -89,6 +89,11 @@ class NodeBook:
         """Nodes not heard for too long: they are lost."""
         return [node for node in self._nodes.values() if now_s - node.heard_s > self._ttl_s]
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody could be heard for so long: it was not their silence."""
+        for node in self._nodes.values():
+            node.heard_s += seconds
+
     def falling_quiet(self, now_s: float) -> list[Node]:
         """Nodes that are quiet from now on."""
         quiet = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._notice_s]

@@ -140,6 +140,11 @@ class PublishBook:
         """Joiners that could not be brought up to date in `MAX_FAILURES` tries: to be declared lost."""
         return [peer for peer, failures in self._broken_pairs.items() if failures >= MAX_FAILURES]
 
+    def extend(self, seconds: float) -> None:
+        """No report could be heard for so long."""
+        if self.ongoing:
+            self.ongoing.expires_s += seconds
+
     def expired(self, now_s: float, held: Collection[str]) -> list[str]:
         """Members that have not done their part in time, and are not ``held``: to be declared lost."""
         if (ongoing := self.ongoing) is None:

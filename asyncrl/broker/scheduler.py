@@ -162,6 +162,13 @@ class Scheduler:
             self._remove(node, cause, on_purpose=on_purpose)
             self._advance(now_s)
 
+    def slept(self, seconds: float) -> None:
+        """The broker itself stood still: paused, suspended, or on a machine without time for it. Nobody is to blame."""
+        self.nodes.excuse(seconds)
+        self.leasing.leases.extend(seconds)
+        self.publishing.extend(seconds)
+        self.out.event("broker.slept", seconds=round(seconds, 2))
+
     def tick(self, now_s: float) -> list[Node]:
         """
         Time passed. Returns nodes that are now lost; the caller makes the hub forget them.

@@ -434,6 +434,18 @@ def test_everybody_hears_why_the_run_failed(tmp_path: Path) -> None:
     assert [(e["status"], e["cause"]) for e in house.events("run.finished")] == [("failed", cause)]
 
 
+def test_a_broker_that_stood_still_blames_nobody_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "SLEPT_S", -1.0)  # Every tick counts as one that came too late.
+
+    async def script(house: House) -> None:
+        await house.welcomed("trainer", "t")
+        await house.happened("broker.slept")
+
+    house = run(tmp_path, script)
+
+    assert not house.events("node.lost")
+
+
 def test_a_silent_trainer_is_noticed_and_named_and_the_run_waits_for_the_next_one(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         await house.welcomed("trainer", "t")

@@ -338,6 +338,22 @@ def test_a_quiet_node_is_noticed_and_given_nothing_new_until_it_is_heard() -> No
     assert not of(cluster, Reissued), "what it has stays its own"
 
 
+def test_while_the_broker_itself_stood_still_nobody_was_silent_and_no_lease_ran_out() -> None:
+    cluster = a_published(a_config(schedule={"lease_s": 5.0}), capacity=2)
+    (a,) = rollouts(cluster)
+    held = set(a.running)
+    assert held
+
+    cluster.now_s += 100.0
+    cluster.scheduler.slept(100.0)
+    cluster.tick(1.0, silent=[a.peer])
+
+    assert set(a.running) == held
+    assert not [*events(cluster, "node.quiet"), *events(cluster, "node.lost"), *events(cluster, "lease.expired")]
+    (slept,) = events(cluster, "broker.slept")
+    assert slept.fields["seconds"] == 100.0
+
+
 def test_a_silent_rollout_is_lost_and_a_rollout_that_says_bye_has_left() -> None:
     cluster = a_published(rollouts=2)
     a, b = rollouts(cluster)
