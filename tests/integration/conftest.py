@@ -74,6 +74,10 @@ class ToyRun:
         """What happened."""
         return self.directory.read_events()
 
+    def happened(self, kind: str, node: str) -> list[dict[str, object]]:
+        """Events of one kind about one node."""
+        return [event for event in self.events if event["event"] == kind and event.get("node") == node]
+
     def records(self) -> list[AnyRecord]:
         """The ledger, in order."""
         with LedgerReader(self.directory.ledger) as ledger:
@@ -198,18 +202,19 @@ class ToyRun:
         """`asyncrl-node` beside the run, as on another machine."""
         address = self.directory.address.read_text().strip()
         command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address]
-        return self._beside(*command)
+        return self.beside("-m", *command)
 
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
         """`asyncrl drain`, to its end."""
         where = str(self.directory.path.relative_to(self._folder))
-        process = self._beside("asyncrl", "drain", where, node, *options)
+        process = self.beside("-m", "asyncrl", "drain", where, node, *options)
         output, errors = process.communicate(timeout=STUCK_S)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def _beside(self, module: str, *options: str) -> "subprocess.Popen[str]":
+    def beside(self, *options: str) -> "subprocess.Popen[str]":
+        """Another Python, with these options."""
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *options],
+            [sys.executable, *options],
             cwd=self._folder,
             env=self._environment,
             stdout=subprocess.PIPE,

@@ -18,9 +18,8 @@ SLOW = (
 
 
 def results_of(run, node: str) -> int:
-    """Trajectories that a node has handed in, by the tokens of its leases."""
-    joined = [event for event in run.events if event["event"] == "node.joined" and event["node"] == node]
-    return sum(row["node"] == node for row in run.samples()) if joined else 0
+    """Trajectories of a node that were trained on."""
+    return sum(row["node"] == node for row in run.samples()) if run.happened("node.joined", node) else 0
 
 
 def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(start_run):
@@ -99,7 +98,7 @@ def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     joiner = run.start_node("rollout", "joiner")
-    run.until(lambda: any(event["event"] == "node.joined" and event["node"] == "joiner" for event in run.events))
+    run.until(lambda: run.happened("node.joined", "joiner"))
     joiner.send_signal(signal.SIGSTOP)
     late = run.drain("joiner", "--wait", "1")
     assert late.returncode == 1

@@ -73,13 +73,41 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
     victim = run.pid_of("rollout-1")
     os.kill(victim, signal.SIGSTOP)
     stopped_s = time.time()
-    run.until(lambda: any(event["event"] == "node.quiet" for event in run.events))
-    (quiet,) = [event for event in run.events if event["event"] == "node.quiet"]
-    assert quiet["node"] == "rollout-1"
+    run.until(lambda: run.happened("node.quiet", "rollout-1"))
+    quiet = run.happened("node.quiet", "rollout-1")[0]
     assert datetime.fromisoformat(quiet["at"]).timestamp() - stopped_s < 3.0
     os.kill(victim, signal.SIGCONT)
-    run.until(lambda: any(event["event"] == "node.heard" for event in run.events))
-    assert not [event for event in run.events if event["event"] == "node.lost"]
+    run.until(lambda: run.happened("node.heard", "rollout-1"))
+    assert not run.happened("node.lost", "rollout-1")
+
+
+WEDGED = """
+import asyncio, sys, time
+from asyncrl.actor.greeting import beat, identity, join
+from asyncrl.messages import Beat
+
+async def main():
+    link, welcome = await join(sys.argv[1], identity("reward", "wedged"), 10.0)
+    beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+    await asyncio.sleep(2 * welcome.beat_s)
+    print(time.time(), flush=True)
+    time.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start_run):
+    """Its process runs, and so do the threads of its sockets: but a beat is the loop's own."""
+    run = start_run(steps=LONG)
+    run.until(lambda: run.steps_done() >= 1)
+    node = run.beside("-c", WEDGED, run.directory.address.read_text().strip())
+    assert node.stdout is not None
+    wedged_s = float(node.stdout.readline())
+    run.until(lambda: run.happened("node.quiet", "wedged"))
+    quiet = run.happened("node.quiet", "wedged")[0]
+    assert datetime.fromisoformat(quiet["at"]).timestamp() - wedged_s < 3.0
+    run.until(lambda: run.happened("node.lost", "wedged"))
 
 
 def test_when_the_supervisor_is_killed_nobody_is_left_behind(start_run):
