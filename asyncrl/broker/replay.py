@@ -80,7 +80,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             scheduler.committed(step)
         case VersionLive(policy_version=version, next_step=next_step):
             scheduler.publishing.live_version = version
-            scheduler.went_live(version, next_step)
+            scheduler.versions.went_live(version, next_step)
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)

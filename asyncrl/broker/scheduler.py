@@ -34,13 +34,12 @@ from asyncrl.broker.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
-    Measured,
     Restarted,
     Result,
     Taken,
     Verdict,
-    VersionLive,
 )
+from asyncrl.broker.versions import Versions
 from asyncrl.broker.window import Window
 from asyncrl.config import Config, Schedule
 from asyncrl.data.prompts import PromptStream
@@ -58,14 +57,11 @@ from asyncrl.messages import (
     Grade,
     GradeItem,
     Hello,
-    Hold,
     Live,
     Offer,
     Prompt,
-    Published,
     Publishing,
     Ready,
-    Release,
     Role,
     Scored,
     ScoredItem,
@@ -110,13 +106,12 @@ class Scheduler:
         self.publishing = PublishBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
         self.out = Outbox()
+        self.versions = Versions(self.publishing, self.evaluation, self.nodes, self.window, self.out)
         self.leasing = Leasing(config, self.evaluation, self._group, self.out, broker_epoch)
         self._credits: dict[Role, CreditBook] = {"rollout": self.leasing.credits, "reward": CreditBook()}
         self._absence = AbsenceBook()
         self._drops = DropBook(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
-        self._versions_moved = False
-        """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
         self.committed_step = -1
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
@@ -177,7 +172,7 @@ class Scheduler:
             RunFailed: One version could not be published in many tries.
         """
         overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
-        for peer in self.publishing.expired(now_s, self._held):
+        for peer in self.publishing.expired(now_s, self.versions.held):
             overdue.setdefault(peer, f"did not finish a weight transfer within {self.publishing.limit_s:g} s")
         for peer in self.publishing.given_up():
             overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
@@ -188,7 +183,7 @@ class Scheduler:
             self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
         self.leasing.expire(now_s)
-        self._versions_moved = True
+        self.versions.moved()
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
             self.out.event("run.waiting", role=wait.role, cause=sentence)
@@ -219,7 +214,8 @@ class Scheduler:
             case Stored() | Scored() | Failed():
                 self._trajectory(message)
             case Transferred() | TransferFailed() | Live():
-                self._received(node, message)
+                self.versions.reported(node, message)
+                self._credits_changed(node)
             case Take() | Commit() | Publishing():
                 self._trained(node, message)
             case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Stepped() | Exited():
@@ -261,11 +257,6 @@ class Scheduler:
         self.admission.dropped()
         self.filtering.dropped(reason, self.batches.next_step)
 
-    def went_live(self, policy_version: int, next_step: int) -> None:
-        """Rollouts decode with a version made of every step below ``next_step``."""
-        self.window.live(next_step)
-        self.evaluation.version_live(policy_version)
-
     def committed(self, step: int) -> list[Group]:
         """
         A checkpoint contains every step up to ``step``. Returns the groups that nobody will ask for again.
@@ -285,7 +276,7 @@ class Scheduler:
         match message:
             case Ready():
                 node.is_ready = True
-                self._versions_moved = True
+                self.versions.moved()
             case Draining():
                 node.is_draining = True
             case Offer(limit=limit):
@@ -302,32 +293,14 @@ class Scheduler:
             case Failed():
                 self._failed(message)
 
-    def _received(self, node: Node, message: Transferred | TransferFailed | Live) -> None:
-        version = message.policy_version
-        match message:
-            case Transferred(epoch=epoch):
-                node.received_version = max(node.received_version, version)
-                self.publishing.reported(node.peer, epoch)
-            case TransferFailed(epoch=epoch, reason=reason):
-                self.out.event("transfer.failed", node=node.name, policy_version=version, cause=reason)
-                self.publishing.reported(node.peer, epoch, f"{node.name}: {reason}")
-            case Live():
-                node.policy_version = max(node.policy_version, version)
-                self._credits_changed(node)
-                self.publishing.live(node.peer, version)
-        self._versions_moved = True
-
     def _trained(self, node: Node, message: Take | Commit | Publishing) -> None:
         match message:
             case Take(step=step):
                 self._wanted_step = (step, node.peer)
             case Commit():
                 self._commit(message)
-            case Publishing(policy_version=version):
-                self.publishing.stage(message)
-                self._versions_moved = True
-                if version <= self.publishing.live_version:  # A resumed trainer's, on its way back to where it was.
-                    self.out.send(node.peer, Published(self.publishing.live_version))
+            case Publishing():
+                self.versions.offered(node, message)
 
     def _stored(self, message: Stored) -> None:
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
@@ -363,7 +336,7 @@ class Scheduler:
         slot.judge(item.reward, item.metrics)
         self.out.record(Verdict(item.unit, item.reward, item.metrics, self._num_restarts(item.unit)))
         if item.unit.split == "held_out":
-            self._settle_held_out(item.unit.group_id, failed=False)
+            self.versions.settle_held_out(item.unit.group_id, failed=False)
             return
         group = self.groups[item.unit.group_id]
         self.scored(group)
@@ -415,61 +388,13 @@ class Scheduler:
 
     def _advance(self, now_s: float) -> None:
         """Do everything that has become possible. Where nothing has, this costs the same with any number of nodes."""
-        if self._versions_moved:
-            self._versions_moved = False
-            self._conclude_transfer()
-            self._start_evaluation()
-            self._start_transfer(now_s)
+        self.versions.advance(now_s)
         self._filter()
         self._restart_stragglers()
         self._admit()
         self.leasing.grant(self.nodes, now_s)
         self._assign_grading()
         self._answer_take()
-
-    def _conclude_transfer(self) -> None:
-        before = self.publishing.live_version
-        ended = self.publishing.conclude(self._held)
-        if ended is None or self.publishing.live_version == before:
-            return
-        version = ended.message.policy_version
-        self.went_live(version, ended.next_step)
-        self.out.record(VersionLive(version, ended.next_step))
-        self.out.event("version.live", policy_version=version)
-        if trainer := self.nodes.trainer():
-            self.out.send(trainer.peer, Published(version))
-
-    def _start_transfer(self, now_s: float) -> None:
-        if started := self.publishing.start(self.nodes, now_s):
-            for peer in started.peers:
-                self.out.send(peer, started.message)
-
-    def _start_evaluation(self) -> None:
-        """Not during a transfer: a node that swaps just then would answer with two versions."""
-        if not self.evaluation.is_waiting or self.publishing.ongoing:
-            return
-        version = self.publishing.live_version
-        able = (n for n in self.nodes.rollouts() if n.policy_version == n.received_version == version)
-        if (node := next((n for n in able if not n.is_draining), None)) and self.evaluation.start(node.peer, version):
-            self.out.send(node.peer, Hold(version))
-
-    def _settle_held_out(self, group_id: int, *, failed: bool) -> None:
-        ongoing = self.evaluation.ongoing
-        result = self.evaluation.settle(group_id, failed=failed)
-        if result is None or ongoing is None:
-            return
-        self._versions_moved = True
-        self.out.send(ongoing.peer, Release())
-        self.out.record(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
-        self.out.event(
-            "eval.finished",
-            policy_version=result.policy_version,
-            accuracy=result.accuracy,
-            num_prompts=result.num_prompts,
-            **result.metrics,
-        )
-        for supervisor in self.nodes.of("supervisor"):
-            self.out.send(supervisor.peer, result)
 
     def _filter(self) -> None:
         for group in self.filtering.filtered():
@@ -559,15 +484,10 @@ class Scheduler:
         )
         self._credits_changed(node)
         self.grading.revoke(node.peer)
-        self.publishing.left(node.peer, node.name)
-        if lost := self.evaluation.left(node.peer):
-            self.out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
-            for group_id in lost.open:
-                self.grading.drop(group_id, "held_out")
+        for group_id in self.versions.left(node):
+            self.grading.drop(group_id, "held_out")
         if node.role == "trainer":
-            self.publishing.unstage()
             self._wanted_step = None
-        self._versions_moved = True
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         group = self._group(unit)
@@ -575,7 +495,7 @@ class Scheduler:
             return
         self.grading.drop(unit.group_id, unit.split)
         if unit.split == "held_out":
-            self._settle_held_out(unit.group_id, failed=True)
+            self.versions.settle_held_out(unit.group_id, failed=True)
             return
         self.leasing.cancel(group)
         self._end(group, reason)
@@ -588,11 +508,6 @@ class Scheduler:
         self.out.event("group.dropped", group_id=group.group_id, reason=reason)
 
     # ── small things ────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _held(self) -> list[str]:
-        """The rollout that stays at its version for an evaluation."""
-        return [self.evaluation.ongoing.peer] if self.evaluation.ongoing else []
 
     def _credits_changed(self, node: Node) -> None:
         if (book := self._credits.get(node.role)) is None:
