@@ -146,6 +146,13 @@ class StoredItem(Value, frozen=True):
     summary: Summary
 
 
+class Leased(Value, frozen=True):
+    """A trajectory, and the lease it was sampled under: of one unit there may have been several."""
+
+    unit: Unit
+    token: int
+
+
 class Held(Value, frozen=True):
     """A trajectory that a node was leased in an earlier session and still samples, or has not seen settled."""
 
@@ -450,10 +457,10 @@ class Lease(Message, frozen=True):
 
 
 class Settled(Message, frozen=True):
-    """These results are on disk, in ledger and spool: forget them."""
+    """These results are on disk, in ledger and spool: forget them, unless they were leased anew since."""
 
-    units: list[Unit]
-    unfinished: list[Unit] = []
+    items: list[Leased]
+    unfinished: list[Leased] = []
     """What was put of these is on disk. It says nothing of what was written since."""
 
 

@@ -20,7 +20,7 @@ HOST = textwrap.dedent(
     from fastapi.testclient import TestClient
 
     from asyncrl.actor.memory import MemoryHub
-    from asyncrl.messages import Lease, Offer, Prompt, Put, Ready, Sampling, Settled, Span, Trajectory, Unit
+    from asyncrl.messages import Leased, Lease, Offer, Prompt, Put, Ready, Sampling, Settled, Span, Trajectory, Unit
     from asyncrl.rollout.actor import RolloutActor
     from asyncrl.rollout.engine import Completion
 
@@ -92,7 +92,7 @@ HOST = textwrap.dedent(
         )
         broker.send("host", lease)
         _, put = await spool.receive()
-        broker.send("host", Settled([Unit(0, 0)]))
+        broker.send("host", Settled([Leased(Unit(0, 0), 1)]))
         return {"completion": msgspec.msgpack.decode(put.items[0].payload, type=Trajectory).text}
 
 

@@ -57,6 +57,7 @@ from asyncrl.messages import (
     Grade,
     GradeItem,
     Hello,
+    Leased,
     Live,
     Offer,
     Prompt,
@@ -310,9 +311,10 @@ class Scheduler:
         void = [item for item in finished if self.leasing.is_void(item)]
         if void:
             self.out.send(peer, Cancelled(sorted({item.token for item in void})))
-        done = [item.unit for item in finished if item not in void]
+        done = [Leased(item.unit, item.token) for item in finished if item not in void]
         if done or unfinished:
-            self.out.send(peer, Settled(done, [item.unit for item in unfinished]), after_commit=True)
+            settled = Settled(done, [Leased(item.unit, item.token) for item in unfinished])
+            self.out.send(peer, settled, after_commit=True)
         for item in unfinished:
             self.leasing.progressed(item)
         for item in finished:

@@ -16,6 +16,7 @@ from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.errors import LinkReset
 from asyncrl.messages import Beat, Prompt
 from asyncrl.node.agreement import require_agreement
 from asyncrl.observe.json_lines import JsonLines
@@ -115,14 +116,19 @@ def _tell_of_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segme
 
 
 async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: float) -> None:
-    who = identity("spool", SPOOL)
-    link = hub.connect_local(who.peer)
-    await greet(link, who)
-    beats = asyncio.create_task(beat(link, beat_s, Beat))
-    try:
-        await SpoolActor(SPOOL, segments, bulk, link).run()
-    finally:
-        beats.cancel()
+    """Until the run is over. Should the broker take its own spool for lost, it joins anew."""
+    while True:
+        who = identity("spool", SPOOL)
+        link = hub.connect_local(who.peer)
+        await greet(link, who)
+        beats = asyncio.create_task(beat(link, beat_s, Beat))
+        try:
+            await SpoolActor(SPOOL, segments, bulk, link).run()
+            return
+        except LinkReset as reset:
+            log.warning("spool.lost", cause=str(reset))
+        finally:
+            beats.cancel()
 
 
 def _spool_ended(task: "asyncio.Task[None]", broker: BrokerActor) -> None:

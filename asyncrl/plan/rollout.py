@@ -47,8 +47,8 @@ class SimulatedRollout:
         match message:
             case Lease():
                 self._start(message)
-            case Settled(units=units):
-                self._give_back(len(units))
+            case Settled(items=items):
+                self._give_back(len(items))
             case Cancelled(tokens=tokens, units=units):
                 self._cancel(set(tokens), set(units))
             case Transfer():

@@ -192,10 +192,10 @@ class RolloutActor:
         match message:
             case Lease():
                 self._start(message)
-            case Settled(units=units, unfinished=unfinished):
-                for unit in unfinished:
-                    self._generations.settle_unfinished(unit)
-                await self._give_back(units)
+            case Settled(items=items, unfinished=unfinished):
+                for item in unfinished:
+                    self._generations.settle_unfinished(item)
+                await self._give_back([item.unit for item in items if self._generations.holds(item)])
             case Cancelled(tokens=tokens, units=units):
                 await self._give_back([*units, *self._generations.of_leases(set(tokens))])
             case Transfer():

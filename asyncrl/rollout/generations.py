@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
-from asyncrl.messages import Failed, Held, Lease, PutItem, Unit
+from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import UnsettledResults, check_goes_on, result
 
@@ -101,9 +101,13 @@ class Generations:
         self._changed.set()
         return self._token_of.pop(unit, None) is not None
 
-    def settle_unfinished(self, unit: Unit) -> None:
+    def holds(self, item: Leased) -> bool:
+        """Is it in hand under this very lease?"""
+        return self._token_of.get(item.unit) == item.token
+
+    def settle_unfinished(self, item: Leased) -> None:
         """What was handed over of this trajectory is on disk."""
-        self.unsettled.settle_unfinished(unit)
+        self.unsettled.settle_unfinished(item)
         self._changed.set()
 
     def of_leases(self, tokens: set[int]) -> list[Unit]:
@@ -220,8 +224,13 @@ class Generations:
         num_tokens = len(written.completion_ids)
         if num_tokens <= running.num_put:
             return None
+        try:
+            item = result(running.lease, running.unit, running.request.prompt_ids, written, text="", node=self._node)
+        except EngineError as error:  # Worth less than the completion it is a part of: that will be judged by itself.
+            log.warning("progress.unusable", group_id=running.unit.group_id, reason=str(error))
+            return None
         running.num_put = num_tokens
-        return result(running.lease, running.unit, running.request.prompt_ids, written, text="", node=self._node)
+        return item
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, PutItem, Summary, Trajectory, Unit
+from asyncrl.messages import Lease, Leased, PutItem, Summary, Trajectory, Unit
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005
@@ -46,10 +46,11 @@ class UnsettledResults:
         """It is on disk, or nobody wants it."""
         self._items.pop(unit, None)
 
-    def settle_unfinished(self, unit: Unit) -> None:
-        """What was handed over of it is on disk. One that was finished since is another matter."""
-        if (found := self._items.get(unit)) and found[0].summary.finish_reason == "unfinished":
-            del self._items[unit]
+    def settle_unfinished(self, item: Leased) -> None:
+        """What was handed over of it is on disk. One that was finished since, or leased anew, is another matter."""
+        found, _ = self._items.get(item.unit, (None, 0.0))
+        if found and found.token == item.token and found.summary.finish_reason == "unfinished":
+            del self._items[item.unit]
 
     def begin_anew(self) -> None:
         """Nothing that was put before counts as put."""

@@ -230,8 +230,8 @@ class Cluster:
                 for items in halves(message):
                     turn = self._turn + self._random.randint(1, LONGEST_TURNS)
                     self._due[turn].append(Said(_peer(SPOOL), Stored(name, INCARNATION, items)))
-            case Settled(units=units):
-                self._give_back(name, len(units))
+            case Settled(items=items):
+                self._give_back(name, len(items))
             case Grade(items=items):
                 self._say(name, verdicts(message))
                 self._give_back(name, len(items))

@@ -21,7 +21,7 @@ from processes import Processes, free_address, report
 
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
-from asyncrl.messages import Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
+from asyncrl.messages import Leased, Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 
@@ -60,7 +60,7 @@ async def produce(control: str, bulk: str, batch: str) -> None:
     await link.send(Ready())
     async for message in link:
         if isinstance(message, Settled):
-            credit += len(message.units)
+            credit += len(message.items)
         while credit >= size:
             await spool.send(Put("producer", "1", [next(fresh) for _ in range(size)]))
             credit -= size
@@ -113,7 +113,7 @@ class _Consumer:
         refs = [item.ref for item in items]
         await self._payloads.fetch_all(refs, PATIENCE_S)
         self.meter.add(len(refs), sum(ref.length for ref in refs))
-        self._hub.send("producer.1", Settled([item.unit for item in items]))
+        self._hub.send("producer.1", Settled([Leased(item.unit, item.token) for item in items]))
         self._trim(spool, refs)
 
     def _trim(self, spool: str, refs: list[SpoolRef]) -> None:

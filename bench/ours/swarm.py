@@ -143,8 +143,8 @@ async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
             case Lease():
                 for items in halves(message):
                     await spool.send(Stored(who.node, who.incarnation, items))
-            case Settled(units=units):
-                limit += len(units)
+            case Settled(items=items):
+                limit += len(items)
                 await link.send(Offer(limit))
             case Transfer(epoch=epoch, policy_version=version):
                 await link.send(Transferred(epoch, version, 0.0, 0))

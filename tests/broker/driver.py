@@ -184,9 +184,10 @@ class Rollout(Transferring):
                 assert self.policy_version >= 0, "a lease before any weights"
                 for index in indices:
                     self.running[Unit(group_id, index, split)] = (token, self.policy_version)
-            case Settled(units=units):
-                for unit in units:  # Also what is being sampled: a result of an earlier lease does as well.
-                    if self.running.pop(unit, None) or self.unsettled.pop(unit, None):
+            case Settled(items=items):
+                for item in items:
+                    if (put := self.unsettled.get(item.unit)) and put.token == item.token:
+                        del self.unsettled[item.unit]
                         self._give_back()
             case Cancelled(tokens=tokens):
                 for unit in [unit for unit, (token, _) in self.running.items() if token in tokens]:

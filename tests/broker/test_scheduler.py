@@ -31,6 +31,7 @@ from asyncrl.messages import (
     Grade,
     Hold,
     Lease,
+    Leased,
     Offer,
     Published,
     Publishing,
@@ -222,14 +223,15 @@ def test_settled_and_batch_and_nothing_else_wait_for_the_ledger() -> None:
 def test_a_result_is_settled_with_its_record() -> None:
     cluster = a_published()
     (node,) = rollouts(cluster)
+    token, _ = node.running[Unit(0, 0)]
     node.finish(Unit(0, 0))
     cluster.store()
 
     assert [type(record) for record in cluster.uncommitted] == [Result]
-    assert [outgoing.message for outgoing in cluster.unsent] == [Settled([Unit(0, 0)])]
+    assert [outgoing.message for outgoing in cluster.unsent] == [Settled([Leased(Unit(0, 0), token)])]
     assert not heard(node, Settled)
     cluster.commit()
-    assert heard(node, Settled) == [Settled([Unit(0, 0)])]
+    assert heard(node, Settled) == [Settled([Leased(Unit(0, 0), token)])]
 
 
 def test_a_batch_asked_for_twice_is_the_same_batch_and_is_taken_once() -> None:

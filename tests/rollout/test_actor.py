@@ -23,6 +23,7 @@ from asyncrl.messages import (
     Held,
     Hold,
     Lease,
+    Leased,
     Live,
     Member,
     Message,
@@ -241,8 +242,24 @@ def test_settled_gives_the_credit_back_once():
         await stage.put()
         assert (await stage.hear(Offer)).limit == CAPACITY
         for _ in range(2):
-            stage.say(Settled([Unit(0, 0)]))
+            stage.say(Settled([Leased(Unit(0, 0), 1)]))
             assert (await stage.hear(Offer)).limit == CAPACITY + 1
+
+    scene(play)
+
+
+def test_what_is_settled_late_is_not_what_was_leased_since():
+    async def play(stage):
+        stage.say(lease(token=1, indices=(0,)))
+        await stage.engine.started(1)
+        stage.engine.write(1)
+        stage.engine.finish()
+        await stage.put()
+        stage.say(lease(token=2, indices=(0,)))
+        await stage.engine.started(1)
+        stage.say(Settled([Leased(Unit(0, 0), 1)]))
+        await turns()
+        assert len(stage.engine.running) == 1, "nobody has the result of the second lease"
 
     scene(play)
 
@@ -262,7 +279,7 @@ def test_a_result_is_put_again_until_it_is_settled(monkeypatch):
         assert (await stage.put()).items == first.items
         now_s += 60
         assert (await stage.put()).items == first.items
-        stage.say(Settled([Unit(0, 0)]))
+        stage.say(Settled([Leased(Unit(0, 0), 1)]))
         await turns()
         now_s += 60
         await turns()
@@ -283,7 +300,7 @@ def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
         stage.engine.write(1)
         stage.engine.finish()
         assert (await stage.put()).items[0].token == 2
-        stage.say(Settled([Unit(0, 0)]))
+        stage.say(Settled([Leased(Unit(0, 0), 2)]))
         assert (await stage.hear(Offer)).limit == CAPACITY + 2, "the broker counted a credit for each lease"
 
     scene(play)
@@ -612,7 +629,7 @@ def test_progress_is_put_as_often_as_asked_and_only_where_there_is_some(monkeypa
         stage.engine.running[0].write(1, 0)
         await ticks.pass_one()
         assert [(item.unit.index, item.summary.num_tokens) for item in (await stage.put()).items] == [(0, 3)]
-        stage.say(Settled([], [Unit(0, 0)]))
+        stage.say(Settled([], [Leased(Unit(0, 0), 1)]))
         await turns()
         assert len(stage.engine.running) == 2, "it goes on"
 
@@ -626,14 +643,33 @@ def test_news_of_progress_on_disk_does_not_settle_what_was_finished_since():
         stage.engine.write(2)
         stage.engine.finish()
         await stage.put()
-        stage.say(Settled([], [Unit(0, 0)]))
+        stage.say(Settled([], [Leased(Unit(0, 0), 1)]))
         draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
         await turns()
         assert not draining.done()
-        stage.say(Settled([Unit(0, 0)]))
+        stage.say(Settled([Leased(Unit(0, 0), 1)]))
         assert await draining
 
     scene(play)
+
+
+def test_progress_that_makes_no_sense_is_left_out_and_the_rollout_goes_on(monkeypatch):
+    ticks = Ticks(monkeypatch, every_s=30.0)
+
+    async def play(stage):
+        stage.say(lease(indices=(0,)))
+        await stage.engine.started(1)
+        stage.engine.write(1)
+        written = stage.engine.written
+        stage.engine.written = lambda request: replace(written(request), behavior_logprobs=[])
+        await ticks.pass_one()
+        stage.engine.written = written
+        stage.engine.write(1)
+        stage.engine.finish()
+        (item,) = (await stage.put()).items
+        assert item.summary.num_tokens == 2
+
+    scene(play, progress_every_s=30.0)
 
 
 # ── from one session to the next ────────────────────────────────────────────────────────────
@@ -665,7 +701,7 @@ def test_what_is_in_hand_outlives_the_session():
         assert await second.hear(Offer) == Offer(CAPACITY), "the broker has counted what is held"
         (again,) = (await second.put()).items
         assert again.unit == Unit(1, 0), "whether it was put before or not"
-        second.say(Settled([Unit(1, 0)]), Cancelled([], [Unit(0, 1)]))
+        second.say(Settled([Leased(Unit(1, 0), 8)]), Cancelled([], [Unit(0, 1)]))
         await second.hear(Offer)
         assert await second.hear(Offer) == Offer(CAPACITY + 2)
         (still,) = second.engine.running
@@ -728,7 +764,7 @@ def test_draining_hands_over_what_is_written_and_takes_nothing_more():
         await turns()
         assert len(stage.engine.requests) == 1
         assert not draining.done(), "not before it is on disk"
-        stage.say(Settled([], [Unit(0, 0)]))
+        stage.say(Settled([], [Leased(Unit(0, 0), 1)]))
         assert await draining
 
     scene(play)
@@ -743,10 +779,10 @@ def test_draining_waits_for_what_was_finished_too():
         draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
         items = (await stage.put()).items
         assert {item.unit.index: item.summary.finish_reason for item in items} == {0: "unfinished", 1: "stop"}
-        stage.say(Settled([], [Unit(0, 0)]))
+        stage.say(Settled([], [Leased(Unit(0, 0), 1)]))
         await turns()
         assert not draining.done()
-        stage.say(Settled([Unit(0, 1)]))
+        stage.say(Settled([Leased(Unit(0, 1), 1)]))
         assert await draining
 
     scene(play)

@@ -51,4 +51,5 @@ class Job:
     def spans(self, num_tokens: int) -> list[Span]:
         """Who wrote what, covering 0 .. ``num_tokens``."""
         ends = [start for _, start in self._marks[1:]] + [num_tokens]
-        return [Span(version, start, end) for (version, start), end in zip(self._marks, ends, strict=True)]
+        spans = [Span(version, start, end) for (version, start), end in zip(self._marks, ends, strict=True)]
+        return spans if spans[-1].start < num_tokens else spans[:-1]  # The newest version may not have written yet.

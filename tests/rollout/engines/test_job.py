@@ -20,6 +20,10 @@ def test_a_version_that_wrote_nothing_has_no_span():
     assert job_with((3, 0), (4, 0), (5, 2), (6, 2)).spans(4) == [Span(4, 0, 2), Span(6, 2, 4)]
 
 
+def test_the_newest_version_may_not_have_written_yet():
+    assert job_with((3, 0), (4, 2)).spans(2) == [Span(3, 0, 2)]
+
+
 def test_the_same_version_again_goes_on_with_its_span():
     assert job_with((3, 0), (3, 2), (4, 5), (3, 5)).spans(6) == [Span(3, 0, 6)]
 

@@ -1,0 +1,47 @@
+"""Seeds from the command line: one JSON line, and for the first that failed the one command that replays it."""
+
+import argparse
+import json
+import sys
+
+from .mutants import MUTANTS, planted
+from .schedule import Outcome, search
+
+
+def main() -> int:
+    """Exit code 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="0:1000", metavar="FROM:TO", help="a range, its end excluded")
+    parser.add_argument("--seed", type=int, help="only this one, and say what happens in it")
+    parser.add_argument("--mutant", default="", choices=["", *MUTANTS], help="plant this bug first")
+    options = parser.parse_args()
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    else:
+        seeds = range(*map(int, options.seeds.split(":")))
+    with planted(options.mutant):
+        outcome = search(seeds, is_told=options.seed is not None)
+    sys.stdout.write(json.dumps(report(outcome, seeds, options.mutant)) + "\n")
+    return int(outcome.failed_seed is not None)
+
+
+def report(outcome: Outcome, seeds: range, mutant: str) -> dict[str, object]:
+    """One line for a person or a program."""
+    sums = {
+        "seeds": f"{seeds.start}:{seeds.stop}",
+        "schedules": outcome.schedules,
+        "schedules_per_s": round(outcome.schedules / outcome.wall_s, 1),
+        "wall_s": round(outcome.wall_s, 2),
+        "schedules_per_cpu_s": round(outcome.schedules / outcome.cpu_s, 1),
+        "virtual_s": round(outcome.virtual_s),
+        "records": outcome.records,
+        "violations": 0,
+    }
+    if outcome.failed_seed is None:
+        return sums
+    replay = f"python -m tests.simulation --seed {outcome.failed_seed}" + (f" --mutant {mutant}" if mutant else "")
+    return sums | {"violations": 1, "seed": outcome.failed_seed, "violation": outcome.violation, "replay": replay}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

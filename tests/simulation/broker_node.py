@@ -1,0 +1,142 @@
+"""
+The broker's process: rules, ledger, hubs and the spool, put together as `asyncrl.node.broker` does.
+
+The real `BrokerActor` and `SpoolActor` run here on a simulated disk, with the invariants looking over the broker's
+shoulder: at each message it hears or says, and each time its rules have decided something.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from asyncrl.actor.greeting import Identity
+from asyncrl.actor.link import Hub
+from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
+from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.replay import replay
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.data.prompts import Draw
+from asyncrl.messages import Message, Prompt, ToBroker
+from asyncrl.node import broker as process
+
+from .disk import Disk
+from .ledger import SimLedger
+from .nodes import World
+from .plan import ADDRESS, ROWS
+from .segments import SimSegments
+from .virtual_time import PROCESS
+
+
+async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> None:
+    """A broker's process, from where the ledger says the run was."""
+    config = world.plan.config
+    ledger: Any = SimLedger(world.disk.ledger)
+    segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
+    prompts: Any = Prompts()
+    held_out = [prompts.at(0).prompt] if config.data.held_out else []
+    scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
+    replay(scheduler, ledger.found)
+    world.invariants.restarted(scheduler)
+    hub, bulk = ZmqHub(ADDRESS), ZmqHub("tcp://127.0.0.1:0")
+    own_spool = ZmqLink(bulk.address, who.peer)
+    broker = WatchedBroker(world, scheduler, hub, ledger, spool=own_spool, bulk=bulk.address)
+    spool = asyncio.create_task(process._run_spool(hub, bulk, segments, config.broker.beat_s))
+    spool.add_done_callback(lambda task: process._spool_ended(task, broker))
+    told = asyncio.create_task(process._stop_when(stopping, broker))
+    try:
+        await broker.run()
+    finally:
+        for task in (spool, told):
+            task.cancel()
+        await asyncio.gather(spool, told, return_exceptions=True)
+        for end in (own_spool, hub, bulk):
+            await end.aclose()
+        segments.close()
+        ledger.close()
+
+
+class WatchedBroker(BrokerActor):
+    """The real one."""
+
+    def __init__(self, world: World, scheduler: Scheduler, hub: Hub, ledger: Any, *, spool: ZmqLink, bulk: str) -> None:
+        self._process = PROCESS.get()
+        self._world = world
+        directory: Any = world.directory
+        watched: Any = WatchedHub(world, hub)
+        super().__init__(
+            world.plan.config,
+            scheduler,
+            watched,
+            ledger,
+            directory,
+            spool=spool,
+            spool_address=bulk,
+            broker_epoch=ledger.broker_epoch,
+            clock=self._process.clock,
+        )
+
+    def _take(self, peer: str, message: ToBroker) -> None:
+        if self._process.is_alive and self._scheduler.nodes.get(peer):  # A stranger is not answered.
+            self._world.invariants.heard(message)
+        super()._take(peer, message)
+
+    def _flush(self) -> None:
+        if self._process.is_alive:
+            self._world.invariants.rules(self._scheduler)
+        super()._flush()
+
+
+class WatchedHub:
+    """The real one; what is sent is looked at first."""
+
+    def __init__(self, world: World, hub: Hub) -> None:
+        self._world = world
+        self._process = PROCESS.get()
+        self._hub = hub
+        self.receive = hub.receive
+        self.forget = hub.forget
+
+    def send(self, peer: str, message: Message) -> None:
+        """As `Hub.send`."""
+        if self._process.is_alive:
+            self._world.invariants.said(peer, message)
+        self._hub.send(peer, message)
+
+
+class Prompts:
+    """In the place of a dataset: the answer of each prompt is its row."""
+
+    def at(self, group_id: int) -> Draw:
+        """As `PromptStream.at`."""
+        epoch, place = divmod(group_id, ROWS)
+        row = (place * 2 + epoch) % ROWS
+        return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
+
+
+class Directory:
+    """In the place of `RunDirectory`: the disk, and files nobody reads."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.path = SimpleNamespace(name="run", resolve=lambda: "run")
+        self.ledger = disk.ledger
+        self.spool = disk.spool
+        self.samples = None
+        self._metrics: list[dict[str, float]] = []
+
+    def append_event(self, kind: str, /, **fields: Any) -> None:
+        """The log has it."""
+
+    def append_metrics(self, metrics: dict[str, float]) -> None:
+        """As `RunDirectory.append_metrics`."""
+        self._metrics.append(metrics)
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """As `RunDirectory.read_metrics`."""
+        return list(self._metrics)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """None are kept."""
+        return []
+
+    def write_summary(self, summary: object) -> None:
+        """Nobody reads it."""

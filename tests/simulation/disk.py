@@ -1,0 +1,27 @@
+"""What outlives a process. What was not synced when it died may be gone."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from asyncrl.broker.records import AnyRecord
+
+from .checkpoints import CheckpointFolder
+from .ledger import LedgerFile
+from .segments import SpoolFolder
+
+
+class Disk:
+    """
+    One machine's disk.
+
+    Args:
+        on_commit: Told of records once they are durable.
+    """
+
+    def __init__(self, dice: Random, on_commit: Callable[[Sequence[AnyRecord]], None]) -> None:
+        self.dice = dice
+        self.on_commit = on_commit
+        self.is_full = False
+        self.ledger = LedgerFile(self)
+        self.spool = SpoolFolder(self)
+        self.checkpoints = CheckpointFolder(self)

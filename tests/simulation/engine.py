@@ -1,0 +1,93 @@
+"""An engine that writes what the seed of a request says, a token at a time, whoever writes it and whenever."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import FinishReason, Prompt, Span
+from asyncrl.rollout.engine import Completion, Request
+
+from .plan import Plan, tokens_of
+
+
+class SimEngine:
+    """
+    Takes its time over each token.
+
+    Args:
+        dice: How long, and whether it fails.
+        swapped: Told of the version it decodes with from now on, and of the weights that came.
+    """
+
+    def __init__(self, plan: Plan, dice: Random, swapped: Callable[[int, Any], None]) -> None:
+        self._plan = plan
+        self._dice = dice
+        self._swapped = swapped
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._policy_version = -1
+        self._running: dict[int, tuple[Request, list[int]]] = {}
+        """Requests in hand, and which version wrote each token so far; by the identity of the request."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """One token: the row."""
+        return [int(prompt.answer)]
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Any text."""
+        return str(token_ids[0])
+
+    async def generate(self, request: Request) -> Completion:
+        """As `Engine.generate`."""
+        dice, plan = self._dice, self._plan
+        versions = [span.policy_version for span in spans_before(request) for _ in range(span.start, span.end)]
+        self._running[id(request)] = request, versions
+        try:
+            while len(versions) < len(tokens_of(request.seed)):
+                await asyncio.sleep(dice.expovariate(1 / plan.token_s))
+                await self._may_write.wait()
+                versions.append(self._policy_version)
+        finally:
+            del self._running[id(request)]
+        if dice.random() < plan.failure:
+            raise EngineError("out of memory", retryable=dice.random() < 0.9)
+        return completion(request, versions, "stop")
+
+    def written(self, request: Request) -> Completion | None:
+        """As `Engine.written`."""
+        _, versions = self._running.get(id(request), (request, []))
+        return completion(request, versions, "unfinished") if versions else None
+
+    async def pause(self) -> None:
+        """As `Engine.pause`."""
+        self._may_write.clear()
+
+    async def swap(self, policy_version: int, weights: Mapping[str, Any]) -> None:
+        """As `Engine.swap`."""
+        self._swapped(policy_version, weights["trained"])
+        await asyncio.sleep(self._dice.expovariate(1 / 0.005))
+        self._policy_version = policy_version
+
+    async def resume(self) -> None:
+        """As `Engine.resume`."""
+        self._may_write.set()
+
+
+def spans_before(request: Request) -> list[Span]:
+    """Of what was written by others."""
+    return request.begun.spans if request.begun else []
+
+
+def completion(request: Request, versions: list[int], finish_reason: FinishReason) -> Completion:
+    """The tokens so far, each by the version that wrote it."""
+    starts = [i for i, version in enumerate(versions) if i == 0 or versions[i - 1] != version]
+    ends = [*starts[1:], len(versions)]
+    return Completion(
+        completion_ids=tokens_of(request.seed)[: len(versions)],
+        behavior_logprobs=[-0.5] * len(versions),
+        spans=[Span(versions[start], start, end) for start, end in zip(starts, ends, strict=True)],
+        finish_reason=finish_reason,
+        generate_s=0.0,
+    )

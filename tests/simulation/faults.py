@@ -1,0 +1,105 @@
+"""What goes wrong, when, and with whom; and that it all becomes well again."""
+
+import asyncio
+from collections.abc import Callable
+
+from .wire import Weather
+from .world import World
+
+
+async def faults(world: World) -> None:
+    """Until `Plan.faults_s`; then everything is well."""
+    plan, dice = world.plan, world.dice
+    going_on: list[asyncio.Task[None]] = []
+    while (pause_s := dice.expovariate(1 / plan.fault_every_s)) + world.loop.time() < plan.faults_s:
+        await asyncio.sleep(pause_s)
+        world.disturbed()
+        kind = dice.choices(KINDS, WEIGHTS)[0]
+        name = dice.choice(list(world.processes))
+        going_on.append(world.loop.create_task(kind(world, name)))
+    await asyncio.sleep(max(plan.faults_s - world.loop.time(), 0.0))
+    for fault in going_on:
+        fault.cancel()
+    await asyncio.gather(*going_on, return_exceptions=True)
+    world.trace.say("no more faults")
+    world.network.weather = Weather(loss=0.0)
+    world.transfers.break_next = 0
+    world.disturbed()
+
+
+async def kill(world: World, name: str) -> None:
+    """As SIGKILL; a supervisor starts it again."""
+    world.trace.say("is killed", name)
+    world.processes[name].kill()
+
+
+async def freeze(world: World, name: str) -> None:
+    """As SIGSTOP, for a moment or for so long that it is given up."""
+    process = world.processes[name]
+    world.trace.say("is frozen", name)
+    process.freeze()
+    try:
+        await asyncio.sleep(world.dice.choice([0.3, 1.0, 2.0, 4.0]))
+    finally:
+        world.trace.say("is thawed", name)
+        process.thaw()
+        world.disturbed()
+
+
+async def cut_off(world: World, name: str) -> None:
+    """Nobody reaches it."""
+    holds = world.dice.random() < 0.5
+    world.trace.say(f"is cut off; frames are {'held' if holds else 'lost'}", name)
+    world.network.cut(name, holds=holds)
+    try:
+        await asyncio.sleep(world.dice.choice([0.3, 1.0, 2.0, 4.0]))
+    finally:
+        world.trace.say("is reachable", name)
+        world.network.mend(name)
+        world.disturbed()
+
+
+async def jump(world: World, name: str) -> None:
+    """Its clock goes forward; clocks that never go back do that."""
+    skew_s = world.dice.choice([1.8, 1.8, 60.0])
+    world.trace.say(f"its clock jumps by {skew_s:g} s", name)
+    world.processes[name].skew_s += skew_s
+
+
+async def fill_the_disk(world: World, name: str) -> None:
+    """For a while nothing can be written."""
+    world.trace.say("the disk is full")
+    world.disk.is_full = True
+    try:
+        await asyncio.sleep(world.dice.uniform(0.1, 2.0))
+    finally:
+        world.trace.say("the disk has room")
+        world.disk.is_full = False
+        world.disturbed()
+
+
+async def damage(world: World, name: str) -> None:
+    """The newest checkpoint cannot be read, and the trainer has to: once, for only two are promised to do."""
+    newest = world.checkpoints.newest()
+    is_last = newest is not None and newest.step == world.plan.config.run.steps  # Then nobody has to any more.
+    if not (world.was_damaged or is_last) and world.checkpoints.damage():
+        world.was_damaged = True
+        world.trace.say("the newest checkpoint is damaged")
+        await kill(world, "trainer")
+
+
+async def break_transfers(world: World, name: str) -> None:
+    """The next parts of transfers break."""
+    world.transfers.break_next += world.dice.randint(1, 3)
+    world.trace.say(f"{world.transfers.break_next} parts of transfers will break")
+
+
+async def ask_to_leave(world: World, name: str) -> None:
+    """As SIGTERM; a supervisor starts it again."""
+    world.trace.say("is told to stop", name)
+    world.stopping[name].set()
+
+
+Fault = Callable[[World, str], "asyncio._CoroutineLike[None]"]
+KINDS = [kill, freeze, cut_off, jump, fill_the_disk, damage, break_transfers, ask_to_leave]
+WEIGHTS = [8, 3, 3, 2, 1, 1, 1, 1]

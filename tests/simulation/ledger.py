@@ -1,0 +1,120 @@
+"""
+The broker's ledger on a simulated disk: a transaction is there or it is not, and takes its time.
+
+In the place of `asyncrl.broker.ledger.Ledger`. It keeps the same promises, and fails as that does when the disk is full
+or a record is there already.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from asyncrl.broker.records import AnyRecord, key, retired
+from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
+
+from .virtual_time import PROCESS
+
+if TYPE_CHECKING:
+    from .disk import Disk
+
+SYNC_S = 0.004
+"""A transaction takes this long on average."""
+
+
+class LedgerFile:
+    """What is durable of a ledger."""
+
+    def __init__(self, disk: "Disk") -> None:
+        self.disk = disk
+        self.broker_epoch = 0
+        self.records: list[AnyRecord] = []
+        self.writer: SimLedger | None = None
+        """Who opened it last."""
+        self._keys: set[str] = set()
+        self._retired: set[int] = set()
+
+    def write(self, records: Sequence[AnyRecord]) -> None:
+        """
+        All or none.
+
+        Raises:
+            BrokenInvariant: The unique columns refuse one of them.
+        """
+        names = [name for record in records if (name := key(record))]
+        groups = [group_id for record in records for group_id in retired(record)]
+        twice = self._keys.intersection(names) or self._retired.intersection(groups)
+        if twice or len(set(names)) < len(names) or len(set(groups)) < len(groups):
+            raise BrokenInvariant(f"the ledger refuses {sorted(map(str, twice)) or 'two equal records'}")
+        self._keys.update(names)
+        self._retired.update(groups)
+        self.records.extend(records)
+        self.disk.on_commit(records)
+
+
+class SimLedger:
+    """In the place of `Ledger`: one transaction at a time, each for all that waits."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        if file.writer:
+            file.writer.died()
+        file.writer = self
+        file.broker_epoch += 1
+        self.broker_epoch = file.broker_epoch
+        self.found = list(file.records)
+        """What `LedgerReader.records` would give."""
+        self._file = file
+        self._process = PROCESS.get()
+        self._waiting: list[tuple[list[AnyRecord], asyncio.Future[None]]] = []
+        self._writing: list[tuple[list[AnyRecord], asyncio.Future[None]]] = []
+        self._ended: AsyncrlError | None = None
+
+    def append(self, records: Iterable[AnyRecord]) -> asyncio.Future[None]:
+        """As `Ledger.append`."""
+        if self._ended:
+            raise RunFailed(str(self._ended))
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((list(records), future))
+        self._begin()
+        return future
+
+    async def commit(self, records: Iterable[AnyRecord]) -> None:
+        """As `Ledger.commit`."""
+        await self.append(records)
+
+    def close(self) -> None:
+        """Write what waits."""
+        if self._process.is_alive and not self._ended:
+            self._writing += self._waiting
+            self._write()
+        self._ended = self._ended or LedgerError("the ledger was closed")
+
+    def died(self) -> None:
+        """Of a transaction that was under way when its process died, nobody knows how it ended."""
+        if not self._process.is_alive and self._writing and self._file.disk.dice.random() < 0.5:
+            self._write()
+
+    def _begin(self) -> None:
+        if not self._writing:
+            self._writing, self._waiting = self._waiting, []
+            delay_s = self._file.disk.dice.expovariate(1 / SYNC_S)
+            asyncio.get_running_loop().call_later(delay_s, self._end)
+
+    def _end(self) -> None:
+        if self._process.is_alive and not isinstance(self._ended, LedgerError):
+            self._write()
+            if self._waiting:
+                self._begin()
+
+    def _write(self) -> None:
+        done, self._writing = self._writing, []
+        error = self._ended
+        if error is None and self._file.disk.is_full:
+            error = self._ended = RunFailed("cannot write the ledger: the disk is full")
+        if error is None:
+            try:
+                self._file.write([record for records, _ in done for record in records])
+            except BrokenInvariant as refusal:
+                error = refusal
+        for _, future in done:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(type(error)(str(error)))

@@ -1,0 +1,220 @@
+"""
+The processes of a run: real actors, real greetings, real sessions; an engine, a verifier and a learner that only count.
+
+As `asyncrl.node.rollout`, `.reward` and `.trainer`, without what loads models.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from asyncrl.actor.greeting import Identity, join, spool_link
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.config import from_json
+from asyncrl.errors import VerifierError
+from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
+from asyncrl.node.serving import serve, through_restarts
+from asyncrl.reward.actor import RewardActor
+from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.rollout.actor import RolloutActor
+from asyncrl.rollout.generations import Generations
+from asyncrl.trainer.actor import Start, TrainerActor
+from asyncrl.trainer.batch import TrainingSample
+
+from .checkpoints import CheckpointFolder, Trained
+from .disk import Disk
+from .engine import SimEngine
+from .invariants import Invariants
+from .plan import ADDRESS, Plan
+from .transfers import Publisher, Receiver, Transfers
+from .virtual_time import PROCESS
+
+WAIT_S = 5.0
+"""For a broker to answer."""
+PLAN_HASH = "plan"
+
+
+class World(Protocol):
+    """What nodes need of the world around them."""
+
+    plan: Plan
+    dice: Random
+    invariants: Invariants
+    transfers: Transfers
+    checkpoints: CheckpointFolder
+    waiting: dict[str, Callable[[], tuple[str, list[PutItem]]]]
+    disk: Disk
+    directory: object
+
+    def identity(self, role: Role, node: str) -> Identity:
+        """A new one."""
+
+
+def member(who: Identity) -> Member:
+    """As transfers name it."""
+    return Member(who.node, who.incarnation)
+
+
+# ── rollout ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> None:
+    """A rollout's process."""
+    link, welcome = await join(ADDRESS, who, WAIT_S)
+    await asyncio.sleep(world.dice.uniform(0.0, 0.5))
+    engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with)
+    in_hand = Generations(engine, who.node, PROCESS.get().clock)
+
+    def say(who: Identity) -> Hello:
+        return Hello(PROTOCOL, who.role, who.node, who.incarnation, in_hand.held(), in_hand.policy_version)
+
+    session = partial(_roll_out, world, engine, in_hand, stopping)
+    try:
+        await through_restarts(session, who, link, welcome, WAIT_S, say=say)
+    finally:
+        await in_hand.aclose()
+
+
+async def _roll_out(  # noqa: PLR0917  by partial
+    world: World,
+    engine: Any,
+    in_hand: Generations,
+    stopping: asyncio.Event,
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+) -> None:
+    config = from_json(welcome.config)
+    spool = spool_link(welcome, who)
+    actor = RolloutActor(
+        engine,
+        link,
+        spool,
+        node=who.node,
+        incarnation=who.incarnation,
+        slots=config.rollout.slots,
+        group_size=config.schedule.group_size,
+        receiver=Receiver(world.transfers, member(who)),
+        plan_hash=PLAN_HASH,
+        partial_rollout=config.schedule.partial_rollout,
+        progress_every_s=config.rollout.progress_every_s,
+        in_hand=in_hand,
+        clock=PROCESS.get().clock,
+    )
+    world.waiting[who.node] = lambda: (who.incarnation, list(in_hand.unsettled))
+    try:
+        await serve(
+            actor,
+            link,
+            beat_s=welcome.beat_s,
+            stopping=stopping,
+            drain=lambda: actor.drain(config.rollout.drain_s),
+        )
+    finally:
+        await spool.aclose()
+
+
+# ── reward ──────────────────────────────────────────────────────────────────────────────────
+
+
+class SimPool:
+    """In the place of `WorkerPool`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def judge(self, sample: Sample) -> Verdict:
+        """As `WorkerPool.judge`."""
+        dice = self._world.dice
+        await asyncio.sleep(dice.expovariate(1 / 0.02))
+        if dice.random() < self._world.plan.failure:
+            raise VerifierError("the verifier raised", retryable=dice.random() < 0.7)
+        score = score_of(int(sample.completion), self._world.plan.config.schedule.group_size)
+        return Verdict(score=score, metrics={"correct": score})
+
+
+def score_of(first_token: int, group_size: int) -> float:
+    """One trajectory of a group is worse than the others; but every third group is right throughout."""
+    group_id, index = divmod(first_token, group_size)
+    return float(index > 0 or group_id % 3 == 0)
+
+
+async def run_reward(world: World, who: Identity, stopping: asyncio.Event) -> None:
+    """A reward node's process."""
+    link, welcome = await join(ADDRESS, who, WAIT_S)
+    await through_restarts(partial(_judge, world, stopping), who, link, welcome, WAIT_S)
+
+
+async def _judge(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+    spool = spool_link(welcome, who)
+    pool: Any = SimPool(world)
+    actor = RewardActor(pool=pool, link=link, spool=spool, max_in_hand=4, clock=PROCESS.get().clock)
+    try:
+        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
+    finally:
+        await spool.aclose()
+
+
+# ── trainer ─────────────────────────────────────────────────────────────────────────────────
+
+
+class SimLearner:
+    """Weights that know what they were trained on."""
+
+    def __init__(self, world: World, trained: Trained) -> None:
+        self._world = world
+        self.trained = trained
+        self.policy = SimpleNamespace(model=None)
+
+    def train(self, samples: Iterable[TrainingSample]) -> dict[str, float]:
+        """As `Learner.train`."""
+        samples = list(samples)
+        step = len(self.trained)
+        if PROCESS.get().is_alive:
+            self._world.invariants.trains(step, samples, self.trained)
+        self.trained += ((step, tuple(dict.fromkeys(sample.group_id for sample in samples))),)
+        return {"num_tokens": 1.0, "loss": 0.5}
+
+    def named_weights(self) -> Any:
+        """As `Learner.named_weights`."""
+        return self.trained
+
+    def optimizer_state(self) -> Any:
+        """As `Learner.optimizer_state`."""
+        return self.trained
+
+
+async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> None:
+    """A trainer's process."""
+    link, welcome = await join(ADDRESS, who, WAIT_S)
+    await through_restarts(partial(_train, world, stopping), who, link, welcome, WAIT_S)
+
+
+async def _train(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+    await asyncio.sleep(world.dice.uniform(0.0, 0.5))
+    found = world.checkpoints.newest()
+    learner: Any = SimLearner(world, found.trained if found else ())
+    start = Start(found.step, found.policy_version, f"step_{found.step:06d}", found.stepped) if found else Start()
+    spool = spool_link(welcome, who)
+    publisher: Any = Publisher(world.transfers, member(who))
+    nothing: Any = None
+    folder: Any = world.checkpoints
+    actor = TrainerActor(
+        from_json(welcome.config),
+        learner,
+        publisher,
+        link,
+        spool,
+        tokenizer=nothing,
+        plan_hash=PLAN_HASH,
+        checkpoints=folder,
+        start=start,
+        clock=PROCESS.get().clock,
+    )
+    try:
+        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
+    finally:
+        await spool.aclose()

@@ -1,0 +1,109 @@
+"""What a seed decides before anything starts: the run, who takes part, the weather on the wires, what goes wrong."""
+
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from asyncrl.actor.failpoints import PLACES
+from asyncrl.config import Config
+from asyncrl.run_file import decode
+
+from .wire import Weather
+
+ADDRESS = "tcp://127.0.0.1:1"
+ROWS = 5
+"""Of the make-believe dataset: fewer than a run takes, so that there are epochs."""
+CALM, BREEZE, STORM = Weather(), Weather(0.005, 0.01, 0.01, 0.01), Weather(0.03, 0.06, 0.05, 0.05)
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Of one schedule."""
+
+    seed: int
+    config: Config
+    num_rollouts: int
+    num_rewards: int
+    weather: Weather
+    faults_s: float
+    """Faults stop after this long."""
+    fault_every_s: float
+    """On average."""
+    failure: float
+    """Share of generations and of verdicts that fail."""
+    token_s: float
+    """Of decoding, on average."""
+    failpoint: tuple[str, int] | None
+    """Die here, at the n-th pass."""
+
+
+def plan_of(seed: int) -> Plan:
+    """The same for ever."""
+    dice = Random(f"plan {seed}")
+    return Plan(
+        seed=seed,
+        config=_config(dice, seed),
+        num_rollouts=dice.choice([1, 2, 2, 3]),
+        num_rewards=dice.choice([1, 1, 2]),
+        weather=dice.choice([CALM, BREEZE, BREEZE, STORM]),
+        faults_s=dice.choice([0.0, 4.0, 6.0, 8.0]),
+        fault_every_s=dice.choice([0.3, 0.6, 1.2]),
+        failure=dice.choice([0.0, 0.0, 0.05]),
+        token_s=dice.choice([0.01, 0.1, 0.4]),
+        failpoint=(dice.choice(PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
+    )
+
+
+def _config(dice: Random, seed: int) -> Config:
+    publish = dice.choice([1, 1, 2])
+    return decode(
+        {
+            "run": {"steps": dice.choice([3, 4]), "seed": seed},
+            "model": {"path": "model"},
+            "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
+            "schedule": _schedule(dice, publish),
+            "evaluation": {"every_versions": dice.choice([0, 1])},
+            "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
+            "rollout": {"slots": dice.choice([1, 2]), "progress_every_s": dice.choice([0.0, 0.1]), "drain_s": 2.0},
+            "weights": {"deadline_s": 1.0},
+            "broker": {
+                "bind": ADDRESS,
+                "beat_s": 0.5,
+                "node_ttl_s": 2.5,
+                "samples": False,
+                "segment_bytes": dice.choice([500, 100_000]),
+            },
+        }
+    )
+
+
+def _schedule(dice: Random, publish: int) -> dict[str, Any]:
+    staleness, order = dice.choice([0, 1, 1, 2]), dice.choice(["fifo", "fifo", "completion"])
+    return {
+        "groups_per_step": dice.choice([1, 2]),
+        "group_size": 2,
+        "steps_per_publish": publish,
+        "staleness": float(staleness),
+        "partial_rollout": dice.random() < 0.7,
+        "max_attempts": dice.choice([2, 3]),
+        "lease_s": dice.choice([1.2, 4.0]),
+        "filter": dice.choice(["none", "none", "none", "zero_variance"]),
+        **_age_rules(dice, staleness, order),
+    }
+
+
+def _age_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
+    """What a config may say of ``order`` and ``max_lag``."""
+    mode, lag = dice.choice(["", "", "wait", "reissue", "train"]), dice.randint(0, 2)
+    if not mode:
+        return {"order": order}
+    if mode == "wait":
+        lag = max(lag, staleness)
+    elif lag >= staleness:
+        order = "completion"
+    return {"order": order, "max_lag": lag, "on_straggler": mode}
+
+
+def tokens_of(seed: int) -> list[int]:
+    """[1 .. 5] What an engine writes for a request of this seed, whoever writes it."""
+    return [seed & 0x7FFFFFFF, *range(1, 1 + seed % 5)]

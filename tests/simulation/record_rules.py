@@ -1,0 +1,163 @@
+"""
+What must hold of each record of a ledger when it becomes durable, over all lives of the broker.
+
+    Admitted    ids are dense, the prompts are those of the data order, and the window holds no more than it may
+    Result      one a unit; Verdict: one a result; FailedAttempt: counted on, never forgotten
+    Taken       the next step; whole groups, judged, in no other step, and none too old
+    Committed   only of steps that are in a checkpoint
+
+Written from the promises, not from the rules that keep them.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+
+from asyncrl.broker.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Restarted,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
+from asyncrl.config import Config
+from asyncrl.data.prompts import Draw
+from asyncrl.messages import Unit
+
+Require = Callable[[bool, str], None]
+"""Notes the sentence as a broken promise, unless the promise holds."""
+
+
+class RecordRules:
+    """
+    Of one ledger.
+
+    Args:
+        prompt_at: The order of the data.
+        highest_checkpoint: Steps in the newest checkpoint there ever was.
+    """
+
+    def __init__(
+        self, config: Config, prompt_at: Callable[[int], Draw], highest_checkpoint: Callable[[], int], require: Require
+    ) -> None:
+        self._schedule = config.schedule
+        self._prompt_at = prompt_at
+        self._highest_checkpoint = highest_checkpoint
+        self._require = require
+        self.admitted: dict[int, int] = {}
+        """The version each group has to be of at least."""
+        self.open: set[int] = set()
+        """Groups in the window."""
+        self.results: dict[Unit, Result] = {}
+        self.verdicts: set[Unit] = set()
+        self.attempts: Counter[Unit] = Counter()
+        self.on_disk: set[tuple[Unit, int]] = set()
+        """Under the token of its lease: every trajectory that was counted, as a result or as a duplicate."""
+        self.dropped: set[int] = set()
+        self.restarted: set[int] = set()
+        self.batches: dict[int, list[int]] = {}
+        """Groups of each step."""
+        self._taken: set[int] = set()
+        self._live_version = -1
+
+    def add(self, record: AnyRecord) -> None:
+        """One more is on disk."""
+        match record:
+            case Admitted():
+                self._admit(record)
+            case Result() | Verdict() | Duplicate() | FailedAttempt():
+                self._add_to_unit(record)
+            case Restarted():
+                self._restart(record)
+            case Taken():
+                self._take(record)
+            case Dropped(group_id=group_id):
+                self._require(group_id in self.open, f"group {group_id} was dropped, but is not open")
+                self._require(group_id not in self._taken, f"group {group_id} was trained and dropped")
+                self.dropped.add(group_id)
+                self.open.discard(group_id)
+            case VersionLive():
+                self._live(record)
+            case Committed(step=step):
+                written = self._highest_checkpoint()
+                self._require(step < written, f"step {step} is committed, but {written} steps are in a checkpoint")
+
+    def _admit(self, record: Admitted) -> None:
+        group_id, draw = record.group_id, self._prompt_at(record.group_id)
+        expected, window = len(self.admitted), self._schedule.window
+        self._require(group_id == expected, f"group {group_id} was admitted; expected {expected}: ids are dense")
+        self._require((record.epoch, record.row) == (draw.epoch, draw.row), f"group {group_id} is another prompt")
+        self.admitted[group_id] = record.policy_version
+        self.open.add(group_id)
+        self._require(len(self.open) <= window, f"{len(self.open)} groups are open; the window holds {window}")
+
+    def _add_to_unit(self, record: Result | Verdict | Duplicate | FailedAttempt) -> None:
+        unit = record.unit
+        match record:
+            case Result(token=token):
+                self._require(unit not in self.results, f"{unit} has two results")
+                self.results[unit] = record
+                self.on_disk.add((unit, token))
+            case Duplicate(token=token):
+                self.on_disk.add((unit, token))
+            case Verdict():
+                self._require(unit in self.results, f"{unit} has a verdict and no result")
+                self._require(unit not in self.verdicts, f"{unit} has two verdicts")
+                self.verdicts.add(unit)
+            case FailedAttempt(attempts=attempts):
+                self.attempts[unit] += 1
+                is_counted = unit.split == "held_out" or attempts == self.attempts[unit]
+                self._require(is_counted, f"{unit} has failed {self.attempts[unit]} times, not {attempts}")
+
+    def _restart(self, record: Restarted) -> None:
+        """Nothing sampled of the group counts any more."""
+        self._require(record.group_id in self.open, f"group {record.group_id} begins anew, but is not open")
+        self.admitted[record.group_id] = record.policy_version
+        self.restarted.add(record.group_id)
+        for unit in self._units(record.group_id):
+            self.results.pop(unit, None)
+            self.verdicts.discard(unit)
+
+    def _take(self, record: Taken) -> None:
+        step, group_ids, expected = record.step, record.group_ids, len(self.batches)
+        self._require(step == expected, f"step {step} was taken; expected step {expected}")
+        self._require(len(set(group_ids)) == self._schedule.groups_per_step, f"step {step} takes groups {group_ids}")
+        self.batches[step] = group_ids
+        for group_id in group_ids:
+            self._require(group_id not in self._taken, f"group {group_id} is trained in two steps")
+            self._require(group_id not in self.dropped, f"group {group_id} was dropped and trained")
+            self._taken.add(group_id)
+            for unit in self._units(group_id):
+                self._require_fresh(unit, step)
+
+    def _require_fresh(self, unit: Unit, step: int) -> None:
+        self._require(unit in self.verdicts, f"{unit} is trained in step {step} without a verdict")
+        if result := self.results.get(unit):
+            oldest, version = result.summary.oldest_version, step // self._schedule.steps_per_publish
+            self._require(oldest >= self.admitted[unit.group_id], f"{unit} is older than its group")
+            is_bounded = version - oldest <= self._most_versions()
+            self._require(is_bounded, f"{unit}, written by version {oldest}, is trained in version {version}")
+
+    def _most_versions(self) -> float:
+        """How stale a trajectory may be when it is trained on."""
+        schedule = self._schedule
+        by_window = schedule.staleness if schedule.order == "fifo" else inf
+        by_lag = inf if schedule.max_lag is None or schedule.on_straggler == "train" else schedule.max_lag
+        return min(by_window, by_lag)
+
+    def _live(self, record: VersionLive) -> None:
+        version, before = record.policy_version, self._live_version
+        self._require(version > before, f"version {version} is live after version {before}")
+        self._live_version = version
+        for step, group_ids in self.batches.items():
+            if step < record.next_step:
+                self.open.difference_update(group_ids)
+
+    def _units(self, group_id: int) -> list[Unit]:
+        return [Unit(group_id, index) for index in range(self._schedule.group_size)]

@@ -1,0 +1,75 @@
+"""From a seed to a verdict, and from many seeds to the first that fails."""
+
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from .faults import faults
+from .invariants import Violation
+from .plan import plan_of
+from .world import World
+
+COLLECT_EVERY = 50
+"""Schedules between two looks for garbage; in between, a look would find next to nothing."""
+
+
+class Outcome(Struct, frozen=True):
+    """Of schedules in which every promise held, and the one in which it did not, if there is one."""
+
+    schedules: int
+    wall_s: float
+    cpu_s: float
+    virtual_s: float
+    records: int
+    failed_seed: int | None = None
+    violation: str = ""
+
+
+def simulate(seed: int, *, is_told: bool = False) -> World:
+    """
+    Run one schedule. The same seed does the same things.
+
+    Raises:
+        Violation: A promise was broken; says which.
+    """
+    world = World(plan_of(seed), is_told=is_told)
+    world.run(faults)
+    return world
+
+
+def search(seeds: Iterable[int], *, is_told: bool = False) -> Outcome:
+    """Run every schedule, until one breaks a promise."""
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    schedules = records = 0
+    virtual_s = 0.0
+    failed_seed, sentence = None, ""
+    with rarely_collecting():
+        for seed in seeds:
+            try:
+                world = simulate(seed, is_told=is_told)
+            except Violation as violation:
+                failed_seed, sentence = seed, str(violation)
+                break
+            schedules += 1
+            virtual_s += world.loop.time()
+            records += len(world.disk.ledger.records)
+            if schedules % COLLECT_EVERY == 0:
+                gc.collect()
+    wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    return Outcome(schedules, wall_s, cpu_s, virtual_s, records, failed_seed, sentence)
+
+
+@contextmanager
+def rarely_collecting() -> Iterator[None]:
+    """Schedules are short and leave much behind: a collector that comes by itself comes too often."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,116 @@
+"""
+A spool's segments on a simulated disk: payloads in a page cache, until they are synced.
+
+In the place of `asyncrl.spool.segments.Segments`. It keeps the same promises, and fails as that does when the disk is
+full.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.messages import SpoolRef
+from asyncrl.spool.layout import Entry, Place
+
+from .virtual_time import PROCESS
+
+if TYPE_CHECKING:
+    from .disk import Disk
+
+RECENT = 6
+"""Payloads a spool has in memory."""
+
+
+class SpoolFolder:
+    """What is durable of a spool's segments."""
+
+    def __init__(self, disk: "Disk") -> None:
+        self.disk = disk
+        self.newest = -1
+        self.payloads: dict[tuple[int, int], tuple[Entry, Place, bytes]] = {}
+        """By segment and offset."""
+        self.unsynced: list[tuple[Entry, Place, bytes]] = []
+        """In the page cache."""
+
+    def keep(self, count: int) -> None:
+        """So many of what was not synced are on disk now; the rest is gone."""
+        for stored in self.unsynced[:count]:
+            self.payloads[stored[1].segment, stored[1].offset] = stored
+        self.unsynced = []
+
+
+class SimSegments:
+    """In the place of `Segments`."""
+
+    def __init__(self, folder: SpoolFolder, *, segment_bytes: int) -> None:
+        folder.keep(folder.disk.dice.randint(0, len(folder.unsynced)))  # Of whoever was killed before us.
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._offset = segment_bytes  # A new one.
+        self._process = PROCESS.get()
+        self._index = {entry.key: place for entry, place, _ in folder.payloads.values()}
+        self._recent: dict[tuple[int, int], memoryview] = {}
+        self._broken = ""
+
+    def append(self, items: Sequence[tuple[Entry, memoryview]]) -> list[Place]:
+        """As `Segments.append`."""
+        self._check()
+        return [self._place(entry, bytes(payload)) for entry, payload in items]
+
+    def sync(self) -> None:
+        """As `Segments.sync`."""
+        self._check()
+        self._folder.keep(len(self._folder.unsynced))
+
+    def recent(self, ref: SpoolRef | Place) -> memoryview | None:
+        """As `Segments.recent`."""
+        return self._recent.get((ref.segment, ref.offset))
+
+    def read(self, ref: SpoolRef | Place) -> memoryview:
+        """As `Segments.read`."""
+        at = ref.segment, ref.offset
+        if at in self._recent:
+            return self._recent[at]
+        for stored in self._folder.unsynced:
+            if stored[1][:2] == at:
+                return memoryview(stored[2])
+        if at not in self._folder.payloads:
+            raise LedgerError(f"there is nothing at {at}")
+        return memoryview(self._folder.payloads[at][2])
+
+    def trim(self, segment: int) -> int:
+        """As `Segments.trim`."""
+        self._check()
+        below = min(segment, self._folder.newest)
+        doomed = [at for at in self._folder.payloads if at[0] < below]
+        for at in doomed:
+            del self._folder.payloads[at]
+        self._recent = {at: payload for at, payload in self._recent.items() if at[0] >= below}
+        self._index = {name: place for name, place in self._index.items() if place.segment >= below}
+        return len(doomed)
+
+    def close(self) -> None:
+        """As `Segments.close`."""
+        if self._process.is_alive and not self._broken and not self._folder.disk.is_full:
+            self.sync()
+
+    def _check(self) -> None:
+        if self._folder.disk.is_full:
+            self._broken = "the spool cannot write: the disk is full"
+        if self._broken:
+            raise RunFailed(self._broken)
+
+    def _place(self, entry: Entry, payload: bytes) -> Place:
+        if (place := self._index.get(entry.key)) is None:
+            if self._offset >= self._segment_bytes:
+                self._folder.keep(len(self._folder.unsynced))
+                self._folder.newest += 1
+                self._offset = 0
+            place = self._index[entry.key] = Place(self._folder.newest, self._offset, len(payload), crc32(payload))
+            self._offset += len(payload)
+            self._folder.unsynced.append((entry, place, payload))
+            self._recent[place.segment, place.offset] = memoryview(payload)
+            if len(self._recent) > RECENT:
+                del self._recent[next(iter(self._recent))]
+        return place

@@ -1,0 +1,82 @@
+"""Every schedule keeps every promise; a seed is replayed exactly; and bugs that are planted are caught."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .__main__ import report
+from .mutants import MUTANTS, planted
+from .schedule import Outcome, search
+
+ROOT = Path(__file__).parents[2]
+NUM_FAST, NUM_SLOW = 120, 2000
+
+
+def require_no_violation(outcome: Outcome) -> None:
+    """Say how to see what went wrong."""
+    replay = f"python -m tests.simulation --seed {outcome.failed_seed}"
+    assert outcome.failed_seed is None, f"{outcome.violation}; replay it with: {replay}"
+
+
+def test_no_schedule_breaks_a_promise() -> None:
+    require_no_violation(search(range(NUM_FAST)))
+
+
+def test_a_seed_does_the_same_things_again(capsys: pytest.CaptureFixture[str]) -> None:
+    search([3], is_told=True)
+    first = capsys.readouterr().out
+    search([4])
+    search([3], is_told=True)
+
+    assert first == capsys.readouterr().out
+    assert "rollout-0" in first
+
+
+def test_a_failing_seed_is_reported_with_the_command_that_replays_it() -> None:
+    with planted("cursor_ahead"):
+        outcome = search(range(100))
+    line = report(outcome, range(100), "cursor_ahead")
+
+    assert line["violations"] == 1
+    assert line["replay"] == f"python -m tests.simulation --seed {outcome.failed_seed} --mutant cursor_ahead"
+    assert search([outcome.failed_seed or 0]).failed_seed is None  # Without the bug the same seed is fine.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_schedule_of_two_thousand_breaks_a_promise() -> None:
+    require_no_violation(search(range(NUM_SLOW)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, object], None]) -> None:
+    with planted(mutant):
+        outcome = search(range(NUM_SLOW))
+
+    assert outcome.failed_seed is not None, f"{NUM_SLOW} schedules did not notice {mutant}"
+    record_property("seed", outcome.failed_seed)
+    record_property("violation", outcome.violation)
+
+
+@pytest.mark.slow
+def test_another_interpreter_does_the_same_things() -> None:
+    """Neither the hashes of strings nor the places of objects in memory decide anything."""
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seed", "5"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": number},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[:-1]  # The last line says how fast it was.
+        for number in ("1", "2")
+    ]
+
+    assert told[0] == told[1]

@@ -1,0 +1,107 @@
+"""
+Weight transfers without tensors: all members meet, and each is done some time after the last has come.
+
+    Publisher.transfer ─┐
+    Receiver.transfer ──┼─ all here? ─▶ each after its own while, and now and then one of them not at all
+    Receiver.transfer ──┘  not by the deadline ─▶ `TransferError`, for whoever waits
+
+What travels is what the weights were trained on.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from asyncrl.errors import TransferError
+from asyncrl.messages import Member, StoreValue, Transfer, Transferred
+
+from .checkpoints import Trained
+
+Meeting = tuple[tuple[Member, ...], int, int]
+
+
+class Transfers:
+    """The collective library of one schedule."""
+
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
+        self.break_next = 0
+        """So many parts of transfers will break."""
+        self._present: dict[Meeting, set[str]] = {}
+        self._complete: dict[Meeting, asyncio.Event] = {}
+        self._weights: dict[Meeting, Trained] = {}
+
+    async def take_part(self, transfer: Transfer, member: Member, weights: Trained | None = None) -> Trained:
+        """
+        Give ``weights`` as the trainer, or get them.
+
+        Raises:
+            TransferError: Not all came in time, or this member's connection broke.
+        """
+        meeting = (tuple(transfer.members), transfer.epoch, transfer.policy_version)
+        if weights is not None:
+            self._weights[meeting] = weights
+        present = self._present.setdefault(meeting, set())
+        complete = self._complete.setdefault(meeting, asyncio.Event())
+        present.add(member.incarnation)
+        if len(present) == len(transfer.members):
+            complete.set()
+        try:
+            async with asyncio.timeout(transfer.deadline_s):
+                await complete.wait()
+        except TimeoutError:
+            raise TransferError("the deadline has passed") from None
+        await asyncio.sleep(self.dice.expovariate(1 / 0.01))
+        if self.break_next:
+            self.break_next -= 1
+            raise TransferError("the connection was closed by the peer")
+        return self._weights[meeting]
+
+
+class Publisher:
+    """In the place of `weights.publish.Publisher`."""
+
+    def __init__(self, transfers: Transfers, member: Member) -> None:
+        self._transfers = transfers
+        self._member = member
+        self._staged: tuple[int, Trained] = (-1, ())
+
+    def stage(self, policy_version: int, weights: Trained) -> None:
+        """As `Publisher.stage`."""
+        self._staged = policy_version, weights
+
+    async def transfer(self, transfer: Transfer) -> Transferred:
+        """As `Publisher.transfer`."""
+        version, weights = self._staged
+        if version != transfer.policy_version:
+            raise TransferError(f"version {version} is staged, not {transfer.policy_version}")
+        await self._transfers.take_part(transfer, self._member, weights)
+        return Transferred(transfer.epoch, version, 0.01, 1)
+
+    def deliver(self, value: StoreValue) -> None:
+        """There is no rendezvous."""
+
+
+class Receiver:
+    """In the place of `weights.receive.Receiver`."""
+
+    def __init__(self, transfers: Transfers, member: Member) -> None:
+        self._transfers = transfers
+        self._member = member
+        self._staged: Trained | None = None
+
+    async def transfer(self, transfer: Transfer) -> float:
+        """As `Receiver.transfer`."""
+        self._staged = None
+        self._staged = await self._transfers.take_part(transfer, self._member)
+        return 0.01
+
+    def weights(self) -> Mapping[str, Any]:
+        """As `Receiver.weights`."""
+        if self._staged is None:
+            raise TransferError("no complete policy version is staged")
+        return {"trained": self._staged}
+
+    def deliver(self, value: StoreValue) -> None:
+        """There is no rendezvous."""

@@ -1,0 +1,255 @@
+"""
+One schedule: every process of a run on one virtual clock, faults from a seed, and the end that must come.
+
+    faults go on ──── faults stop ──── everybody is well ──── the run is complete, before `FINISH_S` have passed
+    └──────── the invariants are checked at every record, message and step ────────┘
+
+A process that ends is started again, as a supervisor does it; a run that failed (a full disk) is resumed, as a person
+would.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import structlog
+
+from asyncrl.actor import failpoints, session, zmq_link
+from asyncrl.actor.greeting import Identity
+from asyncrl.errors import LinkError, LinkRefused, RunFailed
+from asyncrl.messages import PutItem, Role
+from asyncrl.node import broker as broker_process
+from asyncrl.node import serving
+from asyncrl.rollout import actor as rollout_actor
+from asyncrl.rollout import results as rollout_results
+from asyncrl.trainer import actor as trainer_actor
+
+from .broker_node import Directory, Prompts, run_broker
+from .disk import Disk
+from .invariants import Invariants, Violation
+from .nodes import run_reward, run_rollout, run_trainer
+from .plan import Plan
+from .trace import Trace
+from .transfers import Transfers
+from .virtual_time import PROCESS, Process, Stuck, VirtualLoop
+from .wire import Network
+
+FINISH_S = 200.0
+"""Virtual seconds without faults, after which a run that is not complete never will be."""
+RESEND_S = 0.5
+"""In the place of the rollout's five seconds: more repeats in less time."""
+REPEAT_TICKS = 3
+"""In the place of a session's eight: what was lost comes again sooner."""
+LOOK_S = 0.5
+"""Between two looks at what rollouts wait for."""
+LEGITIMATE = ("could not be published in", "the disk is full", "was told to stop")
+"""Ends of a run that a person may see and resume from."""
+
+Main = Callable[["World", Identity, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class World:
+    """
+    Everything there is in one schedule.
+
+    Args:
+        plan: What the seed decided.
+        is_told: Print what happens.
+    """
+
+    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+        self.plan = plan
+        self.dice = Random(f"world {plan.seed}")
+        self.loop = VirtualLoop(self.dice)
+        self.trace = Trace(self.loop.time, is_on=is_told)
+        self.prompts = Prompts()
+        self.invariants = Invariants(plan.config, self.prompts.at, lambda: self.checkpoints.highest, self._broken)
+        self.disk = Disk(self.dice, self.invariants.committed)
+        self.checkpoints = self.disk.checkpoints
+        self.network = Network(self.loop, self.dice, plan.weather, self.trace)
+        self.transfers = Transfers(self.dice)
+        self.directory = Directory(self.disk)
+        self.processes: dict[str, Process] = {}
+        self.stopping: dict[str, asyncio.Event] = {}
+        self.waiting: dict[str, Callable[[], tuple[str, list[PutItem]]]] = {}
+        """What each rollout has put and nobody has settled, under its incarnation."""
+        self.was_damaged = False
+        """The newest checkpoint, once."""
+        self.calm_since_s = 0.0
+        """When something last went wrong."""
+        self._broken_promises: list[str] = []
+        self._incarnations = count(1)
+        self._ended: asyncio.Future[None]
+        self._supervision: list[asyncio.Task[None]] = []
+
+    # ── one schedule ────────────────────────────────────────────────────────────────────────
+
+    def run(self, faults: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
+        """
+        From the first process to the end of the run.
+
+        Raises:
+            Violation: A promise was broken.
+        """
+        self._ended = self.loop.create_future()
+        self.loop.set_exception_handler(self._on_stray_exception)
+        with stand_ins(self):
+            try:
+                self.loop.run_until_complete(self._schedule(faults))
+            except Stuck as stuck:
+                raise Violation(str(stuck)) from None
+            finally:
+                self._bury()
+
+    async def _schedule(self, faults: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
+        for name, main in self._mains():
+            self._supervision.append(self.loop.create_task(self._supervise(name, main)))
+        wrong = self.loop.create_task(faults(self))
+        looking = self.loop.create_task(self._look())
+        self._supervision += [wrong, looking]
+        try:
+            async with asyncio.timeout(self.plan.faults_s + FINISH_S):
+                await self._ended
+        except TimeoutError:
+            self._broken(f"the run is not complete {FINISH_S:g} s after the last fault")
+        if not self._broken_promises:
+            newest = self.checkpoints.newest()
+            self.invariants.ended(self.disk.ledger.records, newest.trained if newest else ())
+        if self._broken_promises:
+            raise Violation(self._broken_promises[0])
+
+    def _mains(self) -> list[tuple[str, Main]]:
+        return [
+            ("broker", run_broker),
+            ("trainer", run_trainer),
+            *((f"rollout-{i}", run_rollout) for i in range(self.plan.num_rollouts)),
+            *((f"reward-{i}", run_reward) for i in range(self.plan.num_rewards)),
+        ]
+
+    # ── processes ───────────────────────────────────────────────────────────────────────────
+
+    def identity(self, role: Role, node: str) -> Identity:
+        """As `greeting.identity`."""
+        return Identity(role, node, str(next(self._incarnations)))
+
+    async def _supervise(self, name: str, main: Main) -> None:
+        role: Any = name.partition("-")[0]
+        while True:
+            self.stopping[name] = asyncio.Event()
+            process = self.processes[name] = Process(self.loop, name)
+            process.start(main(self, self.identity(role, name), self.stopping[name]))
+            self.trace.say("starts", name)
+            self.disturbed()
+            await asyncio.wait([process.task])
+            was_alive, process.is_alive = process.is_alive, False
+            self.waiting.pop(name, None)
+            if was_alive and self._judge(name, process.task):
+                return
+            self.disturbed()
+            await asyncio.sleep(self.dice.uniform(0.1, 1.0))
+
+    def _judge(self, name: str, task: "asyncio.Task[None]") -> bool:
+        """A process has ended by itself: is the run complete, or is it a promise that ended it?"""
+        error = task.exception()
+        self.trace.say(f"ends: {error!r}" if error else "ends", name)
+        match error:
+            case None if name == "broker":
+                self._end()
+                return True
+            case LinkRefused() if "this run is over" not in str(error):
+                self._broken(f"{name} was refused: {error}")
+            case RunFailed() if not any(cause in str(error) for cause in LEGITIMATE):
+                self._broken(f"the run failed: {error}")
+            case None | RunFailed() | LinkError():
+                pass
+            case _:
+                self._broken(f"{name} ended by {error!r}")
+        return False
+
+    def disturbed(self) -> None:
+        """Something has gone wrong just now."""
+        self.calm_since_s = self.loop.time()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.network.weather.loss or any(process.parked is not None for process in self.processes.values()):
+                self.disturbed()
+            for incarnation, items in [of_rollout() for of_rollout in self.waiting.values()]:
+                self.invariants.unsettled(incarnation, items, self.loop.time(), self.calm_since_s)
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────
+
+    def _broken(self, promise: str) -> None:
+        self.trace.say(f"BROKEN: {promise}")
+        self._broken_promises.append(promise)
+        self._end()
+
+    def _on_stray_exception(self, _loop: object, context: dict[str, Any]) -> None:
+        """What nobody caught. What a process leaves behind that was killed is no matter."""
+        if "handle" in context:
+            self._broken(f"{context['message']}: {context.get('exception')!r}")
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _bury(self) -> None:
+        """Let every coroutine come to its end, so that none is left to the garbage collector."""
+        for task in self._supervision:
+            task.cancel()
+        for process in self.processes.values():
+            process.kill()
+        while tasks := self.loop.unfinished:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+            for task in self.loop.unfinished:
+                task.cancel()
+        self.loop.close()
+
+
+# ── what stands in for what ─────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def stand_ins(world: World) -> Iterator[None]:
+    """Sockets, files, threads and clocks of the product are the world's, as long as this is entered."""
+    in_place_of: list[tuple[Any, str, Any]] = [
+        (zmq_link, "_socket", world.network.socket),
+        (zmq_link, "FdSocket", world.network.attach),
+        (serving, "identity", world.identity),
+        (broker_process, "identity", world.identity),
+        (trainer_actor, "checkpoint", world.checkpoints),
+        (session, "REPEAT_TICKS", REPEAT_TICKS),
+        (rollout_actor, "RESEND_S", RESEND_S),
+        (rollout_results, "RESEND_S", RESEND_S),
+        (failpoints, "_armed", {}),
+        (failpoints, "os", SimpleNamespace(getpid=int, kill=lambda _pid, _signal: die(world))),
+    ]
+    if world.plan.failpoint:
+        place, number = world.plan.failpoint
+        armed: Any = {place: (number, SimpleNamespace(touch=lambda exist_ok: None))}
+        in_place_of.append((failpoints, "_armed", armed))
+    before = structlog.get_config()
+    with contextlib.ExitStack() as stack:
+        for module, name, stand_in in in_place_of:
+            stack.enter_context(mock.patch.object(module, name, stand_in))
+        stack.callback(structlog.configure, **before)
+        if world.trace.is_on:
+            structlog.configure(processors=[world.trace.log], logger_factory=structlog.ReturnLoggerFactory())
+        else:
+            quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+            structlog.configure(wrapper_class=quiet, logger_factory=structlog.ReturnLoggerFactory())
+        yield
+
+
+def die(world: World) -> None:
+    """The process that is running has come past an armed place."""
+    world.trace.say("is killed at a failpoint")
+    world.disturbed()
+    PROCESS.get().kill()
