@@ -4,18 +4,16 @@ A run is one TOML file: defaults < file < ``--set a.b=value``, and out comes a c
 An unknown key is an error with a suggestion. `explain` tells where each value came from.
 """
 
-import difflib
 import re
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config import Config, Section, check, leaves
-from asyncrl.errors import ConfigError
+from asyncrl.config import Config, check, leaves
+from asyncrl.strict_toml import convert, put, read, split_override
 
 
 class Origin(Struct, frozen=True):
@@ -48,11 +46,7 @@ def decode(raw: dict[str, Any]) -> Config:
     Raises:
         ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
     """
-    _refuse_unknown(raw, Config, ())
-    try:
-        config = msgspec.convert(raw, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error))) from error
+    config = convert(raw, Config)
     check(config)
     return config
 
@@ -61,7 +55,7 @@ def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
     """Every value of the resolved config, with its source."""
     config = load(path, overrides)
     in_file = dict(leaves(_read(path)))
-    in_set = {key for key, _ in map(_split_override, overrides)}
+    in_set = {key for key, _ in map(_split, overrides)}
     resolved = leaves(msgspec.to_builtins(config))
 
     def source(key: str) -> str:
@@ -84,92 +78,20 @@ def to_toml(config: Config) -> str:
 def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     raw = _read(path)
     for override in overrides:
-        key, value = _split_override(override)
-        *parents, leaf = key.split(".")
-        table = raw
-        for parent in parents:
-            table = table.setdefault(parent, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"--set {override}: {parent!r} is a value, not a section")
-        table[leaf] = value
+        put(raw, *_split(override), where=f"--set {override}")
     return raw
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no such config file: {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return read(path, "config file")
 
 
 SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "staleness": "schedule.staleness"}
 """Keys people set most, without their section. Only for ``--set``."""
 
 
-def _split_override(override: str) -> tuple[str, Any]:
-    key, equals, text = (part.strip() for part in override.partition("="))
-    if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected section.key=value")
-    key = SHORTHANDS.get(key, key)
-    try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, text
-
-
-def _refuse_unknown(raw: dict[str, Any], section: type[Section], where: tuple[str, ...]) -> None:
-    hints = get_type_hints(section)
-    for key, value in raw.items():
-        name = ".".join((*where, key))
-        if key not in hints:
-            close = _meant(key, where)
-            hint = f"did you mean {close!r}?" if close else f"expected one of: {', '.join(hints)}"
-            raise ConfigError(f"unknown key {name!r}: {hint}")
-        kind = hints[key]
-        if isinstance(kind, type) and issubclass(kind, Section):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{name} is a section, got {value!r}")
-            _refuse_unknown(value, kind, (*where, key))
-
-
-def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]:
-    for key, kind in get_type_hints(section).items():
-        yield f"{where}{key}", kind
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _fields(kind, f"{where}{key}.")
-
-
-def _meant(key: str, where: tuple[str, ...]) -> str | None:
-    """
-    The full name a person may have meant.
-
-    The right name in a wrong section comes first: people forget the section more often than the name.
-    """
-    full_names = [full for full, _ in _fields(Config)]
-    elsewhere = {full.rpartition(".")[2]: full for full in reversed(full_names)}
-    if key in elsewhere:
-        return elsewhere[key]
-    here = [full for full in full_names if full.startswith("".join(f"{part}." for part in where))]
-    if close := difflib.get_close_matches(".".join((*where, key)), here, n=1):
-        return close[0]
-    return next((elsewhere[close] for close in difflib.get_close_matches(key, elsewhere, n=1)), None)
-
-
-def _sentence(error: str) -> str:
-    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1``."""
-    what, _, where = error.partition(" - at `$")
-    key = where.strip("`").lstrip(".")
-    if "missing required field" in what:
-        missing = what.rpartition("`")[0].rpartition("`")[2]
-        return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
-    if what.startswith("Invalid enum value"):
-        choices = ", ".join(map(repr, get_args(dict(_fields(Config))[key])))
-        return f"{key}: expected one of {choices}, got {what.removeprefix('Invalid enum value ')}"
-    return f"{key}: {what[0].lower()}{what[1:]}"
+def _split(override: str) -> tuple[str, Any]:
+    return split_override(override, SHORTHANDS)
 
 
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:

@@ -1,19 +1,18 @@
 """A plan is one TOML file, read as strictly as a run file: defaults < file < ``--set a.b=value``."""
 
-import difflib
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 
-from asyncrl.config import Section, leaves
 from asyncrl.config import check as check_run
+from asyncrl.config import leaves
 from asyncrl.errors import ConfigError
 from asyncrl.plan.plan import LengthNumbers, Measured, Plan, TrainerSpeed
 from asyncrl.plan.speeds import decode_line
+from asyncrl.strict_toml import convert, put, read, split_override
 
 SHORTHANDS = {"staleness": "schedule.staleness", "seed": "horizon.seed"}
 MIDDLES = ("mean", "median", "synchronous_generate_s")
@@ -30,13 +29,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Plan:
     Raises:
         ConfigError: One sentence: what, which, expected and got.
     """
-    raw = _read(path)
+    raw = read(path, "plan")
     lengths = raw.get("lengths")
     if isinstance(lengths, dict) and isinstance(samples := lengths.get("samples"), str):
         lengths["samples"] = str(path.parent / samples)
     for override in overrides:
-        key, value = _split(override)
-        _put(raw, key, value, f"--set {override}")
+        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
     return decode(raw)
 
 
@@ -47,11 +45,7 @@ def decode(raw: dict[str, Any]) -> Plan:
     Raises:
         ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
     """
-    _refuse_unknown(raw, Plan, "")
-    try:
-        plan = msgspec.convert(raw, Plan)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error))) from error
+    plan = convert(raw, Plan)
     check(plan)
     return plan
 
@@ -65,7 +59,7 @@ def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     """
     raw = msgspec.to_builtins(plan)
     for key, value in changes.items():
-        _put(raw, SHORTHANDS.get(key, key), value, f"{key} = {value!r}")
+        put(raw, SHORTHANDS.get(key, key), value, f"{key} = {value!r}")
     return decode(raw)
 
 
@@ -145,68 +139,9 @@ def _check_measured(plan: Plan, measured: Measured) -> None:
     if measured.set:
         raw = msgspec.to_builtins(plan) | {"measured": []}
         for key, value in measured.set.items():
-            _put(raw, key, value, f"measured {measured.name!r}")
+            put(raw, key, value, f"measured {measured.name!r}")
         decode(raw)
-
-
-def _sentence(error: str) -> str:
-    """msgspec's ``Expected `int` >= 1 - at `$.devices``` as ``devices: expected `int` >= 1``."""
-    what, _, where = error.partition(" - at `$")
-    key = where.strip("`").lstrip(".")
-    if "missing required field" in what:
-        missing = what.rpartition("`")[0].rpartition("`")[2]
-        return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
-    return f"{key}: {what[0].lower()}{what[1:]}"
 
 
 def _listed(names: set[str], between: str = ", ") -> str:
     return between.join(sorted(names))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no such plan: {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _split(override: str) -> tuple[str, Any]:
-    key, equals, text = (part.strip() for part in override.partition("="))
-    if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected section.key=value")
-    key = SHORTHANDS.get(key, key)
-    try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, text
-
-
-def _put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
-    *parents, leaf = key.split(".")
-    table = raw
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{where}: {parent!r} is a value, not a section")
-    table[leaf] = value
-
-
-def _refuse_unknown(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
-    hints = get_type_hints(section)
-    for key, value in raw.items():
-        if key not in hints:
-            close = difflib.get_close_matches(key, hints, n=1)
-            hint = f"did you mean {where + close[0]!r}?" if close else f"expected one of: {', '.join(hints)}"
-            raise ConfigError(f"unknown key {where + key!r}: {hint}")
-        kind, parts = hints[key], [value]
-        if isinstance(value, list):
-            kind, parts = next(iter(get_args(kind)), None), value
-        if isinstance(kind, type) and issubclass(kind, Section):
-            for part in parts:
-                if not isinstance(part, Mapping):
-                    raise ConfigError(f"{where}{key} is a section, got {part!r}")
-                _refuse_unknown(part, kind, f"{where}{key}.")
