@@ -12,18 +12,24 @@ killed when the run has found its pace; the clock then runs
               it is one it had taken before
 
 Loading is on the clock: ``back`` is mostly Python's imports. At the end the ledger is audited; a problem is an error.
+What a kill costs in tokens nobody knows exactly, for the dead do not tell; the ledger says how many at most: of every
+trajectory that was begun anew, those that were written in the end and were not on disk when its node died.
 """
 
 import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
 from live_run import LiveRun
 
+from asyncrl.broker.ledger_reader import LedgerReader
+from asyncrl.broker.records import Progressed, Reissued, Result
 from asyncrl.cli.inspect import audit_of
+from asyncrl.messages import Unit
 
 QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
 SETTINGS = {
@@ -48,7 +54,7 @@ def main(options: argparse.Namespace) -> None:
             took = {role: [recovery(victim, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
         finally:
             victim.end()
-        audit = audit_of(victim.directory.path)
+        audit, lost = audit_of(victim.directory.path), tokens_lost(victim)
     for role, seconds in took.items():
         back_s, useful_s = zip(*seconds, strict=True)
         print_line(
@@ -76,11 +82,30 @@ def main(options: argparse.Namespace) -> None:
             "double_trained": audit.double_trained,
             "reissued": audit.reissued,
             "tokens_thrown_away": thrown_away,
+            "tokens_lost_at_most": lost,
+            "tokens_lost_per_rollout_kill": round(lost / max(len(took.get("rollout", [])), 1)),
             "peer": "none",
         }
     )
     if audit.problems:
         raise SystemExit("\n".join(audit.problems))
+
+
+def tokens_lost(victim: LiveRun) -> int:
+    """At most; see above."""
+    on_disk: Counter[Unit] = Counter()
+    begun: dict[Unit, int] = {}
+    lost = 0
+    with LedgerReader(victim.directory.ledger) as ledger:
+        for record in ledger.records():
+            match record:
+                case Progressed(unit=unit, summary=summary):
+                    on_disk[unit] = summary.num_tokens
+                case Reissued(unit=unit) if unit.split == "train":
+                    begun[unit] = on_disk[unit]
+                case Result(unit=unit, summary=summary) if unit in begun:
+                    lost += summary.num_tokens - begun.pop(unit)
+    return lost
 
 
 def recovery(victim: LiveRun, node: str) -> tuple[float, float]:
