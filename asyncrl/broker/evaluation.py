@@ -54,6 +54,8 @@ class EvaluationBook:
         self._prompts = prompts
         self._final_version = final_version
         self._next_group_id = 0
+        self._last_version = -1
+        """That went live."""
         self._due: int | None = None
         """The newest version that is owed an evaluation, if any is."""
         self.ongoing: Ongoing | None = None
@@ -70,12 +72,17 @@ class EvaluationBook:
         return self._due is not None and self.ongoing is None
 
     def version_live(self, policy_version: int) -> None:
-        """A version went live: is it one to evaluate?"""
-        every = self._config.every_versions
+        """
+        A version went live: is it one to evaluate?
+
+        Or was there one since the last that went live? A broker that died may not have written that down.
+        """
+        every, last = self._config.every_versions, max(self._last_version, 0)
+        self._last_version = policy_version
         wanted = (
             (policy_version == 0 and self._config.at_start)
             or (policy_version == self._final_version and self._config.at_end)
-            or (every and 0 < policy_version < self._final_version and policy_version % every == 0)
+            or (every and policy_version < self._final_version and policy_version // every > last // every)
         )
         if wanted and self._prompts:
             self._due = policy_version

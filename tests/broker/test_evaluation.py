@@ -46,6 +46,12 @@ def test_an_evaluation_is_due(book: EvaluationBook, versions: list[int]) -> None
     assert due == versions
 
 
+def test_one_that_was_due_at_a_version_nobody_wrote_down_is_made_at_the_next() -> None:
+    book = a_book(3)
+    due = [version for version in (0, 2, 4, 5) if (book.version_live(version), book.start("a", version))[1]]
+    assert due == [4]
+
+
 def test_accuracy_is_over_the_prompts_that_have_a_verdict() -> None:
     book = a_book(at_start=True, num_prompts=4)
     book.version_live(0)
