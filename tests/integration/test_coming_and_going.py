@@ -43,6 +43,7 @@ def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(
     assert (audit.problems, sum(audit.tokens_thrown_away.values()), audit.duplicates) == ([], 0, 0)
     finished = {record.unit: record.summary.num_tokens for record in records if isinstance(record, Result)}
     assert all(finished[unit] > begun[unit] for unit in begun if unit in finished), "another went on with them"
+    run.kill()
 
 
 def unfinished(run) -> dict[Unit, int]:
@@ -92,6 +93,7 @@ def test_what_cannot_be_drained_is_said_in_a_sentence(start_run, node, sentence)
     run.until(lambda: run.steps_done() >= 1)
     refused = run.drain(node)
     assert (refused.returncode, refused.stderr.strip()) == (1, sentence)
+    run.kill()
 
 
 def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
@@ -103,3 +105,4 @@ def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
     late = run.drain("joiner", "--wait", "1")
     assert late.returncode == 1
     assert "joiner was asked to leave and has not within 1 s" in late.stderr
+    run.kill()

@@ -79,6 +79,7 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
     os.kill(victim, signal.SIGCONT)
     run.until(lambda: run.happened("node.heard", "rollout-1"))
     assert not run.happened("node.lost", "rollout-1")
+    run.kill()
 
 
 WEDGED = """
@@ -108,6 +109,7 @@ def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start
     quiet = run.happened("node.quiet", "wedged")[0]
     assert datetime.fromisoformat(quiet["at"]).timestamp() - wedged_s < 3.0
     run.until(lambda: run.happened("node.lost", "wedged"))
+    run.kill()
 
 
 def test_when_the_supervisor_is_killed_nobody_is_left_behind(start_run):
