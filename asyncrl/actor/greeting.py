@@ -82,7 +82,7 @@ async def greet(link: Link, who: Identity, say: Callable[[Identity], Hello] = he
 
 def spool_link(welcome: Welcome, who: Identity) -> ZmqLink:
     """The bulk socket of this node: apart from control, which would otherwise wait behind it."""
-    return ZmqLink(welcome.spool, who.peer, max_frame_bytes=DATA_FRAME_BYTES)
+    return ZmqLink(welcome.spool, who.peer, max_frame_bytes=DATA_FRAME_BYTES, is_there=True)
 
 
 async def beat(link: Link, interval_s: float, sign: Callable[[float], Beat]) -> None:

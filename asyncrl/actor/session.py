@@ -7,7 +7,9 @@ Exactly once, in order, between two living ends: sequence numbers, acknowledgeme
 
 A TCP connection under ZeroMQ loses what it held when it breaks, and a send that "succeeded" may still vanish; so
 nothing counts as sent until the other end acknowledged it. A session lives as long as both ends do. An end that gets
-the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`.
+the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`. A first frame may reach
+two lives of the other end, and both answer: so an end may sign its frames, and an answer with another signature ends
+the session too.
 
         all transmitted ──Resend──▶ go back to the oldest unacknowledged frame, at most 64 in flight ──caught up──┐
            ▲          └─silence──▶ go back to it, 1 in flight: perhaps the other end is only busy                 │
@@ -60,6 +62,8 @@ class Envelope(Struct, frozen=True, array_like=True):
     ack: int
     """Every seq up to here has arrived."""
     body: AnyMessage | Ack | Resend | Reset
+    signature: int = 0
+    """Of this life of the end that speaks; 0 is none."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -94,11 +98,19 @@ class Session:
 
     Every method that may have something to say takes ``transmit``, which puts one frame on the wire and returns False
     if the wire will not take it now; the frame is then due again.
+
+    Args:
+        max_unacked_bytes: Beyond that there is no room.
+        max_frame_bytes: What the other end takes.
+        signature: Of this end's life, the same in all its sessions; 0 does not sign.
     """
 
-    def __init__(self, max_unacked_bytes: int, max_frame_bytes: int) -> None:
+    def __init__(self, max_unacked_bytes: int, max_frame_bytes: int, signature: int = 0) -> None:
         self._max_unacked_bytes = max_unacked_bytes
         self._max_frame_bytes = max_frame_bytes
+        self._signature = signature
+        self._known_signature = 0
+        """Of the other end, once it has signed."""
         self._unacked: deque[bytes] = deque()
         self.unacked_bytes = 0
         self._sent = 0
@@ -136,7 +148,7 @@ class Session:
         Raises:
             BrokenInvariant: The other end would close the connection over so large a frame, for ever again.
         """
-        frame = encode(Envelope(self._sent + 1, self._received, message))  # type: ignore[arg-type]
+        frame = encode(Envelope(self._sent + 1, self._received, message, self._signature))  # type: ignore[arg-type]
         if len(frame) > self._max_frame_bytes:
             raise BrokenInvariant(
                 f"{type(message).__name__} makes a frame of {len(frame)} bytes, but at most {self._max_frame_bytes} "
@@ -157,11 +169,12 @@ class Session:
             Its message, or None if it carries none, repeats one, or leaves a gap.
 
         Raises:
-            LinkReset: The other end does not know this session.
+            LinkReset: The other end does not know this session, or is another one than before.
         """
         body = envelope.body
         if isinstance(body, Reset):
             raise LinkReset("the other end restarted and does not know this session")
+        self._check_signature(envelope.signature)
         self._forget(envelope.ack)
         if isinstance(body, Resend):
             self._go_back(REPEAT_FRAMES)
@@ -191,6 +204,11 @@ class Session:
         """Transmit the acknowledgement that is owed, if one is."""
         if self._owed_messages:
             self._say(Ack(), transmit)
+
+    def _check_signature(self, signature: int) -> None:
+        self._known_signature = self._known_signature or signature
+        if signature != self._known_signature:
+            raise LinkReset("the other end restarted, and took up a session that its earlier life had begun")
 
     def _take(self, seq: int, message: Message, num_bytes: int) -> Message | None:
         if seq > self._received + 1:
@@ -233,7 +251,7 @@ class Session:
                 self._is_repeating = False
 
     def _say(self, body: Ack | Resend, transmit: Transmit) -> bool:
-        taken = transmit(encode(Envelope(0, self._received, body)))
+        taken = transmit(encode(Envelope(0, self._received, body, self._signature)))
         if taken:
             self._acknowledged()
         return taken

@@ -10,6 +10,7 @@ inbox bounds received ones. What ZeroMQ will not take for one peer waits in that
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator
 
 import structlog
@@ -31,7 +32,7 @@ DATA_FRAME_BYTES = 256 << 20
 MAX_UNACKED_BYTES = 64 << 20
 MAX_INBOX_BYTES = 128 << 20
 SILENT_TICKS = 120
-"""Ticks (of 0.25 s) with something unacknowledged and nothing heard, after which a peer that once answered is gone."""
+"""Ticks (of 0.25 s) with something unacknowledged and nothing heard, after which the peer is gone."""
 
 LINGER_MS = 1000
 """
@@ -58,11 +59,20 @@ class ZmqLink:
     """
     One DEALER. Make it inside the running loop; ``identity`` must be unique for each incarnation.
 
+    Args:
+        address: The hub's.
+        identity: What the hub calls us.
+        max_frame_bytes: A larger frame closes the connection.
+        is_there: Somebody has said that the hub is there: its silence counts from the start. Otherwise it counts once
+            it was heard, and how long to wait for that is the caller's affair.
+
     Raises:
         LinkError: The address or the identity is not one ZeroMQ can use.
     """
 
-    def __init__(self, address: str, identity: str, *, max_frame_bytes: int = CONTROL_FRAME_BYTES) -> None:
+    def __init__(
+        self, address: str, identity: str, *, max_frame_bytes: int = CONTROL_FRAME_BYTES, is_there: bool = False
+    ) -> None:
         socket = _socket(zmq.Context.instance(), zmq.DEALER, max_frame_bytes)
         try:
             socket.setsockopt(zmq.ROUTING_ID, identity.encode())
@@ -76,8 +86,8 @@ class ZmqLink:
         self._error: LinkError | None = None
         self._moved = asyncio.Event()
         """Something was acknowledged, or the link has failed."""
-        self._silent_ticks: int | None = None
-        """None until the peer was heard for the first time: how long to wait for that is the caller's affair."""
+        self._silent_ticks = 0 if is_there else None
+        """None as long as silence does not count."""
         self._fd = FdSocket(socket, self._on_frames, self._on_tick)
 
     async def send(self, message: Message, /) -> None:
@@ -159,9 +169,9 @@ class ZmqLink:
 class _Peer:
     """What a hub keeps for each peer."""
 
-    def __init__(self, routing_id: bytes, socket: FdSocket, max_frame_bytes: int) -> None:
+    def __init__(self, routing_id: bytes, socket: FdSocket, max_frame_bytes: int, signature: int) -> None:
         self.name = routing_id.decode(errors="replace")
-        self.session = Session(MAX_UNACKED_BYTES, max_frame_bytes)
+        self.session = Session(MAX_UNACKED_BYTES, max_frame_bytes, signature)
         self._routing_id = routing_id
         self._socket = socket
 
@@ -193,6 +203,7 @@ class ZmqHub:
             raise LinkError(f"cannot bind {bind}: {error.strerror}") from error
         self._address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._max_frame_bytes = max_frame_bytes
+        self._signature = 1 << 31 | secrets.randbits(31)
         self._peers: dict[str, _Peer] = {}
         self._moved = asyncio.Event()
         """Something was heard, or the hub has closed."""
@@ -253,7 +264,7 @@ class ZmqHub:
             return
         peer = self._peers.get(routing_id.decode(errors="replace"))
         if peer is None:
-            peer = _Peer(routing_id, self._fd, self._max_frame_bytes)
+            peer = _Peer(routing_id, self._fd, self._max_frame_bytes, self._signature)
             if envelope.seq > 1:
                 peer.transmit(RESET_FRAME)
             if envelope.seq != 1:  # A bare acknowledgement of a forgotten session needs no answer.

@@ -30,8 +30,8 @@ ROOM = 1 << 20
 class End:
     """One end of a conversation over a wire that is a list."""
 
-    def __init__(self, max_unacked_bytes: int = ROOM) -> None:
-        self.session = Session(max_unacked_bytes, max_frame_bytes=ROOM)
+    def __init__(self, max_unacked_bytes: int = ROOM, signature: int = 0) -> None:
+        self.session = Session(max_unacked_bytes, max_frame_bytes=ROOM, signature=signature)
         self.wire: list[bytes] = []
         self.is_refused = False
         self.sent: list[Message] = []
@@ -272,6 +272,28 @@ def test_an_acknowledgement_of_what_was_never_sent_resets_the_session() -> None:
     a.send(2)
     with pytest.raises(LinkReset, match="never sent"):
         a.accept(encode(Envelope(0, 3, Ack())))
+
+
+def test_an_answer_of_another_life_of_the_other_end_resets_the_session() -> None:
+    """A first frame that was sent twice may begin a session with both."""
+    a = End()
+    a.send()
+    earlier, later = End(signature=7), End(signature=8)
+    for b in (earlier, later):
+        b.accept(a.wire[0])
+        b.send(2)
+
+    a.accept(earlier.wire[0])
+    with pytest.raises(LinkReset, match="took up a session that its earlier life had begun"):
+        a.accept(later.wire[1])
+
+
+def test_an_end_that_does_not_sign_is_taken_as_it_is() -> None:
+    a, b = End(), End(signature=7)
+    a.send(2)
+    for frame in a.wire:
+        b.accept(frame)
+    assert b.received == a.sent
 
 
 @pytest.mark.parametrize(

@@ -447,3 +447,21 @@ def test_a_peer_that_falls_silent_after_answering_is_given_up_by_name(monkeypatc
 
     address, _, sentence = asyncio.run(outlive()).partition(" ")
     assert sentence.startswith(address)
+
+
+def test_a_peer_that_was_said_to_be_there_and_never_answers_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spool of a broker that died after it had said where its spool is."""
+    monkeypatch.setattr(fd_socket, "TICK_S", 0.001)
+    monkeypatch.setattr(zmq_link, "SILENT_TICKS", 20)
+
+    async def wait() -> None:
+        link = ZmqLink("tcp://127.0.0.1:9", "left.1", is_there=True)
+        await link.send(Offer(1))
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await link.receive()
+        finally:
+            await link.aclose()
+
+    with pytest.raises(LinkError, match=r"tcp://127\.0\.0\.1:9 has been silent for .* it is gone"):
+        asyncio.run(wait())
