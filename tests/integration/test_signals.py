@@ -63,7 +63,6 @@ def test_a_rollout_told_to_stop_drains_and_exits_with_0(start_run):
     (left,) = [e for e in run.events if e["event"] in ("node.left", "node.lost") and e["cause"] == "told to stop"]
     assert (left["event"], left["node"]) == ("node.left", "rollout-0")
     assert [e["node"] for e in run.events if e["event"] == "node.joined"].count("rollout-0") == 1
-    assert "rollout-0 was told to leave, and has" in run.output
     assert sum(run.audit().tokens_thrown_away.values()) == 0
 
 
