@@ -1,9 +1,9 @@
 """
 A second rollout joins a run that goes on, works, and is drained: what it brings, how soon, and who waits for it.
 
-    python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 40]
+    python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 12]
 
-One run with one rollout. Its pace is measured over ``--steps`` steps alone, with the second rollout, and alone again;
+One run with one rollout, of a model that has learnt nothing. Its pace is measured over ``--steps`` steps alone, with the second rollout, and alone again;
 tokens are those trained on. The clock of the joiner runs from the start of its process (Python's imports and the model
 included) until it is live, and until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins
 or leaves stands beside the longest of the quiet phases: if somebody waited for it, it shows there.
@@ -24,13 +24,14 @@ from asyncrl.cli.inspect import audit_of
 
 QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
 SETTINGS = {
-    "run.steps": "1000000",
+    "model.scratch.recipe": '"random"',  # never ends a completion by itself: all have 128 tokens
     "rollout.replicas": "1",
-    "rollout.slots": "16",  # sampling takes longer than training: that is when one adds a rollout
+    "rollout.slots": "8",  # small batches: sampling takes far longer than training, which is when one adds a rollout
+    "schedule.groups_per_step": "8",
+    "run.steps": "1000000",
     "evaluation.every_versions": "0",
     "evaluation.at_start": "false",
     "evaluation.at_end": "false",
-    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
 }
 JOINER = "joiner"
 
@@ -46,7 +47,8 @@ class Pace:
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
+        settings = SETTINGS | {"model.path": json.dumps(f"{folder}/model")}
+        run = LiveRun(Path(folder), options.config, settings, options.overrides)
         try:
             report(run, options.steps)
         finally:
@@ -58,7 +60,7 @@ def main(options: argparse.Namespace) -> None:
 def report(run: LiveRun, steps: int) -> None:
     """The three phases, and the two changes between them."""
     address_at = run.directory.address
-    run.until(lambda: run.steps_taken() >= 10)
+    run.until(lambda: run.steps_taken() >= 4)
     alone = phase(run, steps)
     first = run.steps_taken()
     started_s = time.monotonic()
@@ -126,7 +128,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, default=40, help="of each phase")
+    parser.add_argument("--steps", type=int, default=12, help="of each phase")
     return parser.parse_args()
 
 

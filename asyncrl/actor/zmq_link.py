@@ -50,7 +50,7 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, max_frame_byte
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     socket.setsockopt(zmq.BACKLOG, 4096)
     return socket
 
