@@ -83,7 +83,9 @@ class TransferError(AsyncrlError):
 
 
 class LedgerError(AsyncrlError):
-    """What is on disk is damaged, or not ours."""
+    """What is on disk is damaged, or not ours: the next process would find the same."""
+
+    exit_code = 74
 
 
 class BrokenInvariant(AsyncrlError):

@@ -3,10 +3,11 @@ A second rollout joins a run that goes on, works, and is drained: what it brings
 
     python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 12]
 
-One run with one rollout, of a model that has learnt nothing. Its pace is measured over ``--steps`` steps alone, with the second rollout, and alone again;
-tokens are those trained on. The clock of the joiner runs from the start of its process (Python's imports and the model
-included) until it is live, and until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins
-or leaves stands beside the longest of the quiet phases: if somebody waited for it, it shows there.
+One run with one rollout, of a model that has learnt nothing (`bin/quickstart` makes the data it is given). Its pace is
+measured over ``--steps`` steps alone, with the second rollout, and alone again; tokens are those trained on. The clock
+of the joiner runs from the start of its process (Python's imports and the model included) until it says Hello, and
+until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins or leaves stands beside the
+longest of the quiet phases: if somebody waited for it, it shows there.
 """
 
 import argparse

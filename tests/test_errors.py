@@ -31,6 +31,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         (errors.LinkError, 69),  # EX_UNAVAILABLE: the broker may be back later
         (errors.LinkClosed, 69),
         (errors.LinkReset, 69),
+        (errors.LedgerError, 74),  # EX_IOERR: what is damaged stays so
         (errors.RunFailed, 1),
         (errors.EngineError, 70),  # EX_SOFTWARE
         (errors.BrokenInvariant, 70),

@@ -7,9 +7,9 @@ Exactly once, in order, between two living ends: sequence numbers, acknowledgeme
 
 A TCP connection under ZeroMQ loses what it held when it breaks, and a send that "succeeded" may still vanish; so
 nothing counts as sent until the other end acknowledged it. A session lives as long as both ends do. An end that gets
-the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`. A first frame may reach
-two lives of the other end, and both answer: so an end may sign its frames, and an answer with another signature ends
-the session too.
+the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`. A first frame may
+reach two lives of the other end, and both answer: so an end may sign its frames, and an answer with another signature
+ends the session too.
 
         all transmitted ──Resend──▶ go back to the oldest unacknowledged frame, at most 64 in flight ──caught up──┐
            ▲          └─silence──▶ go back to it, 1 in flight: perhaps the other end is only busy                 │

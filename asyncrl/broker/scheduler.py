@@ -7,8 +7,8 @@ The broker's rules: messages and the time go in, messages, records and events co
 The same object runs in the broker, in property tests, in a simulator, and in planning. Each rule lives in a book of
 its own (window, leases, groups, grading, batches, publishing, evaluation); here they meet.
 
-What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, and nothing else; but for the
-leases of a group that began anew, which must not overtake a `Settled`.
+What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, `Trim`, and nothing else; but
+for the leases of a group that began anew, which must not overtake a `Settled`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -384,7 +384,8 @@ class Scheduler:
         if done:
             needed = _segments([*self.groups.values(), *held_out])
             for spool in self.nodes.of("spool"):
-                self.out.send(spool.peer, Trim(min(needed, default=max(_segments(done)))))
+                trim = Trim(min(needed, default=max(_segments(done))))
+                self.out.send(spool.peer, trim, after_commit=True)
 
     # ── rules that follow from any change ───────────────────────────────────────────────────
 

@@ -44,7 +44,7 @@ def main(
     Run one asyncrl role. Nodes take the run's configuration from the broker.
 
     SIGTERM drains and exits 0; a second one exits at once. Exit code 78 is a mistake in the configuration: do not
-    restart; 69 means the broker cannot be reached: restart later.
+    restart; nor 74, files that are damaged. 69 means the broker cannot be reached: restart later.
     """
     name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     try:

@@ -5,7 +5,8 @@
 
 A process that dies is started again, within a budget; the broker is told why, so that the event log names the cause.
 The broker starts again from its ledger, where its nodes look for it, and the trainer from its newest checkpoint. What
-would only end the same way again ends the run: a mistake in the configuration, a broker that says the run has failed.
+would only end the same way again ends the run: a mistake in the configuration, damaged files, a broker that says the
+run has failed.
 A rollout or reward node that was told to leave, and did, stays away.
 """
 
@@ -21,7 +22,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.supervise import Child, RestartBudget, describe_exit
 from asyncrl.cli.screen import Screen
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError, LinkError, RunFailed
+from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -35,7 +36,7 @@ NODE = "supervisor-0"
 BROKER = "broker-0"
 LEAVE_FOR_GOOD = ("rollout", "reward")
 """Roles whose processes were told to leave, by SIGTERM or `asyncrl drain`, if they exit with 0."""
-FINAL_CODES = (ConfigError.exit_code, RunFailed.exit_code)
+FINAL_CODES = (ConfigError.exit_code, LedgerError.exit_code, RunFailed.exit_code)
 """Exit codes of a process that would only end the same way again."""
 
 

@@ -36,7 +36,8 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     held_out = [prompts.at(0).prompt] if config.data.held_out else []
     scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
     replay(scheduler, ledger.found)
-    world.invariants.restarted(scheduler)
+    named = [slot.ref for group in scheduler.groups.values() for slot in group.slots if slot.ref]
+    world.invariants.restarted(scheduler, segments.missing(named))
     hub, bulk = ZmqHub(ADDRESS), ZmqHub("tcp://127.0.0.1:0")
     own_spool = ZmqLink(bulk.address, who.peer)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool=own_spool, bulk=bulk.address)

@@ -19,7 +19,7 @@ from asyncrl.broker.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, Message, PutItem, Sample, Settled, Stored, Unit
+from asyncrl.messages import Batch, Cancelled, Message, PutItem, Sample, Settled, SpoolRef, Stored, Unit
 from asyncrl.trainer.batch import TrainingSample
 
 from .checkpoints import Trained
@@ -136,9 +136,10 @@ class Invariants:
 
     # ── each restart, each moment ───────────────────────────────────────────────────────────
 
-    def restarted(self, scheduler: Scheduler) -> None:
-        """A broker has replayed the ledger."""
+    def restarted(self, scheduler: Scheduler, missing: Sequence[SpoolRef]) -> None:
+        """A broker has replayed the ledger; ``missing`` are payloads that it names and the spool lacks."""
         self._unanswered.clear()
+        self._require(not missing, f"the spool lacks {missing}, which the ledger names")
         for unit in self._records.results:
             group = scheduler.groups.get(unit.group_id) if unit.split == "train" else None
             if group is None:

@@ -5,7 +5,7 @@ In the place of `asyncrl.spool.segments.Segments`. It keeps the same promises, a
 full.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -78,6 +78,11 @@ class SimSegments:
         if at not in self._folder.payloads:
             raise LedgerError(f"there is nothing at {at}")
         return memoryview(self._folder.payloads[at][2])
+
+    def missing(self, refs: Iterable[SpoolRef]) -> list[SpoolRef]:
+        """As `Segments.missing`."""
+        stored = set(self._index.values())
+        return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
     def trim(self, segment: int) -> int:
         """As `Segments.trim`."""
