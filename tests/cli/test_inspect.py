@@ -87,7 +87,7 @@ def test_what_is_no_run_directory_is_one_sentence(command, tmp_path):
 def test_a_run_without_a_ledger_is_one_sentence(command, tmp_path, run):
     run.ledger.unlink()
     result = asyncrl(command, run.path)
-    assert (result.exit_code, result.stdout) == (70, "")
+    assert (result.exit_code, result.stdout) == (74, "")
     assert result.stderr == f"asyncrl: there is no ledger at {run.ledger}\n"
 
 
