@@ -86,9 +86,7 @@ class Leasing:
         for index in indices:
             group.slots[index].lease(lease.token)
         self.spend(node, len(indices))
-        # Told to forget what it sampled of the group before, a node would forget this too, did it come later.
-        message = lease_message(self._config, group, lease)
-        self._out.send(node.peer, message, after_commit=group.num_restarts > 0)
+        self._out.send(node.peer, lease_message(self._config, group, lease))
 
     def spend(self, node: Node, count: int) -> None:
         """So many of its credits are used."""
@@ -117,10 +115,6 @@ class Leasing:
         if group.split == "held_out":
             return not self.leases.granted(item.token)
         return item.summary.oldest_version < group.min_version
-
-    def is_void(self, item: StoredItem) -> bool:
-        """Is it of a lease of ours that was cancelled because its group began anew?"""
-        return self.leases.granted(item.token) and self.is_outlived(item)
 
     # ── taken back ──────────────────────────────────────────────────────────────────────────
 

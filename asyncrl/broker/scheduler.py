@@ -7,8 +7,7 @@ The broker's rules: messages and the time go in, messages, records and events co
 The same object runs in the broker, in property tests, in a simulator, and in planning. Each rule lives in a book of
 its own (window, leases, groups, grading, batches, publishing, evaluation); here they meet.
 
-What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, `Trim`, and nothing else; but
-for the leases of a group that began anew, which must not overtake a `Settled`.
+What must be durable before it is said goes out with ``after_commit``: `Settled`, `Batch`, `Trim`, and nothing else.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +47,6 @@ from asyncrl.messages import (
     Batch,
     Beat,
     Bye,
-    Cancelled,
     Commit,
     Drain,
     Draining,
@@ -306,15 +304,8 @@ class Scheduler:
     def _stored(self, message: Stored) -> None:
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
-        peer = f"{message.node}.{message.incarnation}"
-        # Of a group begun anew the unit may be in the same hands again: only the lease says which trajectory is meant.
-        void = [item for item in finished if self.leasing.is_void(item)]
-        if void:
-            self.out.send(peer, Cancelled(sorted({item.token for item in void})))
-        done = [Leased(item.unit, item.token) for item in finished if item not in void]
-        if done or unfinished:
-            settled = Settled(done, [Leased(item.unit, item.token) for item in unfinished])
-            self.out.send(peer, settled, after_commit=True)
+        settled = Settled(*([Leased(item.unit, item.token) for item in items] for items in (finished, unfinished)))
+        self.out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
         for item in unfinished:
             self.leasing.progressed(item)
         for item in finished:
