@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config import Config, check, leaves
+from asyncrl.config import Config, leaves
+from asyncrl.config_check import check
 from asyncrl.strict_toml import convert, put, read, split_override
 
 

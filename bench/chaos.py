@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from live_run import LiveRun
+from live_run import ENDLESS, QUICKSTART, LiveRun
 
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import Admitted, Taken
@@ -33,15 +33,14 @@ from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.run_file import load
 
-QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
-SETTINGS = {
-    "run.steps": "1000000",
+SETTINGS = ENDLESS | {
     "checkpoint.every_steps": "5",
     "rollout.progress_every_s": "0.2",
     "broker.node_ttl_s": "4",
     "evaluation.every_versions": "50",
+    "evaluation.at_start": "true",
+    "evaluation.at_end": "true",
     "supervisor.window_s": "1",  # each kill is the first
-    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
 }
 NODES = ("broker-0", "trainer-0", "reward-0", "rollout-0", "rollout-1")
 KINDS = ("kill", "freeze", "cut")

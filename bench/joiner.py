@@ -19,20 +19,15 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow.parquet as pq
-from live_run import PATIENCE_S, LiveRun
+from live_run import ENDLESS, PATIENCE_S, QUICKSTART, LiveRun
 
 from asyncrl.cli.inspect import audit_of
 
-QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
-SETTINGS = {
+SETTINGS = ENDLESS | {
     "model.scratch.recipe": '"random"',  # never ends a completion by itself: all have 128 tokens
     "rollout.replicas": "1",
     "rollout.slots": "8",  # small batches: sampling takes far longer than training, which is when one adds a rollout
     "schedule.groups_per_step": "8",
-    "run.steps": "1000000",
-    "evaluation.every_versions": "0",
-    "evaluation.at_start": "false",
-    "evaluation.at_end": "false",
 }
 JOINER = "joiner"
 

@@ -12,6 +12,16 @@ from pathlib import Path
 
 from asyncrl.observe.run_directory import RunDirectory
 
+QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
+ENDLESS = {
+    "run.steps": "1000000",
+    "evaluation.every_versions": "0",
+    "evaluation.at_start": "false",
+    "evaluation.at_end": "false",
+    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
+}
+"""Settings of a run that goes on until its bench is done."""
+
 LOOK_S = 0.03
 PATIENCE_S = 120.0
 NAMESPACE = ("unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")

@@ -24,23 +24,17 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from live_run import LiveRun
+from live_run import ENDLESS, QUICKSTART, LiveRun
 
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import Progressed, Reissued, Result
 from asyncrl.cli.inspect import audit_of
 from asyncrl.messages import Unit
 
-QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
-SETTINGS = {
-    "run.steps": "1000000",
+SETTINGS = ENDLESS | {
     "rollout.replicas": "1",
     "checkpoint.every_steps": "5",
-    "evaluation.every_versions": "0",
-    "evaluation.at_start": "false",
-    "evaluation.at_end": "false",
     "supervisor.window_s": "1",  # each kill is the first
-    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
 }
 ROLES = ("rollout", "reward", "trainer", "broker")
 PACE_STEPS = 10

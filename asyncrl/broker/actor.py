@@ -11,7 +11,7 @@ and stops when its task is cancelled.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import structlog
@@ -98,13 +98,14 @@ class BrokerActor:
         self._spool_address = spool_address
         self._broker_epoch = broker_epoch
         self._clock = clock
-        self._started_s = clock() - _seconds_before(directory)
+        metrics = directory.read_metrics()
+        self._started_s = clock() - _last_time_s([*metrics, *directory.read_events()])
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
         self._plan: tuple[str, str] | None = None
         self._waits = step_report.WaitShares()
         self._swaps = step_report.Swaps()
-        self._totals = step_report.Totals(directory.read_metrics())
+        self._totals = step_report.Totals(metrics)
         self._dirty = asyncio.Event()
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
@@ -407,9 +408,8 @@ class BrokerActor:
         )
 
 
-def _seconds_before(directory: RunDirectory) -> float:
-    """How long earlier lives of this run's broker have lasted together."""
-    lines = [*directory.read_metrics(), *directory.read_events()]
+def _last_time_s(lines: Sequence[Mapping[str, Any]]) -> float:
+    """How long earlier lives of this run's broker have lasted together, by what they wrote."""
     return max((float(line["time_s"]) for line in lines if "time_s" in line), default=0.0)
 
 

@@ -10,12 +10,12 @@ does not hold, a sentence says of which group. It may be asked of a run that sti
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from msgspec import Struct
 
 from asyncrl.broker.accounts import Accounts
 from asyncrl.broker.records import AnyRecord
+from asyncrl.config import Schedule
 from asyncrl.messages import Unit
 
 SHORTEST_BUCKET = 16
@@ -90,35 +90,22 @@ class Audit(Struct, frozen=True, kw_only=True):
     """What does not add up, a sentence each. Empty: everything does."""
 
 
-def audit(
-    records: Iterable[AnyRecord],
-    *,
-    groups_per_step: int,
-    group_size: int,
-    window: int,
-    steps_per_publish: int,
-    max_lag: int | None = None,
-    on_straggler: Literal["wait", "reissue", "train"] = "wait",
-) -> Audit:
+def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
     """
     Add up a ledger.
 
     Args:
         records: All of them, in order; gone through once.
-        groups_per_step: P, groups a batch must have.
-        group_size: n, trajectories a group must have.
-        window: Most groups that may be open at once.
-        steps_per_publish: T: step s trains version s // T, whether or not that one went live.
-        max_lag: L, staleness a trained trajectory may have; None for any.
-        on_straggler: ``train`` allows more, counted.
+        schedule: What the run was to keep. Step s trains version s // T, whether or not that one went live.
     """
+    group_size, max_lag = schedule.group_size, schedule.max_lag
     accounts = Accounts()
     for record in records:
         accounts.add(record)
     trained, dropped = accounts.steps_of, accounts.drops
     trained_lengths = _lengths_of(trained, accounts, group_size)
     dropped_lengths = _lengths_of(dropped, accounts, group_size)
-    staleness = accounts.staleness(group_size, steps_per_publish)
+    staleness = accounts.staleness(group_size, schedule.steps_per_publish)
     over_max_lag = 0 if max_lag is None else sum(num for versions, num in staleness.items() if versions > max_lag)
     return Audit(
         steps=len(accounts.batches),
@@ -131,7 +118,7 @@ def audit(
         skipped=len(_skipped(accounts)),
         double_trained=sum(len(steps) > 1 for steps in trained.values()),
         peak_open=accounts.peak_open,
-        window=window,
+        window=schedule.window,
         reissued=_by_frequency(accounts.reissued),
         duplicates=accounts.num_duplicates,
         failed_attempts=_by_frequency(accounts.failed_attempts),
@@ -146,9 +133,9 @@ def audit(
         problems=[
             *_wrong_groups(accounts),
             *_wrong_units(accounts, group_size),
-            *_wrong_batches(accounts, groups_per_step),
-            *_wrong_window(accounts, window),
-            *_wrong_ages(max_lag, 0 if on_straggler == "train" else over_max_lag),
+            *_wrong_batches(accounts, schedule.groups_per_step),
+            *_wrong_window(accounts, schedule.window),
+            *_wrong_ages(max_lag, 0 if schedule.on_straggler == "train" else over_max_lag),
         ],
     )
 

@@ -58,6 +58,11 @@ class Leasing:
         """Rollouts of the broker's earlier life that have not said yet what they hold."""
         self._absent_until_s: float | None = None
 
+    def slot(self, unit: Unit) -> Slot | None:
+        """Its place in an open group, if it has one."""
+        group = self._group_of(unit)
+        return group.slots[unit.index] if group and 0 <= unit.index < len(group.slots) else None
+
     # ── given ───────────────────────────────────────────────────────────────────────────────
 
     def wanted(self, group: Group) -> None:
@@ -97,7 +102,7 @@ class Leasing:
 
     def progressed(self, item: StoredItem) -> None:
         """What is written so far of an unfinished trajectory is on disk. Of a lease that ended it comes too late."""
-        slot = self._slot(item.unit)
+        slot = self.slot(item.unit)
         if slot and slot.is_leased_by(item.token):
             slot.progress(item.ref, item.summary)
             self._out.record(Progressed(item.unit, item.token, item.ref, item.summary))
@@ -146,7 +151,7 @@ class Leasing:
 
     def _lost(self, lease: Lease, cause: str) -> None:
         for index in sorted(lease.open):
-            slot = self._slot(Unit(lease.group_id, index, lease.split))
+            slot = self.slot(Unit(lease.group_id, index, lease.split))
             if slot and slot.is_leased_by(lease.token):
                 self._missing(slot, lease.token, cause)
 
@@ -168,23 +173,22 @@ class Leasing:
         if not held:
             return
         self.spend(node, len(held))
-        of_use = [item for item in held if self._is_of_use(item)]
-        for item in of_use:
-            unit = item.unit
-            self.leases.adopt(item.token, node.peer, unit.group_id, unit.split, unit.index, now_s)
-            if slot := self._slot(unit):
-                slot.lease(item.token)
-        rest = [item.unit for item in held if item not in of_use]
-        if rest:
-            self._out.send(node.peer, Cancelled([], rest))
-        self._out.event("leases.adopted", node=node.name, trajectories=len(of_use), cancelled=len(rest))
+        unwanted = [item.unit for item in held if not self._adopted(item, node, now_s)]
+        if unwanted:
+            self._out.send(node.peer, Cancelled([], unwanted))
+        num_adopted = len(held) - len(unwanted)
+        self._out.event("leases.adopted", node=node.name, trajectories=num_adopted, cancelled=len(unwanted))
 
-    def _is_of_use(self, item: Held) -> bool:
-        group = self._group_of(item.unit)
-        if group is None or item.unit.split == "held_out" or item.oldest_version < group.min_version:
+    def _adopted(self, item: Held, node: Node, now_s: float) -> bool:
+        """It is the node's own again; False if nobody wants it, or somebody else has it."""
+        unit, group, slot = item.unit, self._group_of(item.unit), self.slot(item.unit)
+        if group is None or slot is None or slot.state is not State.MISSING:
             return False
-        slot = self._slot(item.unit)
-        return slot is not None and slot.state is State.MISSING
+        if unit.split == "held_out" or item.oldest_version < group.min_version:
+            return False
+        self.leases.adopt(item.token, node.peer, unit.group_id, unit.split, unit.index, now_s)
+        slot.lease(item.token)
+        return True
 
     def _awaits_nodes(self, now_s: float) -> bool:
         if not self._absent:
@@ -194,7 +198,3 @@ class Leasing:
         if now_s >= self._absent_until_s:
             self._absent.clear()
         return bool(self._absent)
-
-    def _slot(self, unit: Unit) -> Slot | None:
-        group = self._group_of(unit)
-        return group.slots[unit.index] if group and 0 <= unit.index < len(group.slots) else None

@@ -28,9 +28,9 @@ from asyncrl.broker.ledger_file import open_writable, read_meta, write_meta
 from asyncrl.broker.ledger_tail import examine
 from asyncrl.broker.records import Record, encode, key, retired
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
+from asyncrl.observe.disk import REMEDY
 
 Row = tuple[str, str | None, bytes, int]
-REMEDY = "free space or repair the disk, then resume the run"
 INSERT_RECORD = "INSERT INTO records (kind, key, body, crc32) VALUES (?, ?, ?, ?)"
 INSERT_RETIRED = "INSERT INTO retired VALUES (?, ?)"
 

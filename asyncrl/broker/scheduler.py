@@ -304,7 +304,7 @@ class Scheduler:
     def _stored(self, message: Stored) -> None:
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
-        settled = Settled(*([Leased(item.unit, item.token) for item in items] for items in (finished, unfinished)))
+        settled = Settled(_leased(finished), _leased(unfinished))
         self.out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
         for item in unfinished:
             self.leasing.progressed(item)
@@ -313,7 +313,7 @@ class Scheduler:
 
     def _result(self, item: StoredItem) -> None:
         unit = item.unit
-        slot = self._slot(unit)
+        slot = self.leasing.slot(unit)
         self.leasing.leases.settle(item.token, unit.index)
         if slot is None or slot.state in (State.STORED, State.SCORED) or self.leasing.is_outlived(item):
             self.out.record(Duplicate(unit, item.token, item.summary.num_tokens))
@@ -338,7 +338,7 @@ class Scheduler:
 
     def _failed(self, message: Failed) -> None:
         unit = message.unit
-        slot = self._slot(unit)
+        slot = self.leasing.slot(unit)
         if message.stage == "reward":
             if self._graded(unit, message.token) is None:
                 return
@@ -521,12 +521,8 @@ class Scheduler:
 
     def _graded(self, unit: Unit, token: int) -> Slot | None:
         """What a verdict or its failure is on; None if it came twice, or on a trajectory not wanted any more."""
-        slot = self._slot(unit)
+        slot = self.leasing.slot(unit)
         return self.grading.settle(unit) if slot and slot.token == token else None
-
-    def _slot(self, unit: Unit) -> Slot | None:
-        group = self._group(unit)
-        return group.slots[unit.index] if group and 0 <= unit.index < len(group.slots) else None
 
 
 def _max_lag(schedule: Schedule) -> tuple[LagBound | None, Stragglers | None]:
@@ -535,6 +531,11 @@ def _max_lag(schedule: Schedule) -> tuple[LagBound | None, Stragglers | None]:
         return None, None
     bound = LagBound(schedule.max_lag, schedule.groups_per_step, schedule.steps_per_publish)
     return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
+
+
+def _leased(items: Iterable[StoredItem]) -> list[Leased]:
+    """Which trajectories these are, for the node that sent them."""
+    return [Leased(item.unit, item.token) for item in items]
 
 
 def _segments(groups: Iterable[Group]) -> list[int]:

@@ -22,15 +22,7 @@ def audit_of(path: Path) -> Audit:
     directory = _opened(path)
     schedule = load(directory.config).schedule
     with LedgerReader(directory.ledger) as ledger:
-        return audit(
-            ledger.records(),
-            groups_per_step=schedule.groups_per_step,
-            group_size=schedule.group_size,
-            window=schedule.window,
-            steps_per_publish=schedule.steps_per_publish,
-            max_lag=schedule.max_lag,
-            on_straggler=schedule.on_straggler,
-        )
+        return audit(ledger.records(), schedule)
 
 
 def dead_letters_of(path: Path) -> list[DeadLetter]:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from asyncrl.errors import RunFailed
 
+REMEDY = "free space or repair the disk, then resume the run"
+"""What to do when a disk does not take what it is given."""
+
 
 class TornTail(NamedTuple):
     """The end of a file that its last writer did not finish. Nobody was told that it was written."""
@@ -29,6 +32,4 @@ def needed(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFailed(
-            f"cannot write {path}: {error.strerror or error}; free space or repair the disk, then resume the run"
-        ) from error
+        raise RunFailed(f"cannot write {path}: {error.strerror or error}; {REMEDY}") from error

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config import check as check_run
 from asyncrl.config import leaves
+from asyncrl.config_check import check as check_run
 from asyncrl.errors import ConfigError
 from asyncrl.plan.plan import LengthNumbers, Measured, Plan, TrainerSpeed
 from asyncrl.plan.speeds import decode_line

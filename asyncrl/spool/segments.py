@@ -23,7 +23,7 @@ from pathlib import Path
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, Summary, Unit
 from asyncrl.observe.atomic import flush
-from asyncrl.observe.disk import TornTail
+from asyncrl.observe.disk import REMEDY, TornTail
 from asyncrl.spool.layout import HEADER, Entry, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
 from asyncrl.spool.tail import Tail
@@ -194,8 +194,7 @@ class Segments:
         except OSError as error:
             # After a failed fsync the kernel forgets which pages were lost, so trying again would lie.
             self._broken = (
-                f"the spool cannot write to {self._directory}: {error.strerror}; "
-                f"nothing acknowledged is lost: free space or repair the disk, then resume the run"
+                f"the spool cannot write to {self._directory}: {error.strerror}; nothing acknowledged is lost: {REMEDY}"
             )
             raise RunFailed(self._broken) from error
 

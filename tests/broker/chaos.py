@@ -191,15 +191,7 @@ def most_versions(config: Config) -> float:
 def audited(cluster: Cluster) -> Audit:
     """What `asyncrl audit` says of it."""
     schedule = cluster.config.schedule
-    return audit(
-        cluster.records,
-        groups_per_step=schedule.groups_per_step,
-        group_size=schedule.group_size,
-        window=schedule.window,
-        steps_per_publish=schedule.steps_per_publish,
-        max_lag=schedule.max_lag,
-        on_straggler=schedule.on_straggler,
-    )
+    return audit(cluster.records, schedule)
 
 
 def check_evaluations(cluster: Cluster) -> None:

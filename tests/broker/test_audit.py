@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.broker.audit import Audit, LengthBucket, audit
 from asyncrl.broker.records import (
@@ -18,9 +19,11 @@ from asyncrl.broker.records import (
     Verdict,
     VersionLive,
 )
+from asyncrl.config import Schedule
 from asyncrl.messages import Split, SpoolRef, Summary, Unit
 
-GROUPS_PER_STEP, GROUP_SIZE, WINDOW = 2, 2, 4
+SCHEDULE = Schedule(groups_per_step=2, group_size=2, staleness=1.0)
+"""Its window holds four groups."""
 
 
 def admitted(group_id: int) -> Admitted:
@@ -67,9 +70,7 @@ GOOD: list[AnyRecord] = [
 
 
 def audited(records: list[AnyRecord]) -> Audit:
-    return audit(
-        iter(records), groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE, window=WINDOW, steps_per_publish=1
-    )
+    return audit(iter(records), SCHEDULE)
 
 
 def without(record: AnyRecord) -> list[AnyRecord]:
@@ -129,9 +130,7 @@ def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live
 def test_what_is_older_than_max_lag_is_counted_and_a_problem_unless_it_was_allowed(
     max_lag, on_straggler, over, problems
 ):
-    found = audit(
-        GOOD, groups_per_step=2, group_size=2, window=4, steps_per_publish=1, max_lag=max_lag, on_straggler=on_straggler
-    )
+    found = audit(GOOD, replace(SCHEDULE, max_lag=max_lag, on_straggler=on_straggler))
     assert (found.over_max_lag, found.problems) == (over, problems)
 
 

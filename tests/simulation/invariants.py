@@ -172,15 +172,7 @@ class Invariants:
             kept = [group_id for group_id in self._records.admitted if group_id not in self._records.dropped | moved]
             self._require(in_turn == kept, f"groups {in_turn} were trained; the order of the data is {kept}")
         self._require(len(set(group_ids)) == len(group_ids), f"groups {group_ids} were trained: one of them twice")
-        sums = audit(
-            records,
-            groups_per_step=schedule.groups_per_step,
-            group_size=schedule.group_size,
-            window=schedule.window,
-            steps_per_publish=schedule.steps_per_publish,
-            max_lag=schedule.max_lag,
-            on_straggler=schedule.on_straggler,
-        )
+        sums = audit(records, schedule)
         self._require(not sums.problems, f"the audit says: {'; '.join(sums.problems)}")
         self._require(sums.open == 0, f"{sums.open} groups are open at the end")
 

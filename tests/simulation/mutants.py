@@ -30,7 +30,7 @@ def lost_ack() -> Any:
     stored = Scheduler._stored
 
     def mutated(self: Scheduler, message: Stored) -> None:
-        slots = [(item, self._slot(item.unit)) for item in message.items]
+        slots = [(item, self.leasing.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
         stored(self, replace(message, items=fresh))
 
@@ -42,7 +42,7 @@ def double_settle() -> Any:
     result = Scheduler._result
 
     def mutated(self: Scheduler, item: StoredItem) -> None:
-        if (slot := self._slot(item.unit)) and slot.state in DONE:
+        if (slot := self.leasing.slot(item.unit)) and slot.state in DONE:
             slot.state = State.LEASED
         result(self, item)
 
