@@ -199,10 +199,12 @@ class Sample(Value, frozen=True):
 
 
 class Member(Value, frozen=True):
-    """One end of a weight transfer; its place in `Transfer.members` is its rank."""
+    """One end of a weight transfer. Members take ranks in the order of `Transfer.members`, each as many as it has."""
 
     node: str
     incarnation: str
+    ranks: int = 1
+    """Processes that take part: an engine spread over devices receives in each of its workers."""
 
 
 # ── received by the broker, from any node ───────────────────────────────────────────────────
@@ -227,6 +229,8 @@ class Ready(Message, frozen=True):
 
     plan_hash: str = ""
     """Trainer and rollout: digest of the weight plan (names, shapes, dtypes), so that a wrong model is told at once."""
+    ranks: int = 1
+    """As in `Member`."""
 
 
 class Beat(Message, frozen=True):

@@ -25,6 +25,8 @@ class Node:
         """What lies in its staging buffers, decoding or not."""
         self.is_ready = False
         """Its model is loaded."""
+        self.ranks = 1
+        """As in `Member`."""
         self.is_draining = False
         """It wants no more leases."""
         self.is_quiet = False
@@ -38,7 +40,7 @@ class Node:
     @property
     def member(self) -> Member:
         """As a transfer names it."""
-        return Member(self.name, self.incarnation)
+        return Member(self.name, self.incarnation, self.ranks)
 
     @property
     def is_able(self) -> bool:

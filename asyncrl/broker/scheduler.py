@@ -274,7 +274,7 @@ class Scheduler:
     def _said_of_itself(self, node: Node, message: Ready | Draining | Offer) -> None:
         match message:
             case Ready():
-                node.is_ready = True
+                node.is_ready, node.ranks = True, message.ranks
                 self.versions.moved()
             case Draining():
                 node.is_draining = True

@@ -13,7 +13,7 @@ from asyncrl.config import from_json
 from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
 from asyncrl.node.serving import serve, through_restarts
 from asyncrl.rollout.actor import RolloutActor
-from asyncrl.rollout.engine import Engine
+from asyncrl.rollout.engine import Engine, Receives, Receiving
 from asyncrl.rollout.generations import Generations
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.receive import Receiver
@@ -82,7 +82,13 @@ async def _session(
     """One life of the link."""
     config = from_json(welcome.config)
     plan = Plan(engine.specs(), config.weights.bucket_bytes)
-    receiver = Receiver(plan, Member(who.node, who.incarnation), link.send, config.weights)
+    ranks = engine.ranks if isinstance(engine, Receiving) else 1
+    member = Member(who.node, who.incarnation, ranks)
+    receiver: Receives
+    if isinstance(engine, Receiving):
+        receiver = await engine.receiver(member, link.send, config.weights)
+    else:
+        receiver = Receiver(plan, member, link.send, config.weights)
     spool = spool_link(welcome, who)
     actor = RolloutActor(
         engine,
@@ -94,6 +100,7 @@ async def _session(
         group_size=config.schedule.group_size,
         receiver=receiver,
         plan_hash=plan.hash,
+        ranks=ranks,
         partial_rollout=config.schedule.partial_rollout,
         progress_every_s=config.rollout.progress_every_s,
         in_hand=in_hand,

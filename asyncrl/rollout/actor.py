@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -45,32 +44,14 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.rollout.engine import Completion, Engine
+from asyncrl.rollout.engine import Completion, Engine, Receives
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import COLLECT_S, RESEND_S, completion_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 log = structlog.get_logger()
 
 FETCH_S = 30.0
 """For what another node has written; then the trajectory is begun anew."""
-
-
-class Receives(Protocol):
-    """What brings weights; `asyncrl.weights.receive.Receiver` is one."""
-
-    async def transfer(self, transfer: Transfer, /) -> float:
-        """Receive into staging; seconds it took. Raises `TransferError`."""
-
-    def weights(self) -> "Mapping[str, Tensor]":
-        """What lies staged."""
-
-    def deliver(self, value: StoreValue, /) -> None:
-        """An answer to the rendezvous."""
 
 
 class RolloutActor:
@@ -86,6 +67,7 @@ class RolloutActor:
         group_size: Trajectories of a full lease.
         receiver: Brings new weights. None refuses every transfer, and a broker then gives no leases: for tests.
         plan_hash: Of the weight plan; empty without a receiver.
+        ranks: Processes of this node that take part in a transfer.
         partial_rollout: False lets generations in hand finish before new weights are swapped in.
         progress_every_s: What is written is put on disk this often, so that a lost node costs no more; 0 never.
         in_hand: Of an earlier session of this engine, to go on with; the broker heard of it in `Hello`. Borrowed. None
@@ -105,6 +87,7 @@ class RolloutActor:
         group_size: int,
         receiver: Receives | None = None,
         plan_hash: str = "",
+        ranks: int = 1,
         partial_rollout: bool = True,
         progress_every_s: float = 0.0,
         in_hand: Generations | None = None,
@@ -120,6 +103,7 @@ class RolloutActor:
         self._capacity = slots + 2 * group_size
         self._receiver = receiver
         self._plan_hash = plan_hash
+        self._ranks = ranks
         self._partial_rollout = partial_rollout
         self._progress_every_s = progress_every_s
         self._generations = in_hand or Generations(engine, node, clock)
@@ -151,7 +135,7 @@ class RolloutActor:
                 for job in (self._payloads.run, self._put_fresh, self._put_again, self._put_progress):
                     self._spawn(job())
                 self._generations.go_on()  # An earlier session may have ended while it waited to swap.
-                await self._link.send(Ready(self._plan_hash))
+                await self._link.send(Ready(self._plan_hash, self._ranks))
                 await self._offer()
                 await self._serve()
                 for task in self._children:

@@ -6,16 +6,20 @@ What a rollout needs from an inference engine, so that a host can adapt its own.
     pause ─▶ swap ─▶ resume      between two decode steps; running requests stay and go on
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from asyncrl.messages import FinishReason, Prompt, Sampling, Span
+from asyncrl.config import Weights
+from asyncrl.messages import FinishReason, Member, Message, Prompt, Sampling, Span, StoreValue, Transfer
 from asyncrl.weights.plan import TensorSpec
 
 if TYPE_CHECKING:  # the rollout room itself needs no torch: a host's engine may use anything
     from torch import Tensor
+
+Send = Callable[[Message], Coroutine[object, object, None]]
+"""`Link.send` of the link to the broker."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -77,10 +81,48 @@ class Engine(Protocol):
         """Return once no decode step is running; none starts before `resume`."""
 
     async def swap(self, policy_version: int, weights: "Mapping[str, Tensor]", /) -> None:
-        """Decode with these weights from now on. The tensors are borrowed: copy out of them. Only while paused."""
+        """
+        Decode with these weights from now on. Only while paused.
+
+        Args:
+            weights: Every tensor of `specs` by name, borrowed: copy out of them. Empty if the engine is `Receiving`:
+                then take what its own processes have received.
+        """
 
     async def resume(self) -> None:
         """Go on decoding."""
 
     async def aclose(self) -> None:
         """Free everything. Running requests raise `EngineError`."""
+
+
+class Receives(Protocol):
+    """What brings weights; `asyncrl.weights.receive.Receiver` is one."""
+
+    async def transfer(self, transfer: Transfer, /) -> float:
+        """Receive into staging while decoding goes on; seconds it took. Raises `TransferError`."""
+
+    def weights(self) -> "Mapping[str, Tensor]":
+        """What lies staged, for `Engine.swap`; empty if it lies in other processes."""
+
+    def deliver(self, value: StoreValue, /) -> None:
+        """An answer to the rendezvous."""
+
+    async def aclose(self) -> None:
+        """End its groups and threads. Idempotent."""
+
+
+@runtime_checkable
+class Receiving(Protocol):
+    """An engine whose model lives in processes of its own, which receive weights themselves."""
+
+    ranks: int
+    """How many such processes."""
+
+    async def receiver(self, member: Member, send: Send, weights: Weights, /) -> Receives:
+        """
+        Ready the processes for transfers to ``member``, one session of the link to the broker long.
+
+        Args:
+            send: Carries their rendezvous.
+        """

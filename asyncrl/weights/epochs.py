@@ -38,10 +38,12 @@ class GroupKeeper:
         send: `Link.send` of the link to the broker; carries the rendezvous.
         backend: The collective library, see `group.form`.
         interface: Address that our groups listen on.
+        local_rank: Which of the member's processes we are.
     """
 
-    def __init__(self, member: Member, send: Send, *, backend: str, interface: str) -> None:
+    def __init__(self, member: Member, send: Send, *, backend: str, interface: str, local_rank: int = 0) -> None:
         self._member = member
+        self._local_rank = local_rank
         self._send = send
         self._backend = backend
         self._interface = interface
@@ -78,14 +80,15 @@ class GroupKeeper:
 
     def rank(self, transfer: Transfer) -> int:
         """
-        Our place among the members.
+        Our place in the group.
 
         Raises:
             TransferError: We are none of them.
         """
         if self._member not in transfer.members:
             raise self._error(transfer, f"{self._member.node} ({self._member.incarnation}) is not a member")
-        return transfer.members.index(self._member)
+        before = transfer.members[: transfer.members.index(self._member)]
+        return sum(member.ranks for member in before) + self._local_rank
 
     def deliver(self, value: StoreValue) -> None:
         """Hand in what the broker answers to a rendezvous. Answers to one that is over are ignored."""
@@ -129,7 +132,7 @@ class GroupKeeper:
         return self._groups[transfer.epoch]
 
     def _form(self, transfer: Transfer, rank: int, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> Group:
-        names = [member.node for member in transfer.members]
+        names = [member.node for member in transfer.members for _ in range(member.ranks)]
         self._store = store = LinkStore(str(transfer.epoch), names, self._send, loop, deadline)
         try:
             if self._closed:  # looked at after the store is in place, for aclose to find it
