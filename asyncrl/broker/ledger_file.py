@@ -65,16 +65,22 @@ def open_writable(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_readable(path: Path) -> sqlite3.Connection:
+def open_readable(path: Path, *, is_ours: bool = False) -> sqlite3.Connection:
     """
     The ledger at ``path``, to look at, also while a broker writes it.
+
+    Args:
+        is_ours: This process has it open for writing, and looked at its log before. It must not do so again: locks on
+            files belong to the process, and closing one of them would drop those of the writer. The next reader would
+            then take itself for the only user, and cut the index under it (sqlite.org/howtocorrupt.html, 2.2).
 
     Raises:
         LedgerError: As `open_writable`, and if there is none.
     """
     if not path.is_file():
         raise LedgerError(f"there is no ledger at {path}")
-    examine(path)
+    if not is_ours:
+        examine(path)
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     except sqlite3.Error as error:

@@ -18,13 +18,16 @@ class LedgerReader:
     """
     Reads a run's records, also while its broker writes them. A context manager.
 
+    Args:
+        is_ours: This very process is the one that writes them.
+
     Raises:
         LedgerError: There is no ledger at ``path``, or it is not one that this asyncrl can read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_ours: bool = False) -> None:
         self._path = path
-        self._connection = open_readable(path)
+        self._connection = open_readable(path, is_ours=is_ours)
         self.run_id = str(read_meta(self._connection, "run_id"))
 
     def __enter__(self) -> Self:

@@ -58,7 +58,7 @@ async def run_broker(
         files.callback(segments.close)
         _tell_of_torn_tails(directory, ledger, segments)
         scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
-        with LedgerReader(directory.ledger) as reader:
+        with LedgerReader(directory.ledger, is_ours=True) as reader:
             replay(scheduler, reader.records())
         require_agreement(directory, scheduler, segments, spool=SPOOL, broker_epoch=ledger.broker_epoch)
         await _serve(config, directory, scheduler, ledger, segments, bind=bind, listening=listening, stopping=stopping)

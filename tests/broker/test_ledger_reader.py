@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -109,3 +111,24 @@ def test_reading_changes_nothing(path: Path) -> None:
         list(reader.records())
 
     assert path.read_bytes() == before
+
+
+LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as index:
+    try:
+        fcntl.lockf(index, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+    except BlockingIOError:
+        print("locked")
+"""
+"""SQLite holds byte 128 of the index for as long as a process uses it (sqlite.org/walformat.html, 2.3)."""
+
+
+def test_a_broker_that_reads_its_own_ledger_still_holds_it_afterwards(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    with LedgerReader(path, is_ours=True) as reader:
+        assert list(reader.records()) == []
+    command = [sys.executable, "-c", LOCKED, f"{path}-shm"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "locked\n"
+    ledger.close()
