@@ -149,18 +149,41 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
         )
 
 
+class Vllm(Section, frozen=True, kw_only=True):
+    """What ``rollout.engine = "vllm"`` needs to know beyond what every engine does."""
+
+    tensor_parallel_size: Count = 1
+    """Devices that share one engine's model."""
+    gpu_memory_utilization: Fraction = 0.9
+    """Share of a device's memory for weights, activations and KV cache."""
+    kv_cache_bytes: Natural = 0
+    """KV cache of each device; 0 takes what ``gpu_memory_utilization`` leaves [kv_cache_memory_bytes]."""
+    enforce_eager: bool = False
+    """Compile nothing and capture no graphs: starts sooner, decodes slower."""
+    max_model_len: Natural = 0
+    """Prompt and completion tokens of one request; 0 takes the longest that this run can have."""
+    enable_chunked_prefill: bool | None = None
+    """Long prompts are read in parts, between decode steps of others. Unset: except on a CPU, where it is refused."""
+    engine_args: dict[str, Any] = {}
+    """Further arguments of vLLM's engine, by its own names; those that asyncrl sets by itself are refused."""
+
+
 class Rollout(Section, frozen=True, kw_only=True):
     """The processes that sample."""
 
     replicas: Count = 2
     """How many ``asyncrl run`` starts."""
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """``transformers`` comes with asyncrl and runs anywhere; ``vllm`` has to be installed, and is fast on devices."""
+    vllm: Vllm = Vllm()
+    device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """Where vLLM decodes. ``auto`` takes what there is, in the order cuda, npu, cpu. transformers uses the CPU."""
     slots: Count = 64
     """Completions decoded together by one engine [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """After new weights: compute the KV cache of running completions again, or go on with the old one."""
     threads: Count = 1
-    """Torch threads of one rollout."""
+    """Torch threads of one rollout; with vLLM those of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
     """What is written of running completions is put on disk this often: a killed node loses no more. 0 never."""
     drain_s: NonNegative = 30.0
@@ -223,6 +246,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     max_tokens_per_micro_batch: Count = 16384
     """Prompt and completion tokens, padding included, of one forward and backward [ppo_max_token_len_per_gpu]."""
     gradient_checkpointing: bool = False
+    logprob_gap_warn: NonNegative = 0.0
+    """
+    Warn once if sampler and trainer, with the same weights, differ by more nats on the mean token of a step; 0 takes
+    0.0001 for ``model.dtype = "float32"`` and 0.1 for ``"bfloat16"``.
+    """
     threads: Count = 1
     """Torch threads."""
 
@@ -230,13 +258,30 @@ class Trainer(Section, frozen=True, kw_only=True):
 class Weights(Section, frozen=True, kw_only=True):
     """How weights move from trainer to rollouts."""
 
-    backend: Literal["gloo"] = "gloo"
+    backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
+    """
+    Collective library. ``auto``: gloo for weights on a CPU, nccl on CUDA, hccl on an Ascend NPU. ``gloo`` moves those
+    on CUDA too, through the host: for a trainer and a rollout that share one GPU, which nccl refuses.
+    """
     interface: str = "127.0.0.1"
     """Address whose network interface the collective uses."""
     bucket_bytes: Count = 64 << 20
     """Bytes of one collective [update_weights_bucket_megabytes]."""
     deadline_s: Positive = 30.0
     """One transfer, group formation included; who is late is named, and the others go on without it."""
+    verify: bool = False
+    """Compare checksums after every transfer. Those of deltas, and the first of a group, are compared in any case."""
+    delta: bool = False
+    """
+    Send only what changed since the last version, losslessly, and compare checksums. It pays where the network is
+    slower than about 0.5 GB/s: that is how fast one core finds the changes. The trainer keeps a third copy of the
+    weights.
+    """
+    staging: Literal["whole", "bucket"] = "whole"
+    """
+    What a rollout stages. ``bucket`` needs ``bucket_bytes`` beside the engine's weights and no more, but decoding
+    stands still for all of a transfer, and an engine whose transfer broke has to start again.
+    """
 
 
 class Evaluation(Section, frozen=True, kw_only=True):
@@ -307,6 +352,11 @@ class Config(Section, frozen=True, kw_only=True):
     checkpoint: Checkpoint = Checkpoint()
     broker: Broker = Broker()
     supervisor: Supervisor = Supervisor()
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest prompt and the longest completion together."""
+        return self.data.max_prompt_tokens + max(self.sampling.max_tokens, self.evaluation.max_tokens)
 
 
 def to_json(config: Config) -> bytes:

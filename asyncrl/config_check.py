@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from asyncrl.config import Broker, Config, Schedule, leaves
+from asyncrl.config import Broker, Config, Schedule, Vllm, leaves
 from asyncrl.errors import ConfigError
 
 
@@ -17,8 +17,10 @@ def check(config: Config) -> None:
     """
     _refuse_infinite(config)
     _check_schedule(config)
+    _check_rollout(config)
     _check_algorithm(config)
     _check_trainer(config)
+    _check_weights(config)
     _check_addresses(config.broker)
 
 
@@ -81,6 +83,24 @@ def _check_filter(schedule: Schedule) -> None:
         )
 
 
+def _check_rollout(config: Config) -> None:
+    engine, vllm, plain = config.rollout.engine, config.rollout.vllm, Vllm()
+    if engine != "vllm":
+        for key in Vllm.__struct_fields__:
+            if getattr(vllm, key) != getattr(plain, key):
+                raise ConfigError(f"rollout.vllm.{key} is only read with engine='vllm', not {engine!r}; remove it")
+    if engine == "transformers" and (device := config.rollout.device) not in ("auto", "cpu"):
+        raise ConfigError(
+            f"rollout.device is {device!r}, but rollout.engine='transformers' decodes on the CPU; use engine='vllm'"
+        )
+    longest = config.data.max_prompt_tokens + config.sampling.max_tokens
+    if 0 < vllm.max_model_len < longest:
+        raise ConfigError(
+            f"rollout.vllm.max_model_len is {vllm.max_model_len}, but one trajectory may have {longest} tokens "
+            f"(data.max_prompt_tokens + sampling.max_tokens); raise it, or leave it out"
+        )
+
+
 def _check_algorithm(config: Config) -> None:
     algorithm = config.algorithm
     if 0 < algorithm.dual_clip <= 1:
@@ -118,6 +138,26 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+        )
+
+
+def _check_weights(config: Config) -> None:
+    if config.weights.staging == "whole":
+        return
+    if config.weights.delta:
+        raise ConfigError(
+            "weights.delta needs the version before, of which a rollout with weights.staging='bucket' keeps no copy; "
+            "use one of them"
+        )
+    if config.rollout.engine == "transformers":
+        raise ConfigError(
+            "weights.staging='bucket' replaces weights while decoding stands still, which "
+            "rollout.engine='transformers' cannot do; use staging='whole'"
+        )
+    if config.data.held_out:
+        raise ConfigError(
+            "weights.staging='bucket' replaces the weights of every rollout at each publish, but data.held_out is "
+            "answered by one that keeps its version meanwhile; leave data.held_out empty, or use staging='whole'"
         )
 
 

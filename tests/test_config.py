@@ -50,6 +50,19 @@ def refused(**sections: dict[str, Any]) -> str:
             "max_lag=1; remove it, or use order='completion'",
         ),
         (
+            {"rollout": {"vllm": {"enforce_eager": True}}},
+            "rollout.vllm.enforce_eager is only read with engine='vllm', not 'transformers'; remove it",
+        ),
+        (
+            {"rollout": {"device": "npu"}},
+            "rollout.device is 'npu', but rollout.engine='transformers' decodes on the CPU; use engine='vllm'",
+        ),
+        (
+            {"rollout": {"engine": "vllm", "vllm": {"max_model_len": 500}}},
+            "rollout.vllm.max_model_len is 500, but one trajectory may have 640 tokens (data.max_prompt_tokens + "
+            "sampling.max_tokens); raise it, or leave it out",
+        ),
+        (
             {"schedule": {"filter_metric": "correct"}},
             "schedule.filter_metric is only read with filter='zero_variance'; remove it",
         ),
@@ -99,6 +112,16 @@ def refused(**sections: dict[str, Any]) -> str:
             "trainer.max_tokens_per_micro_batch is 639, but one trajectory may have 640 tokens "
             "(data.max_prompt_tokens + "
             "sampling.max_tokens)",
+        ),
+        (
+            {"weights": {"staging": "bucket", "delta": True}, "rollout": {"engine": "vllm"}},
+            "weights.delta needs the version before, of which a rollout with weights.staging='bucket' keeps no copy; "
+            "use one of them",
+        ),
+        (
+            {"weights": {"staging": "bucket"}},
+            "weights.staging='bucket' replaces weights while decoding stands still, which "
+            "rollout.engine='transformers' cannot do; use staging='whole'",
         ),
         (
             {"broker": {"bind": "tcp://0.0.0.0:5555"}},

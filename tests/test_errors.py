@@ -34,6 +34,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         (errors.LedgerError, 74),  # EX_IOERR: what is damaged stays so
         (errors.RunFailed, 1),
         (errors.EngineError, 70),  # EX_SOFTWARE
+        (errors.EngineDied, 70),
         (errors.BrokenInvariant, 70),
     ],
 )

@@ -1,8 +1,8 @@
 """
 Child processes: started, watched, restarted within a budget, and ended in order: drain, stop, abort.
 
-    start ─▶ running ─exit─▶ budget left? ─yes─▶ start again, after a pause that doubles
-                                 └─no──▶ the caller ends everything
+    start ─▶ running ─exit─▶ `Verdict` ─restart─▶ budget left? ─yes─▶ start again, after a pause that doubles
+                                 └─leave, end        └─no──▶ the caller hears that it stays away
 
 A child is its own session, so that what it started dies with it, and is told by the kernel if its parent dies.
 """
@@ -13,11 +13,16 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, Literal
 
-from asyncrl.errors import BrokenInvariant
+from msgspec import Struct
+
+from asyncrl.actor.relay import Relay
+from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed
 from asyncrl.observe.disk import needed
 
 PR_SET_PDEATHSIG = 1
@@ -25,6 +30,25 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 LAST_WORDS_BYTES = 4096
 """How much of the end of a log is searched for its last line."""
+LATE_S = 2.0
+"""For a child to leave that has only just been started."""
+FINAL_CODES = (ConfigError.exit_code, LedgerError.exit_code, RunFailed.exit_code)
+"""Exit codes of a process that would only end the same way again."""
+
+Verdict = Literal["leave", "restart", "end"]
+"""It left as it should; it is to be started again; it would only end the same way again."""
+
+
+class Exit(Struct, frozen=True):
+    """A child has ended, and not as it should."""
+
+    name: str
+    code: int
+    """Negative for a signal."""
+    cause: str
+    """In words."""
+    restarting: bool
+    """It is started again."""
 
 
 class RestartBudget:
@@ -49,10 +73,11 @@ class RestartBudget:
 class Child:
     """One child process."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
-        """Where its output goes."""
+        """Where its output goes; None for the standard error of this process."""
+        self._relay = Relay(LAST_WORDS_BYTES)
         self._command = command
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
@@ -66,12 +91,12 @@ class Child:
 
     async def start(self) -> None:
         """Start it; its output is appended to the log. Raises `RunFailed` if the disk does not take that."""
-        with needed(self.log), self.log.open("ab") as log:
+        with self._output() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env=self._environment,
                 start_new_session=True,
                 preexec_fn=_dies_with(os.getpid()),
@@ -86,8 +111,8 @@ class Child:
         self._kill_session()
         return code
 
-    async def end(self, drain_s: float) -> None:
-        """SIGTERM; after ``drain_s`` SIGKILL to its whole session. Idempotent."""
+    async def end(self, drain_s: float | None) -> None:
+        """SIGTERM; after ``drain_s``, if that is not None, SIGKILL to its whole session. Idempotent."""
         if self._process is None:
             return
         if self._process.returncode is None:
@@ -100,19 +125,72 @@ class Child:
 
     def last_line(self) -> str:
         """The last thing it said: usually why it ended."""
+        lines = self._last_words().decode(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("asyncrl: ") if lines else ""
+
+    def _last_words(self) -> bytes:
+        if self.log is None:
+            return self._relay.tail()
         try:
             with self.log.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES, 0))
-                lines = log.read().decode(errors="replace").strip().splitlines()
+                return log.read()
         except OSError:
-            return ""
-        return lines[-1].removeprefix("asyncrl: ") if lines else ""
+            return b""
+
+    @contextlib.contextmanager
+    def _output(self) -> Iterator[BinaryIO]:
+        if self.log is None:
+            with self._relay.end() as output:
+                yield output
+        else:
+            with needed(self.log), self.log.open("ab") as log:
+                yield log
 
     def _kill_session(self) -> None:
         if self._session is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._session, signal.SIGKILL)
             self._session = None
+
+
+async def keep_alive(
+    child: Child,
+    budget: RestartBudget,
+    *,
+    judge: Callable[[int], Awaitable[Verdict]],
+    exited: Callable[[Exit], Awaitable[None]],
+    is_over: Callable[[], bool],
+) -> int:
+    """
+    Start ``child`` again whenever it ends, within ``budget``; return once it stays away.
+
+    Args:
+        judge: What to make of an exit code.
+        exited: Told of every end of a child that did not leave as it should.
+        is_over: Nothing is started any more.
+
+    Returns:
+        The exit code of its last life.
+
+    Raises:
+        RunFailed: It cannot be started.
+    """
+    while True:
+        code = await child.wait()
+        if (verdict := await judge(code)) == "leave":
+            return code
+        cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
+        pause_s = budget.spend(time.monotonic()) if verdict == "restart" else None
+        await exited(Exit(child.name, code, cause, restarting=pause_s is not None))
+        if pause_s is None:
+            return code
+        await asyncio.sleep(pause_s)
+        if is_over():
+            return code
+        await child.start()
+        if is_over():  # While it started: whoever ended the others did not see it.
+            await child.end(drain_s=LATE_S)
 
 
 def describe_exit(code: int) -> str:

@@ -1,15 +1,33 @@
 """Work that waits for a role nobody plays: said once per episode, so that nothing waits silently."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
+from asyncrl.broker.evaluation import EvaluationBook
+from asyncrl.broker.grading import GradeBook
+from asyncrl.broker.leasing import Leasing
+from asyncrl.broker.nodes import NodeBook
+from asyncrl.broker.publishing import PublishBook
+from asyncrl.broker.window import Window
 from asyncrl.messages import Role
 
-if TYPE_CHECKING:
-    from asyncrl.broker.scheduler import Scheduler
-
 PATIENCE_S = 60.0
+
+
+class Books(Protocol):
+    """Where work may wait, and who is there to do it: what the scheduler keeps."""
+
+    nodes: NodeBook
+    publishing: PublishBook
+    window: Window
+    leasing: Leasing
+    grading: GradeBook
+    evaluation: EvaluationBook
+
+    @property
+    def is_trained(self) -> bool:
+        """Every step is in a checkpoint, and the last version is live."""
 
 
 class Wait(Struct, frozen=True):
@@ -22,7 +40,7 @@ class Wait(Struct, frozen=True):
     def sentence(self, waited_s: float) -> str:
         """For a person: who is missing, for how long, and what to do."""
         return (
-            f"{self.work} wait, but no {self.role} node has been connected for {waited_s:g} s: "
+            f"{self.work} wait, but no {self.role} node has been connected for {waited_s:.0f} s: "
             f"start one, or look at its log if it was started"
         )
 
@@ -50,31 +68,31 @@ class AbsenceBook:
         return [(wait, wait.sentence(now_s - self._since_s[wait.role])) for wait in fresh]
 
 
-def waits(scheduler: "Scheduler") -> list[Wait]:
+def waits(books: Books) -> list[Wait]:
     """Work nobody is there to do."""
     found = []
-    if scheduler.nodes.trainer() is None and (work := _of_a_trainer(scheduler)):
+    if books.nodes.trainer() is None and (work := _of_a_trainer(books)):
         found.append(Wait("trainer", work))
-    if not scheduler.nodes.rollouts() and (work := _of_a_rollout(scheduler)):
+    if not books.nodes.of("rollout") and (work := _of_a_rollout(books)):
         found.append(Wait("rollout", work))
-    if not scheduler.nodes.of("reward") and scheduler.grading.is_waiting:
-        found.append(Wait("reward", f"{scheduler.grading.num_waiting} trajectories"))
+    if not books.nodes.of("reward") and books.grading.is_waiting:
+        found.append(Wait("reward", f"{books.grading.num_waiting} trajectories"))
     return found
 
 
-def _of_a_trainer(scheduler: "Scheduler") -> str:
+def _of_a_trainer(books: Books) -> str:
     """In words; empty if there is none."""
-    if scheduler.publishing.live_version < 0:
-        return f"{len(rollouts)} rollouts without weights" if (rollouts := scheduler.nodes.rollouts()) else ""
-    if scheduler.window.num_open:
-        return f"{scheduler.window.num_open} groups in the window"
-    return "" if scheduler.is_trained else "the steps since the last checkpoint"
+    if books.publishing.live_version < 0:
+        return f"{len(rollouts)} rollouts without weights" if (rollouts := books.nodes.rollouts()) else ""
+    if books.window.num_open:
+        return f"{books.window.num_open} groups in the window"
+    return "" if books.is_trained else "the steps since the last checkpoint"
 
 
-def _of_a_rollout(scheduler: "Scheduler") -> str:
+def _of_a_rollout(books: Books) -> str:
     """In words; empty if there is none."""
-    if scheduler.publishing.staged_version > scheduler.publishing.live_version:
-        return f"the weights of version {scheduler.publishing.staged_version}"
-    if scheduler.leasing.unleased:
-        return f"{len(scheduler.leasing.unleased)} groups"
-    return "" if scheduler.evaluation.is_finished else "the prompts of an evaluation"
+    if books.publishing.staged_version > books.publishing.live_version:
+        return f"the weights of version {books.publishing.staged_version}"
+    if books.leasing.unleased:
+        return f"{len(books.leasing.unleased)} groups"
+    return "" if books.evaluation.is_finished else "the prompts of an evaluation"

@@ -21,6 +21,7 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker import step_report
 from asyncrl.broker.departures import DepartureBook
+from asyncrl.broker.gap_alarm import GapAlarm
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.records import AnyRecord, NodeEvent
@@ -106,6 +107,7 @@ class BrokerActor:
         self._waits = step_report.WaitShares()
         self._swaps = step_report.Swaps()
         self._totals = step_report.Totals(metrics)
+        self._gap_alarm = GapAlarm(config, metrics)
         self._dirty = asyncio.Event()
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
@@ -274,6 +276,7 @@ class BrokerActor:
                 self._reject(peer, node.name, reason)
                 self._scheduler.left(peer, reason, self._clock())
                 return
+        self._event("node.ready", node=node.name, role=node.role)
         self._scheduler.handle(peer, message, self._clock())
 
     def _reject(self, peer: str, name: str, reason: str) -> None:
@@ -295,6 +298,8 @@ class BrokerActor:
         line |= self._swaps.of(self._scheduler.publishing.live_version)
         self._totals.add(line)
         self._directory.append_metrics(line)
+        if alarm := self._gap_alarm.check(line):
+            self._event("logprob_gap.exceeded", **alarm)
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
@@ -404,6 +409,8 @@ class BrokerActor:
                 trained_tokens=self._totals.tokens,
                 staleness_mean=self._totals.staleness_mean,
                 staleness_max=self._totals.staleness_max,
+                logprob_gap_mean=self._totals.logprob_gap_mean,
+                logprob_gap_max=self._totals.logprob_gap_max,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from asyncrl.broker.groups import Slot
+from asyncrl.broker.groups import Group, Slot
 from asyncrl.messages import Split, Unit
 
 Key = tuple[int, Split]
@@ -64,11 +64,11 @@ class GradeBook:
         for slot in (slot for slots in later.values() for slot in slots):
             self.add(slot)
 
-    def drop(self, group_id: int, split: Split) -> None:
+    def drop(self, group: Group) -> None:
         """Verdicts on this group are no longer wanted."""
-        self._waiting.pop((group_id, split), None)
-        for unit in [unit for unit in self._in_hand if _key(unit) == (group_id, split)]:
-            del self._in_hand[unit]
+        self._waiting.pop((group.group_id, group.split), None)
+        for slot in group.slots:
+            self._in_hand.pop(slot.unit, None)
 
 
 def _key(unit: Unit) -> Key:

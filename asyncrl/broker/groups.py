@@ -71,19 +71,24 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
         return Sample(unit=self.unit, ref=self.ref, reward=self.reward, metrics=self.metrics, summary=self.summary)
 
 
-class Group:
+class Group(Struct, eq=False, gc=False):
     """All trajectories of one prompt."""
 
-    def __init__(self, group_id: int, prompt: Prompt, size: int, *, min_version: int, split: Split = "train") -> None:
-        self.group_id = group_id
-        self.prompt = prompt
-        self.split = split
-        self.min_version = min_version
-        """Live when the group was admitted, or began anew: nodes behind it get no lease on it."""
-        self.slots = [Slot(Unit(group_id, index, split)) for index in range(size)]
-        self.num_scored = 0
-        self.num_restarts = 0
-        """How often it has begun anew."""
+    group_id: int
+    prompt: Prompt
+    size: int
+    """Trajectories."""
+    min_version: int
+    """Live when the group was admitted, or began anew: nodes behind it get no lease on it."""
+    split: Split = "train"
+    num_scored: int = 0
+    num_restarts: int = 0
+    """How often it has begun anew."""
+    slots: tuple[Slot, ...] = ()
+    """[size] By index. A tuple, because the collector gives up on tuples of what it does not look at."""
+
+    def __post_init__(self) -> None:
+        self.slots = tuple([Slot(Unit(self.group_id, index, self.split)) for index in range(self.size)])
 
     def begin_anew(self, min_version: int) -> None:
         """All that was sampled of it is void. Failures still count: they are the prompt's."""
@@ -101,7 +106,7 @@ class Group:
     @property
     def is_complete(self) -> bool:
         """Does every trajectory have a reward?"""
-        return self.num_scored == len(self.slots)
+        return self.num_scored == self.size
 
     @property
     def lengths(self) -> list[int]:

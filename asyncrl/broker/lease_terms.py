@@ -11,14 +11,14 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
     return Lease(
         token=lease.token,
         group_id=group.group_id,
-        indices=sorted(lease.open),
+        indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
         sampling=_held_out_sampling(config) if group.split == "held_out" else config.sampling.sampling(),
         seed=sampling_seed(config.run.seed, group.group_id, config.schedule.group_size),
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
-        begun=[Begun(index, ref) for index in sorted(lease.open) if (ref := group.slots[index].ref)],
+        begun=[Begun(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
 
 

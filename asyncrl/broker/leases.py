@@ -11,25 +11,26 @@ has none but those its nodes tell it of, and its tokens are higher than every ea
 leases are told apart.
 """
 
+from collections.abc import Iterable
+
+from msgspec import Struct
+
 from asyncrl.messages import Split
 
 
-class Lease:
+class Lease(Struct, eq=False, gc=False):
     """Some indices of one group, in the hands of one node."""
 
-    def __init__(  # noqa: PLR0917  made in one place
-        self, token: int, node: str, group_id: int, split: Split, indices: list[int], deadline_s: float
-    ) -> None:
-        self.token = token
-        self.node = node
-        self.group_id = group_id
-        self.split = split
-        self.open = set(indices)
-        """Not yet settled."""
-        self.deadline_s = deadline_s
+    token: int
+    node: str
+    group_id: int
+    split: Split
+    open: tuple[int, ...]
+    """Not yet settled, ascending."""
+    deadline_s: float
 
     def __repr__(self) -> str:
-        return f"<Lease {self.token & 0xFFFFFFFF} {self.node} group={self.group_id} open={sorted(self.open)}>"
+        return f"<Lease {self.token & 0xFFFFFFFF} {self.node} group={self.group_id} open={list(self.open)}>"
 
 
 class LeaseBook:
@@ -41,6 +42,7 @@ class LeaseBook:
         self._lease_s = lease_s
         self._open: dict[int, Lease] = {}
         self._of_node: dict[str, dict[int, Lease]] = {}
+        self._of_group: dict[tuple[int, Split], tuple[Lease, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -57,26 +59,21 @@ class LeaseBook:
 
     def grant(self, node: str, group_id: int, split: Split, indices: list[int], now_s: float) -> Lease:
         """A new lease of ``indices`` to ``node``."""
-        lease = Lease(self.next_token(), node, group_id, split, indices, now_s + self._lease_s)
-        self._open[lease.token] = lease
-        self._of_node.setdefault(node, {})[lease.token] = lease
-        return lease
+        return self._add(Lease(self.next_token(), node, group_id, split, tuple(sorted(indices)), now_s + self._lease_s))
 
     def adopt(  # noqa: PLR0917  called in one place
         self, token: int, node: str, group_id: int, split: Split, index: int, now_s: float
     ) -> None:
         """One more index of a lease that ``node`` was given in an earlier session."""
         if (lease := self._open.get(token)) and lease.node == node:
-            lease.open.add(index)
-            return
-        lease = Lease(token, node, group_id, split, [index], now_s + self._lease_s)
-        self._open[token] = lease
-        self._of_node.setdefault(node, {})[token] = lease
+            lease.open = tuple(sorted({*lease.open, index}))
+        else:
+            self._add(Lease(token, node, group_id, split, (index,), now_s + self._lease_s))
 
     def settle(self, token: int, index: int) -> None:
         """One index of a lease has its result, or has failed; the lease is gone with its last one."""
         if lease := self._open.get(token):
-            lease.open.discard(index)
+            lease.open = tuple([other for other in lease.open if other != index])
             if not lease.open:
                 self._take([lease])
 
@@ -100,15 +97,25 @@ class LeaseBook:
 
     def cancel(self, group_id: int, split: Split) -> list[Lease]:
         """Take back everything on one group."""
-        return self._take(
-            [lease for lease in self._open.values() if lease.group_id == group_id and lease.split == split]
-        )
+        return self._take(self._of_group.get((group_id, split), ()))
 
-    def _take(self, leases: list[Lease]) -> list[Lease]:
-        for lease in leases:
+    def _add(self, lease: Lease) -> Lease:
+        key = lease.group_id, lease.split
+        self._open[lease.token] = lease
+        self._of_node.setdefault(lease.node, {})[lease.token] = lease
+        self._of_group[key] = (*self._of_group.get(key, ()), lease)
+        return lease
+
+    def _take(self, leases: Iterable[Lease]) -> list[Lease]:
+        taken = list(leases)
+        for lease in taken:
             del self._open[lease.token]
             held = self._of_node[lease.node]
             del held[lease.token]
             if not held:
                 del self._of_node[lease.node]
-        return leases
+            key = lease.group_id, lease.split
+            others = tuple([other for other in self._of_group.pop(key) if other is not lease])
+            if others:
+                self._of_group[key] = others
+        return taken

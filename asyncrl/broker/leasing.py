@@ -150,7 +150,7 @@ class Leasing:
         self.unleased.discard(group.group_id)
 
     def _lost(self, lease: Lease, cause: str) -> None:
-        for index in sorted(lease.open):
+        for index in lease.open:
             slot = self.slot(Unit(lease.group_id, index, lease.split))
             if slot and slot.is_leased_by(lease.token):
                 self._missing(slot, lease.token, cause)

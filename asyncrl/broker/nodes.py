@@ -1,36 +1,37 @@
 """Who is connected: roles, credits, versions, and when they were last heard."""
 
+from msgspec import Struct
+
 from asyncrl.messages import Beat, Hello, Member, Role
 
 
-class Node:
+class Node(Struct, eq=False, gc=False):
     """One incarnation of one node."""
 
-    def __init__(self, peer: str, hello: Hello, now_s: float) -> None:
-        self.peer = peer
-        """What the hub calls it."""
-        self.name = hello.node
-        self.incarnation = hello.incarnation
-        self.role: Role = hello.role
-        self.heard_s = now_s
-        self.beat = Beat()
-        """The latest."""
-        self.credit_limit = 0
-        """Running total of what it will take, as it said last."""
-        self.granted = 0
-        """Running total of what it was given."""
-        self.policy_version = -1
-        """What its engine decodes with; -1 before its first weights."""
-        self.received_version = -1
-        """What lies in its staging buffers, decoding or not."""
-        self.is_ready = False
-        """Its model is loaded."""
-        self.ranks = 1
-        """As in `Member`."""
-        self.is_draining = False
-        """It wants no more leases."""
-        self.is_quiet = False
-        """It has not been heard for so long that it is given nothing new."""
+    peer: str
+    """What the hub calls it."""
+    name: str
+    incarnation: str
+    role: Role
+    heard_s: float
+    beat: Beat = Beat()
+    """The latest."""
+    credit_limit: int = 0
+    """Running total of what it will take, as it said last."""
+    granted: int = 0
+    """Running total of what it was given."""
+    policy_version: int = -1
+    """What its engine decodes with; -1 before its first weights."""
+    received_version: int = -1
+    """What lies in its staging buffers, decoding or not."""
+    is_ready: bool = False
+    """Its model is loaded."""
+    ranks: int = 1
+    """As in `Member`."""
+    is_draining: bool = False
+    """It wants no more leases."""
+    is_quiet: bool = False
+    """It has not been heard for so long that it is given nothing new."""
 
     @property
     def credits(self) -> int:
@@ -59,22 +60,22 @@ class NodeBook:
         self._ttl_s = ttl_s
         self._nodes: dict[str, Node] = {}
         self._by_role: dict[Role, dict[str, Node]] = {}
-        self._by_name: dict[str, list[Node]] = {}
+        self._by_name: dict[str, tuple[Node, ...]] = {}
 
     def join(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello."""
-        node = self._nodes[peer] = Node(peer, hello, now_s)
+        node = self._nodes[peer] = Node(peer, hello.node, hello.incarnation, hello.role, now_s)
         self._by_role.setdefault(node.role, {})[peer] = node
-        self._by_name.setdefault(node.name, []).append(node)
+        self._by_name[node.name] = (*self.earlier(hello), node)
         return node
 
     def leave(self, peer: str) -> Node | None:
         """A node is gone."""
         if node := self._nodes.pop(peer, None):
             del self._by_role[node.role][peer]
-            self._by_name[node.name].remove(node)
-            if not self._by_name[node.name]:
-                del self._by_name[node.name]
+            others = tuple([other for other in self._by_name.pop(node.name) if other is not node])
+            if others:
+                self._by_name[node.name] = others
         return node
 
     def get(self, peer: str) -> Node | None:

@@ -8,7 +8,7 @@ from asyncrl.broker.records import AnyRecord
 from asyncrl.messages import Message
 
 
-class Outgoing(Struct, frozen=True):
+class Outgoing(Struct, frozen=True, gc=False):
     """One message to one peer."""
 
     peer: str

@@ -4,6 +4,7 @@ Which version is live, and who takes part in which weight transfer. One transfer
     Publishing(v) ─▶ Transfer to trainer and rollouts ─▶ Transferred, Live, Live ─▶ v is live
     a rollout joins ─▶ Transfer of the pair (trainer, joiner), so that nobody else waits
     a pair that breaks too often ─▶ the joiner is given up, and the run goes on
+    a rollout's side breaks, the others' does not ─▶ the version is live, and that rollout has to be brought up to date
     the trainer is lost ─▶ the next one starts at its checkpoint; nothing travels until it is at the live version again
 
 A membership epoch names a process group. It changes only when the members do, or when a transfer in it broke: the
@@ -18,7 +19,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.messages import Publishing, Transfer
 
 MAX_FAILURES = 5
-"""Transfers of one version that may break before the run gives up; of one joiner, before that joiner is given up."""
+"""Transfers of one version that may break before the run gives up; of one rollout alone, before it is given up."""
 
 
 class Ongoing:
@@ -36,7 +37,14 @@ class Ongoing:
         """They decode with the version."""
         self.swapping = set(peers[1:]) - self.swapped
         """They do not yet."""
-        self.failures: list[str] = []
+        self.failures: dict[str, str] = {}
+        """What broke, by peer."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """The trainer sent all of it, and a rollout that is still there got all of it."""
+        receivers = self.swapping | self.swapped
+        return self.peers[0] not in self.failures and not receivers <= self.failures.keys()
 
 
 class PublishBook:
@@ -56,8 +64,8 @@ class PublishBook:
         """Epoch and members of the group that is reused; None: the next transfer makes a new one."""
         self._staged: Publishing | None = None
         self._num_failures = 0
-        self._broken_pairs: Counter[str] = Counter()
-        """Failures so far of joiners that are not up to date yet, by peer."""
+        self._broken_alone: Counter[str] = Counter()
+        """By peer: how often a rollout's transfer broke and nobody else's, since it last was up to date."""
         self.ongoing: Ongoing | None = None
         self.live_version = -1
 
@@ -114,7 +122,7 @@ class PublishBook:
             return
         ongoing.unreported.discard(peer)
         if failure:
-            ongoing.failures.append(failure)
+            ongoing.failures[peer] = failure
             self._kept = None if ongoing.message.keep else self._kept
 
     def live(self, peer: str, policy_version: int) -> None:
@@ -125,20 +133,20 @@ class PublishBook:
 
     def left(self, peer: str, name: str) -> None:
         """A node is gone; a group it was in is of no more use."""
-        self._broken_pairs.pop(peer, None)
+        self._broken_alone.pop(peer, None)
         if self._kept and peer in self._kept[1]:
             self._kept = None
         if (ongoing := self.ongoing) is None or peer not in ongoing.peers:
             return
         if peer in ongoing.unreported:
-            ongoing.failures.append(f"{name} was lost")
+            ongoing.failures[peer] = f"{name} was lost"
         ongoing.unreported.discard(peer)
         ongoing.swapping.discard(peer)
         ongoing.swapped.discard(peer)
 
     def given_up(self) -> list[str]:
-        """Joiners that could not be brought up to date in `MAX_FAILURES` tries: to be declared lost."""
-        return [peer for peer, failures in self._broken_pairs.items() if failures >= MAX_FAILURES]
+        """Rollouts that could not be brought up to date in `MAX_FAILURES` tries: to be declared lost."""
+        return [peer for peer, failures in self._broken_alone.items() if failures >= MAX_FAILURES]
 
     def extend(self, seconds: float) -> None:
         """No report could be heard for so long."""
@@ -159,8 +167,9 @@ class PublishBook:
         """
         The transfer that has just ended with its version in use, else None.
 
-        A broken one is forgotten, so that `start` makes another with the members there are then. Nodes ``held`` for
-        an evaluation are not waited for; if all are, the first one released makes the version live.
+        One that broke is forgotten, so that `start` makes another with the members there are then; if it broke for some
+        of the rollouts only, they lack the version as joiners do. Nodes ``held`` for an evaluation are not waited for;
+        if all are, the first one released makes the version live.
 
         Raises:
             RunFailed: The same version broke too often.
@@ -168,9 +177,11 @@ class PublishBook:
         if (ongoing := self.ongoing) is None or ongoing.unreported:
             return None
         if ongoing.failures:
-            self.ongoing = None
-            self._broke(ongoing)
-            return None
+            if not ongoing.has_arrived:
+                self.ongoing = None
+                self._broke(ongoing)
+                return None
+            self._go_on_without(ongoing.swapping & ongoing.failures.keys())
         if len(ongoing.swapping) > len(held):
             return None  # The usual answer while many swap, and it costs the same with any number of them.
         if ongoing.swapping.difference(held) or (ongoing.swapping and not ongoing.swapped):
@@ -179,26 +190,32 @@ class PublishBook:
         if not ongoing.swapped:
             return None  # All were lost after the transfer: whoever joins next gets the version anew.
         for peer in ongoing.swapped:
-            self._broken_pairs.pop(peer, None)
+            self._broken_alone.pop(peer, None)
         self.live_version = max(self.live_version, ongoing.message.policy_version)
         return ongoing
 
     def _broke(self, ongoing: Ongoing) -> None:
         if not ongoing.message.keep:
-            self._broken_pairs[ongoing.peers[1]] += 1
+            self._broken_alone[ongoing.peers[1]] += 1
             return
         self._num_failures += 1
         if self._num_failures >= MAX_FAILURES:
             raise RunFailed(
                 f"version {ongoing.message.policy_version} could not be published in {MAX_FAILURES} tries: "
-                f"{'; '.join(ongoing.failures)}"
+                f"{'; '.join(ongoing.failures.values())}"
             )
+
+    def _go_on_without(self, peers: Collection[str]) -> None:
+        """What moved was sound: it is for these rollouts to get it again, and the others do not wait."""
+        if self.ongoing:
+            self.ongoing.swapping.difference_update(peers)
+        self._broken_alone.update(peers)
 
     def _joiner(self, rollouts: Sequence[Node], version: int) -> list[Node]:
         """[<= 1] The rollout to bring up to date next: one whose transfer broke least often."""
         lacking = [node for node in rollouts if node.received_version < version]
-        able = [node for node in lacking if self._broken_pairs[node.peer] < MAX_FAILURES]
-        return sorted(able, key=lambda node: self._broken_pairs[node.peer])[:1]
+        able = [node for node in lacking if self._broken_alone[node.peer] < MAX_FAILURES]
+        return sorted(able, key=lambda node: self._broken_alone[node.peer])[:1]
 
     def _epoch_for(self, peers: list[str], keep: bool) -> int:
         if keep and self._kept and self._kept[1] == peers:

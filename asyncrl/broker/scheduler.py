@@ -401,7 +401,7 @@ class Scheduler:
         version = self.publishing.live_version
         for group in self._stragglers.overdue(self.batches, self.batches.next_step, version):
             thrown_away = group.lengths
-            self.grading.drop(group.group_id, group.split)
+            self.grading.drop(group)
             self.leasing.cancel(group)
             self.restarted(group, version)
             self.leasing.wanted(group)
@@ -478,8 +478,8 @@ class Scheduler:
         )
         self._credits_changed(node)
         self.grading.revoke(node.peer)
-        for group_id in self.versions.left(node):
-            self.grading.drop(group_id, "held_out")
+        for group in self.versions.left(node):
+            self.grading.drop(group)
         if node.role == "trainer":
             self._wanted_step = None
 
@@ -487,7 +487,7 @@ class Scheduler:
         group = self._group(unit)
         if group is None:
             return
-        self.grading.drop(unit.group_id, unit.split)
+        self.grading.drop(group)
         if unit.split == "held_out":
             self.versions.settle_held_out(unit.group_id, failed=True)
             return

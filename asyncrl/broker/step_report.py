@@ -1,5 +1,6 @@
 """One line a step: the trainer's numbers, what its batch was made of, and who waited meanwhile. Pure arithmetic."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from asyncrl.broker.groups import Group
@@ -86,6 +87,10 @@ class Totals:
         self.tokens = 0
         self.staleness_max = 0
         self._staleness_sum = 0.0
+        self.logprob_gap_max: float | None = None
+        """As in `Summary`."""
+        self._gap_sum = 0.0
+        self._gap_tokens = 0.0
         for line in lines:
             self.add(line)
 
@@ -103,11 +108,24 @@ class Totals:
         self.tokens += int(line["tokens"])
         self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
         self._staleness_sum += line["staleness_mean"]
+        self._add_gap(line.get("logprob_gap_mean"), line.get("logprob_gap_max"), line.get("logprob_gap_tokens"))
 
     @property
     def staleness_mean(self) -> float:
         """Mean over steps of each step's mean over trajectories."""
         return self._staleness_sum / max(self.steps, 1)
+
+    @property
+    def logprob_gap_mean(self) -> float | None:
+        """As in `Summary`."""
+        return self._gap_sum / self._gap_tokens if self._gap_tokens else None
+
+    def _add_gap(self, mean: float | None, highest: float | None, tokens: float | None) -> None:
+        """Of a step that has one: not every step does, and one that is not finite is read back as None."""
+        if tokens and mean is not None and highest is not None and math.isfinite(mean) and math.isfinite(highest):
+            self._gap_sum += mean * tokens
+            self._gap_tokens += tokens
+            self.logprob_gap_max = max(highest, self.logprob_gap_max or 0.0)
 
 
 def line(

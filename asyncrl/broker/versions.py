@@ -6,6 +6,7 @@ What rollouts decode with: transfers to them, when a version is live, and the he
 """
 
 from asyncrl.broker.evaluation import EvaluationBook
+from asyncrl.broker.groups import Group
 from asyncrl.broker.nodes import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.publishing import PublishBook
@@ -105,7 +106,7 @@ class Versions:
         for supervisor in self._nodes.of("supervisor"):
             self._out.send(supervisor.peer, result)
 
-    def left(self, node: Node) -> list[int]:
+    def left(self, node: Node) -> list[Group]:
         """A node is gone. Returns held-out groups that nobody waits for any more."""
         self.moved()
         self._publishing.left(node.peer, node.name)
@@ -114,7 +115,7 @@ class Versions:
         if (lost := self._evaluation.left(node.peer)) is None:
             return []
         self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
-        return list(lost.open)
+        return list(lost.open.values())
 
     def _conclude_transfer(self) -> None:
         before = self._publishing.live_version

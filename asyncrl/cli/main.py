@@ -180,6 +180,36 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
     click.echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
+@main.command()
+@click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="What it is to do; any.")
+@click.option("--npu", is_flag=True, help="Only Ascend NPUs, thoroughly: 64 MiB between two of them.")
+@json_option
+@one_sentence
+def doctor(role: str | None, npu: bool, as_json: bool) -> None:
+    """
+    What this machine is good for: what is installed, which devices there are, whether collectives move bytes.
+
+    Exit code 1 if it can serve no role, or not the one asked for; what is wrong is said in one sentence each.
+    """
+    import asyncio
+    import os
+
+    from rich.console import Console
+
+    from asyncrl.cli.doctor import show, to_json
+    from asyncrl.node.doctor import examine, examine_npu
+
+    if npu and role:
+        raise click.UsageError("--npu looks at no role; give one of --npu and --role")
+    with Console(stderr=True).status("trying what is here"):  # Seen on a terminal only.
+        diagnosis = asyncio.run(examine_npu(os.environ) if npu else examine(os.environ, role or ""))
+    if as_json:
+        click.echo(to_json(diagnosis))
+    else:
+        show(Console(), diagnosis)
+    sys.exit(0 if diagnosis.is_fit else 1)
+
+
 @main.group()
 def config() -> None:
     """Look at configurations."""

@@ -28,6 +28,8 @@ ROLES = ("broker", "rollout", "reward", "trainer")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value. Only for the broker.")
 @click.option("--name", help="Name of this node, unique in the run. [default: ROLE-HOSTNAME-PID]")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="An existing run directory. Only for the broker.")
+@click.option("--replicas", metavar="auto|N", help="So many rollouts, each with its own devices. Only for a rollout.")
+@click.option("--devices", metavar="0,1,...", help="Devices they may use, by number or UUID. Only with --replicas.")
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker to answer.")
 @click.version_option(package_name="asyncrl")
 def main(
@@ -38,16 +40,23 @@ def main(
     overrides: tuple[str, ...],
     name: str | None,
     run_dir: Path | None,
+    replicas: str | None,
+    devices: str | None,
     wait_s: float,
 ) -> None:
     """
     Run one asyncrl role. Nodes take the run's configuration from the broker.
+
+    With --replicas auto there are as many rollouts as the machine has devices for, called NAME-0, NAME-1 and so on:
+    one dies, it is started again. What CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES leaves out is not used.
 
     SIGTERM drains and exits 0; a second one exits at once. Exit code 78 is a mistake in the configuration: do not
     restart; nor 74, files that are damaged. 69 means the broker cannot be reached: restart later.
     """
     name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     try:
+        if (replicas or devices) and role != "rollout":
+            raise ConfigError(f"--replicas and --devices are for rollouts, not for a {role}")
         if role == "broker":
             job = _broker_job(config_path, overrides, address, run_dir)
         else:
@@ -57,7 +66,7 @@ def main(
                 raise ConfigError(f"--broker tcp://HOST:PORT is missing: a {role} needs to know where the broker is")
             if not address.startswith(("tcp://", "ipc://")):
                 raise ConfigError(f"--broker is {address!r}: expected tcp://HOST:PORT or ipc://PATH")
-            job = _node_job(role, address, name, wait_s)
+            job = _replicas_job(address, name, replicas, devices, wait_s) or _node_job(role, address, name, wait_s)
     except AsyncrlError as error:
         click.echo(f"asyncrl-node: {error}", err=True)
         sys.exit(error.exit_code)
@@ -86,6 +95,25 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
 
     async def job(stopping: asyncio.Event) -> None:
         await run_broker(config, directory, bind=bind, listening=listening, stopping=stopping)
+
+    return job
+
+
+def _replicas_job(address: str, name: str, replicas: str | None, devices: str | None, wait_s: float) -> Job | None:
+    """None if there is to be one rollout, in this process."""
+    if replicas is None:
+        if devices is not None:
+            raise ConfigError("--devices is only read with --replicas; for one rollout, set CUDA_VISIBLE_DEVICES")
+        return None
+    if replicas != "auto" and not (replicas.isdecimal() and int(replicas)):
+        raise ConfigError(f"--replicas is {replicas!r}: expected auto or a number from 1")
+    from asyncrl.cli.replicas import run_replicas
+
+    count = None if replicas == "auto" else int(replicas)
+    only = None if devices is None else [name.strip() for name in devices.split(",")]
+
+    async def job(stopping: asyncio.Event) -> None:
+        await run_replicas(address, name, count=count, only=only, wait_s=wait_s, stopping=stopping)
 
     return job
 

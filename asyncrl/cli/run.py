@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from asyncrl.broker.step_report import Totals
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
+from asyncrl.node.devices import Devices, find, share
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.run_file import load, to_toml
@@ -32,6 +35,7 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
     console = Console()
+    shares = _shares(config)
     prepare_model(config, config_path, overrides, console, dry_run=dry_run)
     if not dry_run or Path(config.data.train).exists():
         train_stream(config.data, config.run.seed)
@@ -39,11 +43,11 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
             held_out_stream(config.data, config.evaluation.max_prompts)
     if dry_run:
         console.print(to_toml(config), highlight=False, markup=False)
-        console.print(_plan(config), highlight=False, markup=False)
+        console.print(_plan(config, shares), highlight=False, markup=False)
         return
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
     directory.write_config(to_toml(config))
-    _carry_out(config, directory, console)
+    _carry_out(config, directory, shares, console)
 
 
 def resume(path: Path) -> None:
@@ -58,16 +62,22 @@ def resume(path: Path) -> None:
         raise ConfigError(f"{path} is complete ({summary.steps} steps): there is nothing to resume")
     directory = RunDirectory.reopen(path)
     directory.address.unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
-    _carry_out(load(directory.config), directory, Console())
+    config = load(directory.config)
+    _carry_out(config, directory, _shares(config), Console())
 
 
-def _carry_out(config: Config, directory: RunDirectory, console: Console) -> None:
+def _shares(config: Config) -> list[Devices]:
+    """Devices of each rollout; ConfigError if there are too few."""
+    return share(find(config.rollout.device, os.environ), config.rollout, config.rollout.replicas)
+
+
+def _carry_out(config: Config, directory: RunDirectory, shares: list[Devices], console: Console) -> None:
     """Every role as a child process, to the end; then the report, and where everything is."""
     console.print(f"run {directory.path}  (logs in {directory.logs})", highlight=False, markup=False)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself broke down")
     try:
         with Screen(console, config.run.steps) as screen:
-            uvloop.run(_supervise(Supervisor(config, directory, screen)))
+            uvloop.run(_supervise(Supervisor(config, directory, screen, shares)))
         failure = None
     except AsyncrlError as error:
         failure = error
@@ -136,18 +146,21 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
         lines = directory.read_metrics()
     except LedgerError:  # The cause, most likely.
         lines = []
+    totals = Totals(lines)
     summary = Summary(
         name=directory.path.name,
         status="failed",
         cause=cause or "the broker left without a summary",
         seed=config.run.seed,
-        steps=len(lines),
+        steps=totals.steps,
         steps_planned=config.run.steps,
         versions=max((int(line["version"]) for line in lines), default=0),
         wall_s=max((line["time_s"] for line in lines), default=0.0),
-        trained_tokens=int(sum(line["tokens"] for line in lines)),
-        staleness_mean=sum(line["staleness_mean"] for line in lines) / max(len(lines), 1),
-        staleness_max=int(max((line["staleness_max"] for line in lines), default=0)),
+        trained_tokens=totals.tokens,
+        staleness_mean=totals.staleness_mean,
+        staleness_max=totals.staleness_max,
+        logprob_gap_mean=totals.logprob_gap_mean,
+        logprob_gap_max=totals.logprob_gap_max,
     )
     try:
         directory.write_summary(summary)
@@ -171,10 +184,12 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _plan(config: Config) -> str:
+def _plan(config: Config, shares: list[Devices]) -> str:
     steps, schedule = config.run.steps, config.schedule
+    where = " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
     return (
-        f"would start: 1 broker (with spool), {config.rollout.replicas} rollouts, 1 reward, 1 trainer\n"
+        f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer\n"
+        f"rollouts sample by {config.rollout.engine} on {where}\n"
         f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most {schedule.window} "
         f"groups open; {steps * schedule.groups_per_step * schedule.group_size} trajectories"
     )

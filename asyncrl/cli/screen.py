@@ -38,6 +38,10 @@ class Screen:
         """A line of text."""
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
+    def waiting(self, what: str, waited_s: float) -> None:
+        """There is no first step yet."""
+        self.say(f"waiting {waited_s:.0f} s for {what}")
+
     def step(self, step: Step) -> None:
         """One optimizer step is done."""
         self.say(step_line(step, self._eta_s(step)))

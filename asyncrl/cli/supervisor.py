@@ -12,18 +12,20 @@ A rollout or reward node that was told to leave, and did, stays away.
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Coroutine
 from typing import Any
 
 from asyncrl.actor.greeting import beat, identity, join, leave
 from asyncrl.actor.link import Link
-from asyncrl.actor.supervise import Child, RestartBudget, describe_exit
+from asyncrl.actor.supervise import FINAL_CODES, Child, Exit, RestartBudget, Verdict, keep_alive
+from asyncrl.cli.children import role_process
 from asyncrl.cli.screen import Screen
+from asyncrl.cli.startup import FIRST_S, awaited
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
-from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress
+from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress, Role
+from asyncrl.node.devices import Devices
 from asyncrl.observe.run_directory import RunDirectory
 
 START_S = 60.0
@@ -36,17 +38,21 @@ NODE = "supervisor-0"
 BROKER = "broker-0"
 LEAVE_FOR_GOOD = ("rollout", "reward")
 """Roles whose processes were told to leave, by SIGTERM or `asyncrl drain`, if they exit with 0."""
-FINAL_CODES = (ConfigError.exit_code, LedgerError.exit_code, RunFailed.exit_code)
-"""Exit codes of a process that would only end the same way again."""
 
 
 class Supervisor:
-    """One run on one machine."""
+    """
+    One run on one machine.
 
-    def __init__(self, config: Config, directory: RunDirectory, screen: Screen) -> None:
+    Args:
+        shares: Devices of each rollout.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, screen: Screen, shares: list[Devices]) -> None:
         self._config = config
         self._directory = directory
         self._screen = screen
+        self._shares = shares
         self._children: list[Child] = []
         self._link: Link | None = None
         """To the broker, if it was met."""
@@ -54,6 +60,8 @@ class Supervisor:
         """What the broker could not hear, because it is the one it is about."""
         self._ended: asyncio.Future[str]
         """The cause; empty if the run is complete."""
+        self._has_begun = False
+        """There was a step, or an evaluation."""
         self._is_mistake = False
         """Of the person who wrote the configuration."""
         self._leaving = False
@@ -84,6 +92,7 @@ class Supervisor:
             address = await self._start_broker()
             self._spawn(self._attend(address))
             await self._start_nodes(address)
+            self._spawn(self._tell_what_is_awaited())
             return await self._ended
         finally:
             await self._end_children()
@@ -107,60 +116,54 @@ class Supervisor:
         return self._directory.address.read_text().strip()
 
     async def _start_nodes(self, address: str) -> None:
-        names = [("trainer", "trainer-0"), ("reward", "reward-0")]
-        names += [("rollout", f"rollout-{i}") for i in range(self._config.rollout.replicas)]
-        for role, name in names:
-            await self._start(role, self._child(role, name, "--broker", address))
+        to_broker = ("--broker", address)
+        await self._start("trainer", self._child("trainer", "trainer-0", *to_broker))
+        await self._start("reward", self._child("reward", "reward-0", *to_broker))
+        for i, devices in enumerate(self._shares):
+            rollout = self._child("rollout", f"rollout-{i}", *to_broker, devices=devices.environment())
+            await self._start("rollout", rollout)
 
-    async def _start(self, role: str, child: Child) -> None:
-        settings = self._config.supervisor
+    async def _start(self, role: Role, child: Child) -> None:
         await child.start()
-        self._spawn(self._watch(role, child, RestartBudget(settings.max_restarts, settings.window_s)))
+        self._spawn(self._watch(role, child))
 
-    def _child(self, role: str, name: str, *options: str) -> Child:
-        command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
-        threads = {"rollout": self._config.rollout.threads, "trainer": self._config.trainer.threads}.get(role, 1)
-        # Read by OpenMP when it starts, before any of our code could set the number.
-        environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        child = Child(name, command, self._directory.logs / f"{name}.log", environment)
+    def _child(self, role: Role, name: str, *options: str, devices: dict[str, str] | None = None) -> Child:
+        log = self._directory.logs / f"{name}.log"
+        child = role_process(role, name, self._config, log, *options, devices=devices)
         self._children.append(child)
         return child
 
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 
-    async def _watch(self, role: str, child: Child, budget: RestartBudget) -> None:
-        while True:
-            code = await child.wait()
+    async def _watch(self, role: Role, child: Child) -> None:
+        settings = self._config.supervisor
+
+        async def judge(code: int) -> Verdict:
             if code == 0:  # It left on purpose: most often because the run is over, which we hear in a moment.
                 await asyncio.sleep(LAST_WORDS_S)
             if self._is_over():
-                return
+                return "leave"
             if code == 0 and role in LEAVE_FOR_GOOD:
                 self._screen.left(child.name)
-                return
-            cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
+                return "leave"
             self._is_mistake = self._is_mistake or code == ConfigError.exit_code
             is_final = code in FINAL_CODES or not self._directory.address.exists()  # The broker never came so far.
-            pause_s = None if is_final else budget.spend(time.monotonic())
-            await self._exited(child.name, cause, restarting=pause_s is not None)
-            if pause_s is None:
-                return
-            await asyncio.sleep(pause_s)
-            if self._is_over():
-                return
-            await child.start()
+            return "end" if is_final else "restart"
 
-    async def _exited(self, name: str, cause: str, *, restarting: bool) -> None:
-        news = Exited(name, cause, restarting=restarting)
-        if name == BROKER:
+        budget = RestartBudget(settings.max_restarts, settings.window_s)
+        await keep_alive(child, budget, judge=judge, exited=self._exited, is_over=self._is_over)
+
+    async def _exited(self, left: Exit) -> None:
+        news = Exited(left.name, left.cause, restarting=left.restarting)
+        if left.name == BROKER:
             self._news.append(news)
         else:
             await self._tell(news)
-        self._screen.exited(name, cause, restarting=restarting)
-        if not restarting:
+        self._screen.exited(left.name, left.cause, restarting=left.restarting)
+        if not left.restarting:
             # The broker says goodbye to the others and writes the summary, unless it is the one that died.
-            await asyncio.sleep(0 if name == BROKER else LAST_WORDS_S)
-            self._end(f"{name} {cause}")
+            await asyncio.sleep(0 if left.name == BROKER else LAST_WORDS_S)
+            self._end(f"{left.name} {left.cause}")
 
     async def _attend(self, address: str) -> None:
         """Hear the broker until it says how the run ended: also the one that takes the place of one that died."""
@@ -179,12 +182,27 @@ class Supervisor:
         async for message in link:
             match message:
                 case Progress():
+                    self._has_begun = True
                     self._screen.step(message)
                 case Evaluated():
+                    self._has_begun = True
                     self._screen.evaluated(message)
                 case Finished(cause=cause):
                     self._end(cause)
                     return
+
+    async def _tell_what_is_awaited(self) -> None:
+        """Until the first step, ever more rarely."""
+        nodes = [child.name for child in self._children if child.name != BROKER]
+        waited_s, pause_s = 0.0, FIRST_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._has_begun or self._is_over():
+                return
+            waited_s += pause_s
+            pause_s = waited_s
+            with contextlib.suppress(LedgerError):  # The broker says so, and ends.
+                self._screen.waiting(awaited(nodes, self._directory.read_events()), waited_s)
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

@@ -102,6 +102,7 @@ async def _session(
         plan_hash=plan.hash,
         ranks=ranks,
         partial_rollout=config.schedule.partial_rollout,
+        is_in_place=config.weights.staging == "bucket",
         progress_every_s=config.rollout.progress_every_s,
         in_hand=in_hand,
         on_drain=stopping.set,

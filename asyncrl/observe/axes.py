@@ -7,6 +7,9 @@ from msgspec import Struct
 
 Point = tuple[float, float]
 
+SMALLEST_SPAN = 1e-300
+"""Values closer than this count as equal: a tick's step would be below what a float can hold."""
+
 
 class Axis(Struct, frozen=True):
     """A range of numbers laid along ``length`` pixels from ``origin``; a negative length runs upwards."""
@@ -61,7 +64,7 @@ def thin(points: Sequence[Point], most: int = 800) -> list[Point]:
 
 def _range(values: Sequence[float]) -> Point:
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if high - low > 1e-9 * max(abs(low), abs(high)):
+    if high - low > max(1e-9 * max(abs(low), abs(high)), SMALLEST_SPAN):
         return low, high
     room = abs(low) / 10 or 0.5
     return low - room, high + room

@@ -31,7 +31,14 @@ CURVES = (
     Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
     Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
     Curve(title="KL to the reference, nats", keys={"": "kl_ref"}),
-    Curve(title="Log-prob gap, trainer to sampler, nats", keys={"mean": "logprob_gap_mean", "max": "logprob_gap_max"}),
+    Curve(
+        title="Log-prob gap, trainer and sampler with the same weights, nats",
+        keys={"mean": "logprob_gap_mean", "max": "logprob_gap_max"},
+    ),
+    Curve(
+        title="Log-ratio of trained policy and sampler, nats",
+        keys={"mean": "log_ratio_abs_mean", "max": "log_ratio_abs_max"},
+    ),
     Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
 )
 

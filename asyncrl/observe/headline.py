@@ -1,4 +1,4 @@
-"""The dozen numbers one asks of a run first, and side by side when there are several."""
+"""The numbers one asks of a run first, and side by side when there are several."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,11 +16,13 @@ def headline(record: RunRecord) -> dict[str, str]:
     summary, held_out = record.summary, record.held_out()
     start, end = _ends([value for _, value in record.curve("reward")])
     staleness = summary.staleness_mean if summary else record.mean("staleness_mean", "tokens")
-    stalest = summary.staleness_max if summary else max((y for _, y in record.curve("staleness_max")), default=None)
+    stalest = summary.staleness_max if summary else _highest(record, "staleness_max")
     tokens = summary.trained_tokens if summary else record.total("tokens")
     base = summary.base_accuracy if summary else next((e.accuracy for e in held_out if e.policy_version == 0), None)
     trained = [e.accuracy for e in held_out if e.policy_version > 0]
     last = summary.held_out_accuracy if summary else (trained[-1] if trained else None)
+    gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
+    highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
     kinds = Counter(str(event.get("event")) for event in record.events)
     return {
         "steps": _steps(record),
@@ -37,10 +39,16 @@ def headline(record: RunRecord) -> dict[str, str]:
         "trainer waiting": _share(record.mean("wait_trainer", "step_s")),
         "rollouts waiting": _share(record.mean("wait_rollout", "step_s")),
         "pause per publish": _milliseconds(record.mean("pause_s")),
+        "log-prob gap, mean": _plain(gap),
+        "log-prob gap, max": _plain(highest_gap),
         "nodes lost": str(kinds["node.lost"]),
         "processes that died": str(kinds["node.exited"]),
         "groups dropped": str(kinds["group.dropped"]),
     }
+
+
+def _highest(record: RunRecord, key: str) -> float | None:
+    return max((value for _, value in record.curve(key)), default=None)
 
 
 def _ends(values: Sequence[float]) -> tuple[float | None, float | None]:

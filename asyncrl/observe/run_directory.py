@@ -53,6 +53,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     trained_tokens: int
     staleness_mean: float
     staleness_max: int
+    logprob_gap_mean: float | None = None
+    """
+    How far the rollouts' log-probs were from the trainer's under the same weights, nats: mean over the tokens that
+    could be compared. None if there were none.
+    """
+    logprob_gap_max: float | None = None
 
 
 class RunDirectory:

@@ -19,7 +19,7 @@ import structlog
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.payloads import PayloadClient
-from asyncrl.errors import DecodeError, EngineError, LinkClosed, LinkRefused, TransferError
+from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.messages import (
     Beat,
     Cancelled,
@@ -69,6 +69,8 @@ class RolloutActor:
         plan_hash: Of the weight plan; empty without a receiver.
         ranks: Processes of this node that take part in a transfer.
         partial_rollout: False lets generations in hand finish before new weights are swapped in.
+        is_in_place: The receiver stages nothing: weights replace the engine's own as they arrive, and decoding stands
+            still for all of a transfer. If one breaks, so does this node.
         progress_every_s: What is written is put on disk this often, so that a lost node costs no more; 0 never.
         in_hand: Of an earlier session of this engine, to go on with; the broker heard of it in `Hello`. Borrowed. None
             begins with nothing, and stops sampling when this actor ends.
@@ -89,6 +91,7 @@ class RolloutActor:
         plan_hash: str = "",
         ranks: int = 1,
         partial_rollout: bool = True,
+        is_in_place: bool = False,
         progress_every_s: float = 0.0,
         in_hand: Generations | None = None,
         on_drain: Callable[[], None] | None = None,
@@ -105,6 +108,7 @@ class RolloutActor:
         self._plan_hash = plan_hash
         self._ranks = ranks
         self._partial_rollout = partial_rollout
+        self._is_in_place = is_in_place
         self._progress_every_s = progress_every_s
         self._generations = in_hand or Generations(engine, node, clock)
         self._owns_generations = in_hand is None
@@ -118,6 +122,8 @@ class RolloutActor:
         self._draining = False
         self._staged_version = -1
         self._receive_s = 0.0
+        self._paused_s: float | None = None
+        """Since when the engine has been paused."""
         self._tasks: asyncio.TaskGroup | None = None
         self._children: set[asyncio.Task[None]] = set()
 
@@ -271,7 +277,7 @@ class RolloutActor:
         try:
             async with self._swap_lock:
                 self._staged_version = -1  # What waited there is being written over, and gone if this breaks.
-                seconds = await self._receiver.transfer(transfer)
+                seconds = await (self._replace if self._is_in_place else self._receiver.transfer)(transfer)
                 self._staged_version, self._receive_s = version, seconds
                 reach("rollout.transferred")
         except TransferError as error:
@@ -290,19 +296,37 @@ class RolloutActor:
         async with self._swap_lock:
             if self._held or self._receiver is None or self._staged_version < 0:
                 return
-            if not self._partial_rollout:
-                await generations.let_finish()
-            started_s = self._clock()
             try:
-                await self._engine.pause()
+                started_s = await self._pause()
                 await self._engine.swap(self._staged_version, self._receiver.weights())
             finally:
+                self._paused_s = None
                 await self._engine.resume()  # Whatever happened: the engine is the host's.
             generations.go_on()
             reach("rollout.swapped")
             generations.policy_version, self._staged_version = self._staged_version, -1
             log.debug("policy.live", policy_version=generations.policy_version)
             await self._link.send(Live(generations.policy_version, self._clock() - started_s, self._receive_s))
+
+    async def _pause(self) -> float:
+        """Stop decoding, if it has not stopped yet. When it did."""
+        if self._paused_s is None:
+            if not self._partial_rollout:
+                await self._generations.let_finish()
+            self._paused_s = self._clock()
+            await self._engine.pause()
+        return self._paused_s
+
+    async def _replace(self, transfer: Transfer) -> float:
+        """Receive into the engine itself. It has no weights to go on with if that breaks, and is left paused."""
+        assert self._receiver is not None
+        await self._pause()
+        try:
+            return await self._receiver.transfer(transfer)
+        except (TransferError, asyncio.CancelledError) as error:
+            cause = str(error) or "the session ended"
+            self._generations.break_down(EngineDied(f"some of the engine's weights were replaced, others not: {cause}"))
+            raise
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         if self._tasks is None:

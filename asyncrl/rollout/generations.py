@@ -114,6 +114,11 @@ class Generations:
         """Those in hand that these leases cover."""
         return [unit for unit, token in self._token_of.items() if token in tokens]
 
+    def break_down(self, defect: BaseException) -> None:
+        """The engine is of no more use: this session, or the next, raises ``defect``."""
+        self.defect = defect
+        self.news.set()
+
     async def aclose(self) -> None:
         """Stop sampling. What is unsettled is lost with this process."""
         tasks = [running.task for running in self._running.values()]
@@ -141,8 +146,8 @@ class Generations:
 
     async def hand_over(self) -> None:
         """Stop sampling: what is written waits in ``unsettled`` for its way to disk, for another node to go on from."""
-        await self._engine.pause()
         try:
+            await self._engine.pause()
             await asyncio.sleep(0)  # What the engine has finished is still on its way here.
             for running in list(self._running.values()):
                 running.num_put = 0
@@ -234,8 +239,7 @@ class Generations:
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self.defect = error
-            self.news.set()
+            self.break_down(error)
 
     def _oldest_version(self, running: _Running) -> int:
         written = self._engine.written(running.request) if running.request else None

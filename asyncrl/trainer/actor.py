@@ -9,7 +9,7 @@ A trainer that starts again begins where its checkpoint ends: it publishes those
 says again what its last steps were, and is given the same batches as before for the steps that follow.
 
 The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging
-before they travel, so a transfer never sees a step half done; the next version is staged only once the last is live.
+before they travel, so a transfer never sees a step half done; the next version is copied while the last one travels.
 
 Safe to run inside someone else's process: no signal handler, no logging configuration; its thread ends with `run`.
 """
@@ -70,7 +70,7 @@ class _Times(Struct, frozen=True):
     """For its batch."""
     train_s: float
     stage_s: float
-    """For the version before to be live, and for the copy of the new one; about 0 if this step publishes nothing."""
+    """For the version before the last to be live, and for the copy of the new one; 0 if this step publishes nothing."""
 
 
 class Start(Struct, frozen=True):
@@ -138,6 +138,7 @@ class TrainerActor:
         """The newest: all that a checkpoint may contain and the broker, if it died, may not have heard."""
         self._num_tokens = 0
         self._publish_s = 0.0
+        self._publish_bytes = 0
         self._compute: ThreadPoolExecutor
         self._tasks: asyncio.TaskGroup
 
@@ -212,7 +213,7 @@ class TrainerActor:
         samples = await self._next_batch(None if is_last else step + 1)
         reach("trainer.batch_came")
         taken_s = self._clock()
-        metrics = await self._in_thread(self._learner.train, samples)
+        metrics = await self._in_thread(self._learner.train, samples, self._version_before(step))
         reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
@@ -222,6 +223,11 @@ class TrainerActor:
         await self._step_done(step, version, metrics, times)
         if is_last or _every(self._config.checkpoint.every_steps, step):
             await self._checkpoint(step)
+
+    def _version_before(self, step: int) -> int | None:
+        """What the weights that ``step`` begins with were published as; None between two publishes."""
+        is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
+        return self._version if is_published else None
 
     async def _next_batch(self, following: int | None) -> list[TrainingSample]:
         """What was asked for last, with the step after it asked for as soon as this one is here."""
@@ -256,6 +262,7 @@ class TrainerActor:
             "wait_s": times.wait_s,
             "stage_s": times.stage_s,
             "publish_s": self._publish_s,
+            "publish_bytes": float(self._publish_bytes),
             "wait_trainer": times.wait_s / step_s if step_s else 0.0,
             "tokens_per_s": tokens / step_s if step_s else 0.0,
         }
@@ -265,8 +272,14 @@ class TrainerActor:
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
     async def _publish(self, *, next_step: int) -> None:
-        """Copy the weights and offer them. Returns once the copy is made; they travel while the next step trains."""
-        while self._live_version < self._version:
+        """
+        Copy the weights and offer them. Returns once the copy is made; they travel while the next steps train.
+
+        One version may wait while another travels; the next waits here until one of them is live. It does not take the
+        place of the one that waits: the broker may be about to name that, and would break the transfer for everybody.
+        (Of those it was offered the broker names the newest. One whose transfer broke may so be passed over.)
+        """
+        while self._live_version < self._version - 1:
             self._went_live.clear()
             await self._went_live.wait()
         await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
@@ -284,7 +297,7 @@ class TrainerActor:
                 log.warning("transfer.failed", policy_version=transfer.policy_version, reason=str(error))
                 await self._link.send(TransferFailed(transfer.epoch, transfer.policy_version, str(error)))
             else:
-                self._publish_s = done.seconds
+                self._publish_s, self._publish_bytes = done.seconds, done.num_bytes
                 await self._link.send(done)
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
@@ -323,6 +336,7 @@ def _training_sample(trajectory: Trajectory, reward: float) -> TrainingSample:
         completion_ids=np.frombuffer(trajectory.completion_ids, "<i4"),
         behavior_logprobs=np.frombuffer(trajectory.behavior_logprobs, "<f4"),
         reward=reward,
+        spans=trajectory.spans,
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.errors import AsyncrlError
+from asyncrl.messages import Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,8 @@ class TrainingSample:
     behavior_logprobs: NDArray[np.float32]
     """[T] under the policy that sampled, nats."""
     reward: float
+    spans: Sequence[Span] = ()
+    """Who wrote which completion tokens, in order; empty if that is not known."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -63,10 +66,17 @@ class MicroBatch:
     """[N] float32."""
     weights: Tensor
     """[N] float32, each token's share in the loss of the step."""
+    is_compared: Tensor | None
+    """[N] bool, written by the very weights in training; None if no token was."""
 
 
 def collate(
-    samples: Sequence[TrainingSample], advantages: Sequence[float], weights: Sequence[float], *, device: torch.device
+    samples: Sequence[TrainingSample],
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    is_compared: NDArray[np.bool_] | None = None,
+    *,
+    device: torch.device,
 ) -> MicroBatch:
     """
     Pad trajectories to one rectangle.
@@ -75,6 +85,7 @@ def collate(
         samples: B trajectories.
         advantages: [B].
         weights: [B], of each token of a trajectory.
+        is_compared: [N], as in `MicroBatch`.
         device: Where the tensors go.
     """
     width = max(sample.num_tokens for sample in samples)
@@ -97,4 +108,5 @@ def collate(
         behavior_logprobs=tensor(np.concatenate([sample.behavior_logprobs for sample in samples]).astype(np.float32)),
         advantages=tensor(np.repeat(np.asarray(advantages, np.float32), lengths)),
         weights=tensor(np.repeat(np.asarray(weights, np.float32), lengths)),
+        is_compared=None if is_compared is None else tensor(is_compared),
     )

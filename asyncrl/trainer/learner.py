@@ -28,6 +28,7 @@ from asyncrl.config import Config
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.batch import MicroBatch, TrainingSample, collate
 from asyncrl.trainer.learning_rate import learning_rate
+from asyncrl.trainer.logprob_gap import Comparable
 from asyncrl.trainer.micro_batches import micro_batches
 from asyncrl.trainer.optimizer_state import restore_state, state_tensors
 from asyncrl.trainer.policy import Policy
@@ -45,7 +46,8 @@ class Learner:
     def __init__(self, config: Config, model_path: Path, *, reference_path: Path | None = None) -> None:
         """
         Args:
-            config: Its ``algorithm``, ``trainer``, ``sampling``, ``model.dtype`` and ``run.steps`` are read.
+            config: Its ``algorithm``, ``trainer``, ``sampling``, ``rollout.kv``, ``model.dtype`` and ``run.steps`` are
+                read.
             model_path: Where the policy starts: the base model, or a checkpoint.
             reference_path: The policy ``algorithm.kl_coef`` holds it to; None takes ``model_path``.
 
@@ -54,6 +56,7 @@ class Learner:
         """
         self._config = config
         self._num_steps = 0
+        self._comparable = Comparable(config)
         trainer, dtype = config.trainer, config.model.dtype
         self._policy = Policy(model_path, dtype=dtype, gradient_checkpointing=trainer.gradient_checkpointing)
         self._reference = Policy(reference_path or model_path, dtype=dtype) if config.algorithm.kl_coef else None
@@ -79,15 +82,17 @@ class Learner:
         """The model in training: what a checkpoint saves."""
         return self._policy
 
-    def train(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+    def train(self, samples: Sequence[TrainingSample], policy_version: int | None = None) -> dict[str, float]:
         """
         Take one optimizer step on whole groups.
 
         Args:
             samples: Trajectories, those of a group adjacent.
+            policy_version: What the weights, as they are before the step, were published as; None if they were not.
 
         Returns:
-            Metrics. ``skipped`` is 1 if loss or gradient was not finite and the weights were left as they were.
+            Metrics. ``skipped`` is 1 if loss or gradient was not finite and the weights were left as they were. Those
+            of the log-prob gap are there if ``policy_version`` wrote a token.
 
         Raises:
             AsyncrlError: There are no samples, or a group is scattered.
@@ -95,7 +100,7 @@ class Learner:
         """
         advantages = self._advantages(samples)
         totals = self._totals(samples)
-        tally = self._backward(samples, advantages, totals)
+        tally = self._backward(samples, advantages, totals, policy_version)
         metrics = tally.metrics()
         metrics |= self._update(metrics["loss"])
         rewards = [sample.reward for sample in samples]
@@ -148,7 +153,13 @@ class Learner:
         norm = self._config.algorithm.aggregation_norm or float(self._config.sampling.max_tokens)
         return Totals(sum(len(sample.completion_ids) for sample in samples), len(samples), norm)
 
-    def _backward(self, samples: Sequence[TrainingSample], advantages: Sequence[float], totals: Totals) -> Tally:
+    def _backward(
+        self,
+        samples: Sequence[TrainingSample],
+        advantages: Sequence[float],
+        totals: Totals,
+        policy_version: int | None,
+    ) -> Tally:
         """Gradient of this rank's trajectories into ``.grad``. Sums: a caller may add those of other ranks."""
         weigh = AGGREGATIONS[self._config.algorithm.aggregation]
         # Without a KL term a trajectory with advantage zero has loss zero and gradient zero, whatever its ratio.
@@ -157,10 +168,12 @@ class Learner:
         tally = Tally()
         for indices in micro_batches(lengths, self._config.trainer.max_tokens_per_micro_batch):
             rows = [used[i] for i in indices]
+            chosen = [samples[i] for i in rows]
             batch = collate(
-                [samples[i] for i in rows],
+                chosen,
                 [advantages[i] for i in rows],
-                [weigh(len(samples[i].completion_ids), totals) for i in rows],
+                [weigh(len(sample.completion_ids), totals) for sample in chosen],
+                self._comparable.tokens(chosen, policy_version),
                 device=self._policy.device,
             )
             self._loss(batch, tally).backward()  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algo.logprobs import logprobs_of_hidden
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.batch import MicroBatch
+from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.plan import TensorSpec
 
 HEAD_TOLERANCE = 1e-4
@@ -71,16 +72,12 @@ class Policy:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights as engines take them. Borrowed where the dtype is float32: the next step changes them in place."""
-        for name, weight in self.model.named_parameters():
-            yield name, weight.detach().to(self.dtype)
+        for name, weight in checkpoint_tensors(self.model):
+            yield name, weight.to(self.dtype)
 
     def specs(self) -> list[TensorSpec]:
         """What `named_weights` yields, in its order."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return [
-            TensorSpec(name=name, shape=tuple(weight.shape), dtype=dtype)
-            for name, weight in self.model.named_parameters()
-        ]
+        return checkpoint_specs(self.model, str(self.dtype).removeprefix("torch."))
 
     def _refuse_other_heads(self, path: Path) -> None:
         """Logits are computed by the head alone; some models also cap or scale them, and would be wrong in silence."""

@@ -15,10 +15,13 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from asyncrl.errors import TransferError
 from asyncrl.messages import Member, StoreValue, Transfer
 from asyncrl.weights.deadline import Deadline
-from asyncrl.weights.group import Group, form
+from asyncrl.weights.device import backend_for
+from asyncrl.weights.group import CPU, Group, form
 from asyncrl.weights.store import LinkStore, Send
 
 Exchange = Callable[[Group, Deadline], None]
@@ -36,16 +39,30 @@ class GroupKeeper:
     Args:
         member: Who we are among the members of a transfer.
         send: `Link.send` of the link to the broker; carries the rendezvous.
-        backend: The collective library, see `group.form`.
+        backend: ``weights.backend``: a collective library, or ``auto`` for the device's.
         interface: Address that our groups listen on.
         local_rank: Which of the member's processes we are.
+        device: Where the tensors lie.
+
+    Raises:
+        ConfigError: The backend cannot reach the device, or is not installed.
     """
 
-    def __init__(self, member: Member, send: Send, *, backend: str, interface: str, local_rank: int = 0) -> None:
+    def __init__(
+        self,
+        member: Member,
+        send: Send,
+        *,
+        backend: str,
+        interface: str,
+        local_rank: int = 0,
+        device: torch.device = CPU,
+    ) -> None:
         self._member = member
         self._local_rank = local_rank
         self._send = send
-        self._backend = backend
+        self._backend = backend_for(backend, device.type)
+        self._device = device
         self._interface = interface
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asyncrl-weights")
         self._groups: dict[int, Group] = {}
@@ -137,7 +154,15 @@ class GroupKeeper:
         try:
             if self._closed:  # looked at after the store is in place, for aclose to find it
                 raise TransferError("this node is closing")
-            return form(self._backend, store, rank, len(names), interface=self._interface, deadline=deadline)
+            return form(
+                self._backend,
+                store,
+                rank,
+                len(names),
+                interface=self._interface,
+                deadline=deadline,
+                device=self._device,
+            )
         finally:
             self._store = None
 

@@ -65,6 +65,11 @@ class Bucket(Struct, frozen=True):
     num_bytes: int
     """Padding between the slots included."""
 
+    @property
+    def item_bytes(self) -> int:
+        """Of its smallest element. All slots begin and end at multiples of it."""
+        return min(ITEM_BYTES[slot.spec.dtype] for slot in self.slots)
+
 
 class Plan:
     """
@@ -84,6 +89,8 @@ class Plan:
         _check(self.specs)
         self.buckets = tuple(_fill(self.specs, bucket_bytes))
         self.num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
+        self.num_items = sum(bucket.num_bytes // bucket.item_bytes for bucket in self.buckets)
+        """Elements, where a bucket counts in its smallest: the unit of deltas."""
         content = [(spec.name, spec.shape, spec.dtype) for spec in self.specs]
         self.hash = hashlib.sha256(msgspec.json.encode((bucket_bytes, content))).hexdigest()
         """sha256, hex. Equal hashes: equal layouts, byte for byte."""

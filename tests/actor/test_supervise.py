@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.supervise import Child, RestartBudget, describe_exit
+from asyncrl.actor.supervise import Child, Exit, RestartBudget, Verdict, describe_exit, keep_alive
 from asyncrl.errors import BrokenInvariant
 
 DEADLINE_S = 30.0
@@ -155,3 +155,60 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", parent]) as process, held.open("rb") as orphan:
         process.kill()
         assert orphan.read() == b""
+
+
+def test_output_without_a_log_goes_to_standard_error_and_its_last_line_is_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scene() -> None:
+        child = Child("rollout-0", ["sh", "-c", 'echo "first"; echo "asyncrl: no such file" >&2; exit 78'], None, {})
+        for _ in range(2):
+            await child.start()
+            assert await child.wait() == 78
+            assert child.last_line() == "no such file"
+
+    asyncio.run(scene())
+
+    assert capfd.readouterr().err == "first\nasyncrl: no such file\n" * 2
+
+
+# ── kept alive ──────────────────────────────────────────────────────────────────────────────
+
+
+def kept(tmp_path: Path, script: str, verdict: Verdict, *, max_restarts: int = 0) -> tuple[int, list[Exit]]:
+    """The exit code of its last life, and what its keeper heard. It is over once it was heard thrice."""
+    heard: list[Exit] = []
+
+    async def judge(code: int) -> Verdict:
+        return "leave" if code == 0 else verdict
+
+    async def exited(left: Exit) -> None:
+        heard.append(left)
+
+    async def scene() -> int:
+        child = shell(tmp_path, script)
+        await child.start()
+        budget = RestartBudget(max_restarts, window_s=1000.0)
+        return await keep_alive(child, budget, judge=judge, exited=exited, is_over=lambda: len(heard) == 3)
+
+    return asyncio.run(scene()), heard
+
+
+def test_a_child_that_leaves_as_it_should_is_let_go_without_a_word(tmp_path: Path) -> None:
+    assert kept(tmp_path, "exit 0", "restart", max_restarts=5) == (0, [])
+
+
+def test_a_child_is_started_again_until_its_budget_is_spent(tmp_path: Path) -> None:
+    code, heard = kept(tmp_path, "echo oops; exit 70", "restart", max_restarts=1)
+    assert code == 70
+    assert heard == [Exit("rollout-0", 70, "exited with 70: oops", restarting=again) for again in (True, False)]
+
+
+def test_a_child_that_would_only_end_the_same_way_again_is_not_started_again(tmp_path: Path) -> None:
+    code, heard = kept(tmp_path, "exit 78", "end", max_restarts=5)
+    assert (code, [left.restarting for left in heard]) == (78, [False])
+
+
+def test_nothing_is_started_once_it_is_over(tmp_path: Path) -> None:
+    code, heard = kept(tmp_path, "exit 70", "restart", max_restarts=9)
+    assert (code, len(heard)) == (70, 3)

@@ -30,6 +30,7 @@ from asyncrl.messages import (
     Ready,
     Reject,
     Role,
+    Stepped,
     Stop,
     Stored,
     StoreGet,
@@ -296,6 +297,29 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
         counts = reader.counts()
     assert (counts["Admitted"], counts["Taken"], counts["Committed"], counts["VersionLive"]) == (6, 3, 3, 4)
     assert counts["Result"] == counts["Verdict"] == 6 * 2 + 2 * 2
+
+
+def test_log_probs_that_differ_are_warned_of_once_in_all_lives_and_summed_up(tmp_path: Path) -> None:
+    def steps(*numbers: int) -> Callable[[House], Awaitable[None]]:
+        async def script(house: House) -> None:
+            trainer = await house.welcomed("trainer", "t")
+            for step in numbers:
+                gap = {
+                    "logprob_gap_mean": 0.25 * (step + 1),
+                    "logprob_gap_max": 2.0 - step,
+                    "logprob_gap_tokens": 100.0,
+                }
+                await trainer.send(Stepped(step, step, gap))
+                await house.stepped(step)
+
+        return script
+
+    run(tmp_path, steps(0, 1))
+    house = run(tmp_path, steps(2))
+
+    (warning,) = house.events("logprob_gap.exceeded")
+    assert (warning["step"], warning["logprob_gap_mean"]) == (0, 0.25)
+    assert (house.summary.logprob_gap_mean, house.summary.logprob_gap_max) == (0.5, 2.0)
 
 
 def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.credits import CreditBook
 from asyncrl.broker.nodes import Node
-from asyncrl.messages import PROTOCOL, Hello
 
 
 def a_node(name: str, credits_: int, policy_version: int = 0) -> Node:
-    node = Node(name, Hello(PROTOCOL, "rollout", name, "0"), 0.0)
+    node = Node(name, name, "0", "rollout", 0.0)
     node.credit_limit, node.policy_version = credits_, policy_version
     return node
 

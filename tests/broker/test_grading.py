@@ -3,8 +3,8 @@
 import pytest
 
 from asyncrl.broker.grading import GradeBook
-from asyncrl.broker.groups import Slot
-from asyncrl.messages import Unit
+from asyncrl.broker.groups import Group, Slot
+from asyncrl.messages import Prompt, Unit
 
 
 @pytest.fixture
@@ -48,11 +48,12 @@ def test_a_node_is_handed_no_more_than_it_takes(book: GradeBook, slots: list[Slo
 
 
 def test_nothing_of_a_dropped_group_waits_or_is_in_hand(book: GradeBook, slots: list[Slot]) -> None:
+    group = Group(0, Prompt(text="?"), 2, min_version=0)
     book.assign("r", 1)
     held_out = Slot(Unit(0, 0, "held_out"))
     book.add(held_out)
 
-    book.drop(0, "train")
+    book.drop(group)
 
     assert book.settle(Unit(0, 0)) is None
     assert [book.assign("r", 8) for _ in range(2)] == [slots[2:], [held_out]]

@@ -1,5 +1,7 @@
 """A group knows what it still lacks."""
 
+import gc
+
 import pytest
 
 from asyncrl.broker.groups import Group, State
@@ -33,3 +35,11 @@ def test_only_a_stored_trajectory_is_a_sample() -> None:
     slot.ref, slot.summary, slot.reward = REF, Summary(9, 4, 2, 2, 1, "stop"), 0.5
 
     assert slot.sample() == Sample(Unit(7, 0), REF, 0.5, {}, slot.summary)
+
+
+def test_the_collector_has_nothing_to_look_at_in_a_group() -> None:
+    group = Group(7, Prompt(text="?"), 3, min_version=2)
+
+    gc.collect()
+
+    assert not any(map(gc.is_tracked, (group, group.slots, *group.slots, group.slots[0].unit)))

@@ -48,7 +48,7 @@ def test_each_index_settles_on_its_own_and_the_last_one_ends_the_lease(book: Lea
     lease = book.grant("a", 0, "train", [0, 1], 0.0)
 
     book.settle(lease.token, 1)
-    assert lease.open == {0}
+    assert lease.open == (0,)
     book.settle(lease.token, 0)
     book.settle(lease.token, 0)
     assert (len(book), book.revoke("a")) == (0, [])
@@ -60,7 +60,7 @@ def test_a_lost_node_gives_back_what_it_had_not_settled(book: LeaseBook) -> None
     second = book.grant("a", 2, "train", [0], 0.0)
     book.settle(first.token, 0)
 
-    assert [(lease.token, lease.open) for lease in book.revoke("a")] == [(first.token, {1}), (second.token, {0})]
+    assert [(lease.token, lease.open) for lease in book.revoke("a")] == [(first.token, (1,)), (second.token, (0,))]
     assert len(book) == 1
 
 
@@ -70,6 +70,16 @@ def test_cancelling_a_group_spares_the_same_number_of_the_other_split(book: Leas
 
     assert tokens(book.cancel(3, "train")) == [train.token]
     assert tokens(book.revoke("a")) == [held_out.token]
+
+
+def test_cancelling_a_group_takes_all_that_is_left_of_it_in_the_order_granted(book: LeaseBook) -> None:
+    lost, first, second = (book.grant(node, 3, "train", [index], 0.0) for node, index in (("a", 0), ("b", 1), ("c", 2)))
+    book.grant("b", 4, "train", [0], 0.0)
+    book.revoke("a")
+
+    assert tokens(book.cancel(3, "train")) == [first.token, second.token]
+    assert lost.token not in tokens(book.cancel(3, "train"))
+    assert len(book) == 1
 
 
 def test_tokens_of_an_earlier_broker_are_told_apart() -> None:

@@ -164,7 +164,7 @@ def test_what_a_node_still_works_on_stays_its_own() -> None:
     assert [slot.token for slot in group.slots] == [EARLIER + 5] * 2
     assert (node.granted, node.credits) == (2, 6)
     (lease,) = table.leasing.leases.revoke("a.0")
-    assert (lease.token, lease.open) == (EARLIER + 5, {0, 1})
+    assert (lease.token, lease.open) == (EARLIER + 5, (0, 1))
 
 
 def test_an_adopted_lease_is_renewed_expires_and_is_lost_like_any_other() -> None:

@@ -141,8 +141,8 @@ def test_a_loss_makes_a_new_epoch_without_the_lost() -> None:
 def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
     stage = Stage("a", "b")
     first = epoch(stage.publish(0))
-    stage.report("trainer", "a")
-    stage.report("b", failure="b: connection closed")
+    stage.report("a")
+    stage.report("trainer", "b", failure="connection closed")
     assert stage.book.conclude([]) is None
     assert stage.book.live_version == -1
 
@@ -155,9 +155,9 @@ def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
 def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> None:
     stage = Stage("a", "b")
     stage.publish(0)
-    stage.report("trainer", "a")
+    stage.report("a")
     stage.swap("a")
-    stage.report("b", failure="b: connection closed")
+    stage.report("trainer", "b", failure="connection closed")
     stage.book.conclude([])
     stage.start()
 
@@ -165,6 +165,54 @@ def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> No
     stage.swap("b")
 
     assert stage.book.conclude([]), "a swaps once, and says Live once"
+
+
+def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_gets_it_again() -> None:
+    stage = Stage("a", "b")
+    first = epoch(stage.publish(0))
+    stage.report("trainer", "a")
+    stage.report("b", failure="b: a checksum does not match")
+    assert stage.book.conclude([]) is None, "a has it, but does not decode with it yet"
+    stage.swap("a")
+    assert stage.book.conclude([])
+    assert stage.book.live_version == 0
+
+    pair = stage.start()
+    assert members(pair) == ["trainer", "b"]
+    assert pair
+    assert not pair.message.keep
+    stage.finish()
+    assert epoch(stage.publish(1)) > first, "b's side of the first group is closed"
+    assert members(stage.ongoing) == ["trainer", "a", "b"]
+
+
+def test_a_rollout_that_breaks_alone_time_after_time_is_given_up_and_the_run_goes_on() -> None:
+    stage = Stage("a", "bad")
+    for version in range(MAX_FAILURES):
+        assert stage.book.given_up() == []
+        stage.publish(version)
+        stage.report("trainer", "a")
+        stage.swap("a")
+        stage.report("bad", failure="bad: no space left")
+        assert stage.book.conclude([])
+
+    assert stage.book.given_up() == ["bad"]
+    assert stage.start() is None
+    stage.leave("bad")
+    assert members(stage.publish(MAX_FAILURES)) == ["trainer", "a"]
+
+
+def test_what_broke_for_every_rollout_that_is_left_is_made_again() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a")
+    stage.report("b", failure="b: a checksum does not match")
+    stage.book.conclude([])
+    stage.leave("a")
+
+    assert stage.book.conclude([]) is None
+    assert stage.book.live_version == -1
+    assert members(stage.start()) == ["trainer", "b"]
 
 
 def test_a_joiner_gets_the_live_version_by_itself_and_the_group_of_the_others_stays_good() -> None:
@@ -209,8 +257,9 @@ def test_who_has_not_reported_in_twice_the_deadline_is_named() -> None:
     assert stage.book.expired(60.0, []) == ["b"]
 
     stage.leave("b")
-    assert stage.book.conclude([]) is None
-    assert members(stage.start()) == ["trainer", "a"]
+    stage.swap("a")
+    assert stage.book.conclude([]), "the others have it"
+    assert members(stage.publish(1)) == ["trainer", "a"]
 
 
 def test_who_has_the_weights_and_does_not_swap_is_named_too() -> None:

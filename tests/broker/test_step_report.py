@@ -1,11 +1,13 @@
 """The numbers of a step, worked by hand."""
 
+import math
+
 import pytest
 
 from asyncrl.broker.groups import Group
 from asyncrl.broker.nodes import Node
 from asyncrl.broker.step_report import Swaps, Totals, WaitShares, batch_metrics, line
-from asyncrl.messages import PROTOCOL, Beat, Hello, Live, Prompt, Stepped, Summary
+from asyncrl.messages import Beat, Live, Prompt, Stepped, Summary
 
 
 def a_group() -> Group:
@@ -45,7 +47,7 @@ def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
 
 
 def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
-    node = Node("a.0", Hello(PROTOCOL, "rollout", "a", "0"), 0.0)
+    node = Node("a.0", "a", "0", "rollout", 0.0)
     shares = WaitShares()
     node.beat = Beat(busy_s=3.0, wait_s=1.0)
     assert shares.share([node]) == pytest.approx(0.25)
@@ -78,6 +80,21 @@ def test_totals_of_a_run() -> None:
     assert Totals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
     assert [step in totals for step in range(3)] == [True, True, False]
     assert (totals.steps, totals.tokens, totals.staleness_max, totals.staleness_mean) == (2, 50, 2, 1.0)
+
+
+def test_the_gap_of_a_run_is_over_the_tokens_of_the_steps_that_have_one() -> None:
+    step = {"tokens": 40.0, "staleness_max": 0.0, "staleness_mean": 0.0}
+    gaps = [
+        {"logprob_gap_mean": 0.5, "logprob_gap_max": 2.0, "logprob_gap_tokens": 10.0},
+        {},
+        {"logprob_gap_mean": 0.25, "logprob_gap_max": 0.75, "logprob_gap_tokens": 30.0},
+        {"logprob_gap_mean": None, "logprob_gap_max": None, "logprob_gap_tokens": 5.0},
+        {"logprob_gap_mean": math.nan, "logprob_gap_max": math.nan, "logprob_gap_tokens": 5.0},
+    ]
+    totals = Totals([step | {"step": float(number)} | gap for number, gap in enumerate(gaps)])
+
+    assert (totals.logprob_gap_mean, totals.logprob_gap_max) == (0.3125, 2.0)
+    assert (Totals().logprob_gap_mean, Totals().logprob_gap_max) == (None, None)
 
 
 @pytest.mark.parametrize(("max_lag", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])

@@ -36,7 +36,7 @@ def test_it_says_its_version():
 
 
 def test_the_commands_are_these():
-    looking = {"report", "audit", "events", "dead-letters", "config"}
+    looking = {"report", "audit", "events", "dead-letters", "config", "doctor"}
     assert set(main.commands) == {"run", "resume", "drain", "plan", "make-model", "data", *looking}
     assert set(main.commands["config"].commands) == {"show"}
     assert set(main.commands["data"].commands) == {"prepare", "check"}

@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from asyncrl.cli import node
 from asyncrl.cli.node import main
 
+ROLLOUT = ("--role", "rollout", "--broker", "tcp://127.0.0.1:5570")
+
 
 def test_the_options_are_these():
     options = {param.opts[0]: (param.required, param.default) for param in main.params if param.opts[0] != "--version"}
@@ -18,6 +20,8 @@ def test_the_options_are_these():
         "--set": (False, options["--set"][1]),
         "--name": (False, options["--name"][1]),
         "--run-dir": (False, options["--run-dir"][1]),
+        "--replicas": (False, options["--replicas"][1]),
+        "--devices": (False, options["--devices"][1]),
         "--wait": (False, 30.0),
     }
 
@@ -64,6 +68,33 @@ def test_an_address_that_is_none_is_refused(started, address):
     result = CliRunner().invoke(main, ["--role", "reward", "--broker", address])
     assert (result.exit_code, started) == (78, [])
     assert f"--broker is {address!r}: expected tcp://HOST:PORT" in result.stderr
+
+
+@pytest.mark.parametrize("replicas", ["auto", "1", "16"])
+def test_replicas_are_rollouts_of_one_machine(started, replicas):
+    result = CliRunner().invoke(main, [*ROLLOUT, "--name", "gpu-7", "--replicas", replicas, "--devices", "0,1"])
+    assert (result.exit_code, started) == (0, ["gpu-7"]), result.output
+
+
+@pytest.mark.parametrize("replicas", ["0", "-1", "two", "1.5", ""])
+def test_a_number_of_replicas_that_is_none_is_refused(started, replicas):
+    result = CliRunner().invoke(main, [*ROLLOUT, "--replicas", replicas])
+    assert (result.exit_code, started) == (78, [])
+    assert f"--replicas is {replicas!r}: expected auto or a number from 1" in result.stderr
+
+
+def test_devices_without_replicas_are_refused(started):
+    result = CliRunner().invoke(main, [*ROLLOUT, "--devices", "0"])
+    assert (result.exit_code, started) == (78, [])
+    assert "--devices is only read with --replicas" in result.stderr
+
+
+@pytest.mark.parametrize("role", ["broker", "reward", "trainer"])
+def test_only_rollouts_have_replicas(started, role):
+    arguments = ["--role", role, "--broker", "tcp://127.0.0.1:5570", "--replicas", "auto"]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, started) == (78, [])
+    assert f"--replicas and --devices are for rollouts, not for a {role}" in result.stderr
 
 
 def test_a_broker_makes_its_run_directory_and_keeps_the_configuration(started, tmp_path):

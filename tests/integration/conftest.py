@@ -42,6 +42,7 @@ class ToyRun:
         self._start("run", "toy.toml", *settings)
         self._others: list[subprocess.Popen[str]] = []
         self.directory = RunDirectory(folder / "runs" / "toy")
+        self.patience_s = STUCK_S
         self.most_processes = 0
         self.output = self.errors = ""
         self.code: int | None = None
@@ -83,19 +84,20 @@ class ToyRun:
         with LedgerReader(self.directory.ledger) as ledger:
             return list(ledger.records())
 
-    def processes(self) -> list[int]:
-        """This run's, the supervisor included."""
-        found = [self._process.pid]
+    def processes(self, of: "subprocess.Popen[str] | None" = None) -> list[int]:
+        """This run's, the supervisor included; or those of a node beside it."""
+        found = [(of or self._process).pid]
         for pid in found:
             try:
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    found += map(int, (thread / "children").read_text().split())
             except FileNotFoundError:
                 continue
         return found
 
-    def pid_of(self, node: str) -> int:
+    def pid_of(self, node: str, of: "subprocess.Popen[str] | None" = None) -> int:
         """The process that plays ``node`` now."""
-        for pid in self.processes():
+        for pid in self.processes(of):
             try:
                 if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     return pid
@@ -109,7 +111,7 @@ class ToyRun:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Look again and again, for as long as the run goes on."""
-        deadline_s = time.monotonic() + STUCK_S
+        deadline_s = time.monotonic() + self.patience_s
         while not condition():
             self.most_processes = max(self.most_processes, len(self.processes()))
             assert self._process.poll() is None, f"the run ended too early: {self._process.communicate()}"
@@ -184,9 +186,9 @@ class ToyRun:
         results = sum(isinstance(record, Result) and record.unit.split == "train" for record in records)
         return admitted * self.config.schedule.group_size - results
 
-    def kill_node(self, node: str) -> None:
+    def kill_node(self, node: str, of: "subprocess.Popen[str] | None" = None) -> None:
         """As ``kill -9`` or the kernel's out-of-memory killer would."""
-        os.kill(self.pid_of(node), signal.SIGKILL)
+        os.kill(self.pid_of(node, of), signal.SIGKILL)
 
     def kill_all(self) -> None:
         """The machine lost its power: every process at once, `asyncrl run` first."""
@@ -198,10 +200,10 @@ class ToyRun:
         """`asyncrl resume` on what is left."""
         self._start("resume", str(self.directory.path.relative_to(self._folder)))
 
-    def start_node(self, role: str, name: str) -> "subprocess.Popen[str]":
+    def start_node(self, role: str, name: str, *options: str) -> "subprocess.Popen[str]":
         """`asyncrl-node` beside the run, as on another machine."""
         address = self.directory.address.read_text().strip()
-        command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address]
+        command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address, *options]
         return self.beside("-m", *command)
 
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":

@@ -46,6 +46,25 @@ def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(
     run.kill()
 
 
+def test_replicas_of_a_machine_join_are_started_again_and_leave_together(start_run):
+    run = start_run(*SLOW, steps=LONG)
+    run.until(lambda: run.steps_done() >= 1)
+    machine = run.start_node("rollout", "machine", "--replicas", "2")
+    run.until(lambda: results_of(run, "machine-0") and results_of(run, "machine-1"))
+
+    run.kill_node("machine-1", machine)
+    run.until(lambda: len(run.happened("node.joined", "machine-1")) == 2)
+    machine.send_signal(signal.SIGTERM)
+    _, errors = machine.communicate(timeout=60)
+
+    assert machine.returncode == 0, errors
+    assert "was killed by SIGKILL" in errors
+    left = [event["node"] for event in run.events if event["event"] == "node.left"]
+    assert {"machine-0", "machine-1"} <= set(left)
+    assert run.audit().problems == []
+    run.kill()
+
+
 def unfinished(run) -> dict[Unit, int]:
     """Tokens on disk of trajectories that were not whole then."""
     return {record.unit: record.summary.num_tokens for record in run.records() if isinstance(record, Progressed)}

@@ -75,6 +75,8 @@ def test_the_summary_is_complete(finished):
     assert summary.base_accuracy is not None
     assert summary.held_out_accuracy is not None
     assert 0 <= summary.staleness_mean <= summary.staleness_max <= 1
+    assert summary.logprob_gap_mean is not None
+    assert 0 <= summary.logprob_gap_mean <= (summary.logprob_gap_max or 0) < 1e-4
 
 
 def test_the_ledger_adds_up(finished):

@@ -46,6 +46,9 @@ def make_run(tmp_path: Path) -> MakeRun:
                     "wait_trainer": 0.25,
                     "wait_rollout": 0.5,
                     "pause_s": 0.004,
+                    "logprob_gap_mean": 2e-6,
+                    "logprob_gap_max": 1e-5,
+                    "logprob_gap_tokens": 800,
                     "grad_norm": float("nan"),
                 }
             )
@@ -76,6 +79,8 @@ def summary() -> Callable[..., Summary]:
             "trained_tokens": 10_000,
             "staleness_mean": 0.5,
             "staleness_max": 1,
+            "logprob_gap_mean": 2e-6,
+            "logprob_gap_max": 1e-5,
         }
         return Summary(**(values | fields))  # type: ignore[arg-type]
 

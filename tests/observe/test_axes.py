@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.observe.axes import round_axis, thin, tight_axis
@@ -10,6 +10,7 @@ NUMBERS = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=20)
 
 
 @given(NUMBERS, st.booleans())
+@example([5e-324], True)
 def test_every_value_lies_on_a_round_axis_with_two_to_six_ticks(values: list[float], zero: bool) -> None:
     axis = round_axis(values, 220, -180, zero=zero)
 

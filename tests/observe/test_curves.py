@@ -36,10 +36,10 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
         "Gradient norm before clipping",
         "KL of trained policy and sampler, nats",
         "KL to the reference, nats",
-        "Log-prob gap, trainer to sampler, nats",
+        "Log-ratio of trained policy and sampler, nats",
         "Tokens clipped, completions cut",
     ]
-    assert len(charts) == 8
+    assert len(charts) == 9
 
 
 def test_one_run_names_parts_and_several_name_runs(make_run: MakeRun) -> None:

@@ -22,6 +22,8 @@ EXPECTED = {
     "trainer waiting": "25.0 %",
     "rollouts waiting": "50.0 %",
     "pause per publish": "4 ms",
+    "log-prob gap, mean": "2e-06",
+    "log-prob gap, max": "1e-05",
     "nodes lost": "0",
     "processes that died": "0",
     "groups dropped": "0",

@@ -48,13 +48,14 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(make_run: MakeRun, s
     html = report(directory)
 
     tags = Tags(html).opened
-    assert tags.count("svg") == 8
+    assert tags.count("svg") == 9
     assert "script" not in tags
     assert not any(
         word in html.replace("http://www.w3.org/2000/svg", "") for word in ("http", "src=", "url(", "@import")
     )
     assert "✓ finished" in html
     assert "<th>held-out accuracy after</th><td>75.0 %</td>" in html
+    assert "<th>log-prob gap, mean</th><td>2e-06</td>" in html
     assert "<th>schedule.staleness</th><td>1.0</td>" in html
     assert "none of note" in html
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.errors import EngineError, LinkRefused, LinkReset, TransferError
+from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
     Begun,
     Cancelled,
@@ -479,6 +479,51 @@ def test_without_partial_rollout_a_swap_waits_for_what_is_in_hand():
         assert [(summary.oldest_version, summary.num_spans) for summary in spans] == [(0, 1), (1, 1)]
 
     scene(play, partial_rollout=False)
+
+
+def test_weights_that_replace_the_engines_own_arrive_while_it_stands_still():
+    async def play(stage):
+        stage.receiver.may_arrive.clear()
+        stage.say(transfer(1))
+        await turns()
+        assert stage.engine.calls == ["pause"]
+        stage.receiver.may_arrive.set()
+        await stage.hear(Transferred)
+        assert (await stage.hear(Live)).policy_version == 1
+        assert stage.engine.calls == ["pause", "swap 1", "resume"]
+
+    scene(play, is_in_place=True)
+
+
+def test_an_engine_whose_weights_were_replaced_in_part_ends_its_rollout_and_never_decodes_again():
+    stages = []
+
+    async def play(stage):
+        stages.append(stage)
+        stage.receiver.error = TransferError("the trainer was lost")
+        stage.say(transfer(1))
+        await asyncio.Event().wait()
+
+    with pytest.raises(EngineDied, match="some of the engine's weights were replaced, others not: the trainer was"):
+        scene(play, is_in_place=True)
+    assert stages[0].engine.calls == ["pause"]
+
+
+def test_an_engine_whose_session_ended_in_the_middle_of_its_weights_ends_the_next_one():
+    async def main():
+        engine = FakeEngine()
+        in_hand = Generations(engine, "r-0")
+        first = Stage(engine, is_in_place=True, in_hand=in_hand)
+        first.receiver.may_arrive.clear()
+        running = asyncio.create_task(first.actor.run())
+        first.say(transfer(1))
+        await turns()
+        first.say(Stop("as if"))
+        await running
+        with pytest.raises(EngineDied, match="others not: the session ended"):
+            await Stage(engine, is_in_place=True, in_hand=in_hand).actor.run()
+
+    asyncio.run(main())
 
 
 def test_an_engine_that_refuses_the_weights_ends_the_rollout_unpaused():

@@ -143,7 +143,7 @@ class Invariants:
         for unit in self._records.results:
             group = scheduler.groups.get(unit.group_id) if unit.split == "train" else None
             if group is None:
-                is_needed = unit.split == "train" and unit.group_id in self._records.open
+                is_needed = unit.split == "train" and self._records.is_needed(unit.group_id)
                 self._require(not is_needed, f"group {unit.group_id} is forgotten by a broker that started again")
                 continue
             slot = group.slots[unit.index]

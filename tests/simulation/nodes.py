@@ -78,7 +78,7 @@ async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> N
         await in_hand.aclose()
 
 
-async def _roll_out(  # noqa: PLR0917  by partial
+async def _roll_out(
     world: World,
     engine: Any,
     in_hand: Generations,
@@ -169,7 +169,7 @@ class SimLearner:
         self.trained = trained
         self.policy = SimpleNamespace(model=None)
 
-    def train(self, samples: Iterable[TrainingSample]) -> dict[str, float]:
+    def train(self, samples: Iterable[TrainingSample], policy_version: int | None) -> dict[str, float]:
         """As `Learner.train`."""
         samples = list(samples)
         step = len(self.trained)

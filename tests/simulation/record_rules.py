@@ -63,6 +63,9 @@ class RecordRules:
         self.restarted: set[int] = set()
         self.batches: dict[int, list[int]] = {}
         """Groups of each step."""
+        self.needed_from = 0
+        """Steps below are in the two newest checkpoints: no trainer will ask for them again."""
+        self._committed = -1
         self._taken: set[int] = set()
         self._live_version = -1
 
@@ -87,6 +90,12 @@ class RecordRules:
             case Committed(step=step):
                 written = self._highest_checkpoint()
                 self._require(step < written, f"step {step} is committed, but {written} steps are in a checkpoint")
+                self.needed_from, self._committed = self._committed + 1, step
+
+    def is_needed(self, group_id: int) -> bool:
+        """It is in the window, and may yet be asked for."""
+        is_done = any(group_id in self.batches[step] for step in range(self.needed_from))
+        return group_id in self.open and not is_done
 
     def _admit(self, record: Admitted) -> None:
         group_id, draw = record.group_id, self._prompt_at(record.group_id)

@@ -65,18 +65,19 @@ class Publisher:
     def __init__(self, transfers: Transfers, member: Member) -> None:
         self._transfers = transfers
         self._member = member
-        self._staged: tuple[int, Trained] = (-1, ())
+        self._staged: dict[int, Trained] = {}
 
     def stage(self, policy_version: int, weights: Trained) -> None:
         """As `Publisher.stage`."""
-        self._staged = policy_version, weights
+        self._staged[policy_version] = weights
+        self._staged.pop(policy_version - 2, None)
 
     async def transfer(self, transfer: Transfer) -> Transferred:
         """As `Publisher.transfer`."""
-        version, weights = self._staged
-        if version != transfer.policy_version:
-            raise TransferError(f"version {version} is staged, not {transfer.policy_version}")
-        await self._transfers.take_part(transfer, self._member, weights)
+        version = transfer.policy_version
+        if version not in self._staged:
+            raise TransferError(f"version {version} is not staged, but {max(self._staged)}")
+        await self._transfers.take_part(transfer, self._member, self._staged[version])
         return Transferred(transfer.epoch, version, 0.01, 1)
 
     def deliver(self, value: StoreValue) -> None:

@@ -54,17 +54,15 @@ class FakeLearner:
         self._log = log
         self.may_train = threading.Event()
         self.may_train.set()
-        self.trained = threading.Event()
-        """Two steps are done."""
         self.batches: list[list[Any]] = []
+        self.versions: list[int | None] = []
         self.policy = SimpleNamespace(model="model")
 
-    def train(self, samples: list[Any]) -> dict[str, float]:
+    def train(self, samples: list[Any], policy_version: int | None) -> dict[str, float]:
+        self.versions.append(policy_version)
         self.may_train.wait(10)
         self._log.append(f"train {len(self.batches)}")
         self.batches.append(samples)
-        if len(self.batches) == 2:
-            self.trained.set()
         return {"num_tokens": 6.0, "loss": 0.5}
 
     def named_weights(self) -> list[tuple[str, str]]:
@@ -75,15 +73,18 @@ class FakeLearner:
 
 
 class FakePublisher:
-    """Remembers what was staged."""
+    """Remembers what was staged; each copy takes ``takes_s``."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, log: list[str], advance: Callable[[float], None]) -> None:
         self._log = log
+        self._advance = advance
+        self.takes_s = 0.0
         self.delivered: list[StoreValue] = []
         self.error: TransferError | None = None
 
     def stage(self, policy_version: int, weights: list[tuple[str, str]]) -> None:
         self._log.append(f"stage {policy_version}: {dict(weights)['w']}")
+        self._advance(self.takes_s)
 
     async def transfer(self, transfer: Transfer) -> Transferred:
         if self.error:
@@ -116,7 +117,8 @@ class Stage:
         base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
         self.log: list[str] = []
         self.broker, self.spool = MemoryHub(), MemoryHub()
-        self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log)
+        self.now_s = 0.0
+        self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log, self.advance)
         self.checkpoints = FakeCheckpoints()
         monkeypatch.setattr(trainer, "checkpoint", self.checkpoints)
         self.actor = TrainerActor(
@@ -129,7 +131,23 @@ class Stage:
             plan_hash="plan",
             checkpoints=Path("checkpoints"),
             start=start,
+            clock=lambda: self.now_s,
         )
+
+    def advance(self, seconds: float) -> None:
+        """Nothing else moves the actor's clock."""
+        self.now_s += seconds
+
+    def waits_for_a_version(self) -> asyncio.Event:
+        """Set once the actor waits for one to be live."""
+        waits, went_live = asyncio.Event(), self.actor._went_live.wait
+
+        async def watched() -> bool:
+            waits.set()
+            return await went_live()
+
+        self.actor._went_live.wait = watched
+        return waits
 
     def say(self, *messages: Message) -> None:
         for message in messages:
@@ -244,6 +262,7 @@ def test_a_step_fetches_its_batch_and_trains_on_it(scene):
         assert trained.prompt_ids.tolist() == [1, 2]
         assert trained.completion_ids.tolist() == [3, 4, 5]
         assert trained.behavior_logprobs.tolist() == [-0.5, -1.0, -1.5]
+        assert trained.spans == [Span(0, 0, 3)]
         assert stage.actor.beat(0.0).tokens == 6
 
     scene(play)
@@ -271,20 +290,53 @@ def test_the_last_step_asks_for_no_further_batch(scene):
     scene(play, run={"steps": 1})
 
 
-def test_a_version_is_staged_only_once_the_one_before_is_live(scene):
+def test_a_version_is_staged_while_the_one_before_travels_and_the_next_waits(scene):
+    """A slow rollout: version 1 is not live for as long as it takes. That costs step 1 nothing, and step 2 the wait."""
+
+    async def play(stage):
+        waits = stage.waits_for_a_version()
+        stage.publisher.takes_s = 0.25
+        await stage.begin()
+        await stage.give(0)
+        await stage.give(1)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        assert (await stage.hear(Stepped)).metrics["stage_s"] == 0.25
+        await stage.give(2)
+        assert await stage.hear(Publishing) == Publishing(2, 2)
+        assert (await stage.hear(Stepped)).metrics["stage_s"] == 0.25
+        await stage.give(3)
+        await waits.wait()
+        assert stage.log[-1] == "train 2"
+        stage.advance(8.0)
+        stage.say(Published(0))
+        stage.say(Published(1))
+        assert await stage.hear(Publishing) == Publishing(3, 3)
+        assert (await stage.hear(Stepped)).metrics["stage_s"] == 8.25
+        assert [line for line in stage.log if not line.startswith("train")] == [
+            "stage 0: after 0 steps",
+            "stage 1: after 1 steps",
+            "stage 2: after 2 steps",
+            "stage 3: after 3 steps",
+        ]
+
+    scene(play)
+
+
+def test_a_version_that_was_passed_over_is_not_waited_for(scene):
+    """Its transfer broke while the next was staged already; that one went live in its place."""
+
     async def play(stage):
         await stage.begin()
         await stage.give(0)
         await stage.give(1)
         assert await stage.hear(Publishing) == Publishing(1, 1)
         await stage.hear(Stepped)
-        await stage.hear(Take)
-        await asyncio.to_thread(stage.learner.trained.wait)
-        assert stage.log == ["stage 0: after 0 steps", "train 0", "stage 1: after 1 steps", "train 1"]
-        stage.say(Published(0))
-        stage.say(Published(1))
+        await stage.give(2)
         assert await stage.hear(Publishing) == Publishing(2, 2)
-        assert stage.log[-1] == "stage 2: after 2 steps"
+        await stage.hear(Stepped)
+        stage.say(Published(2))
+        await stage.give(3)
+        assert await stage.hear(Publishing) == Publishing(3, 3)
 
     scene(play)
 
@@ -315,6 +367,7 @@ def test_steps_per_publish_steps_make_one_version_and_the_last_step_always_does(
         ]
 
     stage = scene(play, run={"steps": 3}, schedule={"steps_per_publish": 2})
+    assert stage.learner.versions == [0, None, 1], "between two publishes the weights are of no version"
     assert [line for line in stage.log if line.startswith("stage")] == [
         "stage 0: after 0 steps",
         "stage 1: after 2 steps",
@@ -479,7 +532,7 @@ def test_a_rejected_trainer_says_why(scene):
 
 def test_a_learner_that_fails_ends_it_with_its_error(scene):
     async def play(stage):
-        def broken(_samples):
+        def broken(_samples, _policy_version):
             raise ArithmeticError("no finite gradient")
 
         stage.learner.train = broken

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algo.aggregate import AGGREGATIONS
 from asyncrl.config import Algorithm
 from asyncrl.errors import AsyncrlError
+from asyncrl.messages import Span
 from asyncrl.trainer.learner import Learner
 
 BETA1 = 0.9
@@ -119,11 +120,12 @@ def test_on_policy_log_probs_have_no_gap_and_no_kl(model_path, config, make_samp
         with torch.no_grad():
             logits = AutoModelForCausalLM.from_pretrained(model_path)(input_ids=ids[None]).logits[0, -length - 1 : -1]
         exact = (logits / 0.7).log_softmax(-1).gather(1, ids[-length:, None])[:, 0]
-        samples.append(replace(sample, behavior_logprobs=exact.numpy()))
-    metrics = Learner(config(sampling={"temperature": 0.7}), model_path).train(samples)
+        samples.append(replace(sample, behavior_logprobs=exact.numpy(), spans=[Span(3, 0, length)]))
+    metrics = Learner(config(sampling={"temperature": 0.7}), model_path).train(samples, 3)
 
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
-    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["log_ratio_abs_max"] == metrics["logprob_gap_max"] < 1e-5
+    assert metrics["logprob_gap_tokens"] == metrics["trained_tokens"]
     assert metrics["clip_fraction"] == 0.0
 
 

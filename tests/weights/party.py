@@ -12,6 +12,7 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config import Weights
 from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.plan import Plan, TensorSpec
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
@@ -25,6 +26,7 @@ SPECS = [
 ]
 PLAN = Plan(SPECS, BUCKET_BYTES)
 TRAINER = Member("trainer", "t1")
+DEFAULTS = Weights()
 SHORT_S = 0.3
 LONG_S = 20.0
 
@@ -72,6 +74,11 @@ class Rendezvous:
                     self.others.put_nowait((peer, message))
 
 
+async def move(order: Transfer, *ends: Publisher | Receiver) -> list[object]:
+    """What each end makes of a transfer, or its error."""
+    return await asyncio.gather(*(end.transfer(order) for end in ends), return_exceptions=True)
+
+
 async def forward(link: Link, end: Publisher | Receiver) -> None:
     """What an actor does with `StoreValue`."""
     async for message in link:
@@ -80,12 +87,16 @@ async def forward(link: Link, end: Publisher | Receiver) -> None:
 
 
 @asynccontextmanager
-async def party(*, receivers: int, plan: Plan = PLAN) -> AsyncIterator[tuple[Publisher, list[Receiver]]]:
+async def party(
+    *, receivers: int, plan: Plan = PLAN, config: Weights = DEFAULTS, on_bucket: OnBucket | None = None
+) -> AsyncIterator[tuple[Publisher, list[Receiver]]]:
     """A publisher and receivers of ranks 1, 2 ... with links to a rendezvous."""
     hub = MemoryHub()
     links = [hub.connect(str(rank)) for rank in range(receivers + 1)]
-    publisher = Publisher(PLAN, TRAINER, links[0].send, Weights())
-    rollouts = [Receiver(plan, member(rank), links[rank].send, Weights()) for rank in range(1, receivers + 1)]
+    publisher = Publisher(PLAN, TRAINER, links[0].send, config)
+    rollouts = [
+        Receiver(plan, member(rank), links[rank].send, config, on_bucket=on_bucket) for rank in range(1, receivers + 1)
+    ]
     async with AsyncExitStack() as stack:
         tasks = [asyncio.create_task(Rendezvous(hub).run())]
         tasks += [asyncio.create_task(forward(*pair)) for pair in zip(links, [publisher, *rollouts], strict=True)]

@@ -14,9 +14,9 @@ from asyncrl.config import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Bye, Member, Stop, StoreValue, Transfer, TransferFailed
 from asyncrl.weights.group import Group
+from asyncrl.weights.header import LAYOUT
 from asyncrl.weights.plan import Plan, TensorSpec
 from asyncrl.weights.receive import Receiver
-from asyncrl.weights.staging import HEADER
 
 PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
 
@@ -28,7 +28,7 @@ def die_in_second_bucket(signal: int, policy_version: int) -> None:
 
     def counted(self, tensor, *args):
         nonlocal version, bucket
-        version, bucket = (version + 1, 0) if len(tensor) == HEADER.size else (version, bucket + 1)
+        version, bucket = (version + 1, 0) if len(tensor) == LAYOUT.size else (version, bucket + 1)
         if (version, bucket) == (policy_version, 2):
             os.kill(os.getpid(), signal)
         broadcast(self, tensor, *args)

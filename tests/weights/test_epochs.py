@@ -155,7 +155,7 @@ def test_closing_leaves_no_thread_behind_neither_ours_nor_the_librarys() -> None
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncrl-weights")]
         async with asyncio.timeout(LONG_S):
             # The kernel lists a joined thread for a moment longer, and sets no event when it is gone.
-            while native() > before:  # noqa: ASYNC110
+            while native() > before:
                 await asyncio.sleep(0)
         return before, during
 

@@ -72,6 +72,14 @@ def test_a_layout_worked_by_hand() -> None:
     assert plan.num_bytes == 38
 
 
+@given(SPECS, st.integers(1, 4096))
+def test_buckets_are_whole_numbers_of_their_smallest_element(specs: list[TensorSpec], bucket_bytes: int) -> None:
+    plan = Plan(specs, bucket_bytes)
+
+    assert all(bucket.num_bytes % bucket.item_bytes == 0 for bucket in plan.buckets)
+    assert plan.num_items >= sum(spec.num_bytes // ITEM_BYTES[spec.dtype] for spec in specs)
+
+
 @pytest.mark.parametrize(
     ("theirs", "sentence"),
     [

@@ -2,7 +2,9 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from asyncrl.messages import Bye, TransferFailed, Transferred
 from asyncrl.weights.publish import Publisher
 
 from . import receiving_process
-from .party import LONG_S, PLAN, TRAINER, Rendezvous, forward, party, same, tensors, transfer
+from .party import LONG_S, PLAN, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
 
 DIE_S = 1.0
 
@@ -46,6 +48,111 @@ def test_what_was_staged_arrives_bit_for_bit_and_the_model_may_change_meanwhile(
     asyncio.run(main())
 
 
+def test_the_version_before_the_newest_can_still_be_sent() -> None:
+    """The broker may ask for it: it hears of the newest only later."""
+
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            for version in (1, 2):
+                publisher.stage(version, tensors(version).items())
+            await move(transfer(1, 1, [1]), publisher, receiver)
+            assert same(receiver.weights(), tensors(1))
+
+            await move(transfer(1, 2, [1]), publisher, receiver)
+            assert same(receiver.weights(), tensors(2))
+
+    asyncio.run(main())
+
+
+def test_the_next_version_is_staged_while_one_moves_to_a_slow_rollout() -> None:
+    arrived, go_on = threading.Event(), threading.Event()
+    received: dict[str, torch.Tensor] = {}
+
+    def take_slowly(views: Mapping[str, torch.Tensor]) -> None:
+        arrived.set()
+        assert go_on.wait(LONG_S)
+        received.update({name: view.clone() for name, view in views.items()})
+
+    async def main() -> None:
+        config = Weights(staging="bucket")
+        async with party(receivers=1, config=config, on_bucket=take_slowly) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            moving = asyncio.create_task(move(transfer(1, 1, [1]), publisher, receiver))
+            await asyncio.to_thread(arrived.wait, LONG_S)
+            publisher.stage(2, tensors(2).items())
+            assert not moving.done()
+            go_on.set()
+            await moving
+            assert same(received, tensors(1))
+
+            await move(transfer(1, 2, [1]), publisher, receiver)
+            assert same(received, tensors(2))
+
+    asyncio.run(main())
+
+
+def changed(seed: int) -> dict[str, torch.Tensor]:
+    """`tensors(1)`, one element of which is another."""
+    weights = tensors(1)
+    weights["embed"][seed % 5, seed % 3] = seed
+    return weights
+
+
+def test_from_the_second_transfer_of_an_epoch_on_only_changes_travel() -> None:
+    async def main() -> None:
+        async with party(receivers=2, config=Weights(delta=True)) as (publisher, receivers):
+            for version in (2, 3, 4):
+                publisher.stage(version, changed(version).items())
+                done, *_ = await move(transfer(1, version, [1, 2]), publisher, *receivers)
+
+                assert isinstance(done, Transferred)
+                assert done.num_bytes == (PLAN.num_bytes if version == 2 else 2 * 5)
+                assert publisher.changed_fraction == (None if version == 2 else 2 / PLAN.num_items)
+                assert all(same(receiver.weights(), changed(version)) for receiver in receivers)
+
+    asyncio.run(main())
+
+
+def test_the_base_is_what_was_sent_last_not_what_was_staged_last() -> None:
+    async def main() -> None:
+        async with party(receivers=1, config=Weights(delta=True)) as (publisher, [receiver]):
+            publisher.stage(2, changed(2).items())
+            await move(transfer(1, 2, [1]), publisher, receiver)
+            for version in (3, 4):
+                publisher.stage(version, changed(version).items())
+            done, _ = await move(transfer(1, 4, [1]), publisher, receiver)
+
+            assert isinstance(done, Transferred)
+            assert done.num_bytes == 2 * 5  # Back to what element of version 2 was, and the one of version 4.
+            assert same(receiver.weights(), changed(4))
+
+    asyncio.run(main())
+
+
+def test_a_new_epoch_and_a_pair_get_everything_and_leave_the_base_of_others_alone() -> None:
+    async def main() -> None:
+        async with party(receivers=2, config=Weights(delta=True)) as (publisher, [first, joiner]):
+
+            async def sent(epoch: int, version: int, ranks: list[int], keep: bool = True) -> int:
+                ends = [[first, joiner][rank - 1] for rank in ranks]
+                done, *_ = await move(transfer(epoch, version, ranks, keep=keep), publisher, *ends)
+                assert isinstance(done, Transferred)
+                assert all(same(end.weights(), changed(version)) for end in ends)
+                return done.num_bytes
+
+            publisher.stage(2, changed(2).items())
+            assert await sent(1, 2, [1]) == PLAN.num_bytes
+            assert await sent(2, 2, [2], keep=False) == PLAN.num_bytes
+            publisher.stage(3, changed(3).items())
+            assert await sent(1, 3, [1]) < PLAN.num_bytes
+            publisher.stage(4, changed(4).items())
+            assert await sent(3, 4, [1, 2]) == PLAN.num_bytes
+            publisher.stage(5, changed(5).items())
+            assert await sent(3, 5, [1, 2]) < PLAN.num_bytes
+
+    asyncio.run(main())
+
+
 def test_tensors_are_cast_to_the_dtypes_of_the_plan() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
@@ -63,7 +170,7 @@ def test_both_ends_hear_at_once_that_the_asked_version_is_no_longer_staged() -> 
         async with party(receivers=1) as (publisher, [receiver]):
             publisher.stage(2, tensors(2).items())
             order = transfer(1, 1, [1])
-            errors = await asyncio.gather(publisher.transfer(order), receiver.transfer(order), return_exceptions=True)
+            errors = await move(order, publisher, receiver)
 
             assert "policy_version 2 is staged, not 1" in str(errors[0])
             assert "the sender has policy_version 2 staged, not 1" in str(errors[1])
@@ -82,6 +189,19 @@ def test_both_ends_hear_at_once_that_the_asked_version_is_no_longer_staged() -> 
 def test_tensors_that_do_not_fit_the_plan_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(TransferError, match=message):
         publisher().stage(1, (tensors(1) | change).items())
+
+
+def test_what_was_staged_stays_when_the_next_version_is_refused() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            with pytest.raises(TransferError, match="lacks"):
+                publisher.stage(2, [])
+            await move(transfer(1, 1, [1]), publisher, receiver)
+
+            assert same(receiver.weights(), tensors(1))
+
+    asyncio.run(main())
 
 
 def test_a_model_that_lacks_a_tensor_is_refused() -> None:
@@ -122,12 +242,13 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_epoch_and_no_more() -> No
         tasks = [asyncio.create_task(rendezvous.run()), asyncio.create_task(forward(link, publisher))]
 
         async def publish(epoch: int, version: int, ranks: list[int], deadline_s: float = LONG_S) -> str:
-            publisher.stage(version, [(spec.name, torch.full(spec.shape, float(version))) for spec in plan.specs])
+            weights = {spec.name: torch.full(spec.shape, float(version)) for spec in plan.specs}
+            publisher.stage(version, weights.items())
             order = transfer(epoch, version, ranks, deadline_s=deadline_s)
             for rank in ranks:
                 hub.send(f"rollout-{rank}", order)
             await publisher.transfer(order)
-            return receiving_process.digest(publisher._staging.tensors)
+            return receiving_process.digest(weights)
 
         async def heard(count: int) -> dict[str, object]:
             return dict([await rendezvous.others.get() for _ in range(count)])

@@ -1,14 +1,18 @@
 import asyncio
+from collections.abc import Mapping
 
 import pytest
+import torch
+from torch import Tensor
 
 from asyncrl.config import Weights
-from asyncrl.errors import TransferError
-from asyncrl.messages import Member, StoreValue
+from asyncrl.errors import ConfigError, TransferError
+from asyncrl.messages import Member, StoreValue, Transferred
+from asyncrl.weights.checksum import Checksum
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.receive import Receiver
 
-from .party import PLAN, SHORT_S, SPECS, party, tensors, transfer
+from .party import DEFAULTS, PLAN, SHORT_S, SPECS, move, party, same, tensors, transfer
 
 
 async def ignored(_: object) -> None: ...
@@ -53,6 +57,97 @@ def test_a_sender_with_another_plan_is_refused_by_an_error_not_a_crash() -> None
             assert "different models" in str(errors[1])
 
     asyncio.run(main())
+
+
+class Tampered(Checksum):
+    """Reads a bucket that is not the one that arrived."""
+
+    def of(self, buffer: Tensor) -> int:
+        return super().of(buffer) ^ 1
+
+
+@pytest.mark.parametrize("config", [Weights(), Weights(verify=True), Weights(delta=True)])
+def test_a_damaged_bucket_kills_the_epoch_and_a_new_one_brings_everything(config: Weights) -> None:
+    async def main() -> None:
+        async with party(receivers=1, config=config) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            intact = receiver._checksum
+            if config != DEFAULTS:
+                await move(transfer(1, 1, [1]), publisher, receiver)
+                publisher.stage(2, tensors(2).items())
+            version = publisher._copies.newest
+            receiver._checksum = Tampered(torch.device("cpu"))
+            done, damage = await move(transfer(1, version, [1]), publisher, receiver)
+            assert isinstance(done, Transferred)
+            assert "bucket 0 of 2, which begins with adapter, is damaged: its checksum is" in str(damage)
+            assert receiver.policy_version is None
+
+            receiver._checksum = intact
+            _, dead = await move(transfer(1, version, [1], deadline_s=SHORT_S), publisher, receiver)
+            assert "this epoch failed before" in str(dead)
+
+            done, _ = await move(transfer(2, version, [1]), publisher, receiver)
+            assert isinstance(done, Transferred)
+            assert done.num_bytes == PLAN.num_bytes
+            assert same(receiver.weights(), tensors(version))
+
+    asyncio.run(main())
+
+
+def test_only_the_first_transfer_of_an_epoch_is_checked_unless_asked() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            await move(transfer(1, 1, [1]), publisher, receiver)
+            receiver._checksum = Tampered(torch.device("cpu"))
+            publisher.stage(2, tensors(2).items())
+            await move(transfer(1, 2, [1]), publisher, receiver)
+
+            assert same(receiver.weights(), tensors(2))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("held", [None, 1, 3])
+def test_changes_since_a_version_that_is_not_here_are_refused(held: int | None) -> None:
+    async def main() -> None:
+        async with party(receivers=1, config=Weights(delta=True)) as (publisher, [receiver]):
+            publisher.stage(2, tensors(2).items())
+            await move(transfer(1, 2, [1]), publisher, receiver)
+            receiver.policy_version = held
+            publisher.stage(3, tensors(3).items())
+            _, refusal = await move(transfer(1, 3, [1], deadline_s=SHORT_S), publisher, receiver)
+
+            assert f"what changed since policy_version 2, but policy_version {held} is staged here" in str(refusal)
+            assert receiver.policy_version == held
+
+    asyncio.run(main())
+
+
+def test_an_engine_may_take_bucket_by_bucket_and_nothing_is_staged() -> None:
+    taken: dict[str, Tensor] = {}
+
+    def take(views: Mapping[str, Tensor]) -> None:
+        taken.update({name: view.clone() for name, view in views.items()})
+
+    async def main() -> None:
+        async with party(receivers=1, config=Weights(staging="bucket"), on_bucket=take) as (publisher, [receiver]):
+            with pytest.raises(TransferError, match="no complete policy version"):
+                receiver.weights()
+            publisher.stage(1, tensors(1).items())
+            await move(transfer(1, 1, [1]), publisher, receiver)
+
+            assert same(taken, tensors(1))
+            assert (receiver.policy_version, receiver.weights()) == (1, {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("staging", "on_bucket"), [("bucket", None), ("whole", lambda _: None)])
+def test_how_an_engine_takes_weights_and_how_they_are_staged_must_go_together(staging, on_bucket) -> None:
+    member = Member("rollout-1", "r1")
+    with pytest.raises(ConfigError, match=f"weights.staging is '{staging}', but the engine takes"):
+        Receiver(PLAN, member, ignored, Weights(staging=staging), on_bucket=on_bucket)
 
 
 def test_answers_to_a_rendezvous_that_is_over_are_ignored() -> None:

@@ -1,17 +1,14 @@
-import pytest
 import torch
 
-from asyncrl.errors import TransferError
-from asyncrl.weights.plan import Plan
-from asyncrl.weights.staging import HEADER, Staging, check_header, header
+from asyncrl.weights.staging import Staging
 
 from .party import PLAN, SPECS
 
+CPU = torch.device("cpu")
+
 
 def test_views_have_the_plans_shapes_and_dtypes_and_share_the_buffers() -> None:
-    staging = Staging(PLAN)
-    for buffer in staging.buckets:
-        buffer.zero_()
+    staging = Staging(PLAN, CPU)
     for spec in SPECS:
         view = staging.tensors[spec.name]
         assert (tuple(view.shape), str(view.dtype)) == (spec.shape, f"torch.{spec.dtype}")
@@ -20,14 +17,17 @@ def test_views_have_the_plans_shapes_and_dtypes_and_share_the_buffers() -> None:
     assert sum(int(buffer.count_nonzero()) for buffer in staging.buckets) == 2 * (15 + 7 + 1)  # 1.0 has two bytes not 0
 
 
-def test_a_header_is_as_long_as_its_receiver_expects() -> None:
-    assert header(3, PLAN).shape == (HEADER.size,)
-    assert header(3, PLAN).dtype == torch.uint8
-    check_header(header(3, PLAN), 3, PLAN)
+def test_the_views_of_a_bucket_are_the_tensors_the_plan_puts_there() -> None:
+    staging = Staging(PLAN, CPU)
+
+    assert [list(views) for views in staging.views] == [[s.spec.name for s in bucket.slots] for bucket in PLAN.buckets]
+    assert [len(buffer) for buffer in staging.buckets] == [bucket.num_bytes for bucket in PLAN.buckets]
 
 
-def test_another_version_or_plan_is_refused_before_the_first_bucket() -> None:
-    with pytest.raises(TransferError, match="policy_version 4 staged, not 3"):
-        check_header(header(4, PLAN), 3, PLAN)
-    with pytest.raises(TransferError, match="different models"):
-        check_header(header(3, Plan(SPECS[:1], 64)), 3, PLAN)
+def test_a_staging_of_one_bucket_allocates_no_more_than_the_largest() -> None:
+    staging = Staging(PLAN, CPU, holds="bucket")
+
+    assert len({buffer.untyped_storage().data_ptr() for buffer in staging.buckets}) == 1
+    assert staging.buckets[0].untyped_storage().nbytes() == max(bucket.num_bytes for bucket in PLAN.buckets)
+    for bucket, views in zip(PLAN.buckets, staging.views, strict=True):
+        assert list(views) == [slot.spec.name for slot in bucket.slots]

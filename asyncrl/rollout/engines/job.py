@@ -1,7 +1,7 @@
-"""One request on its way through the slots, and who wrote which of its tokens."""
+"""One request on its way through the slots."""
 
-from asyncrl.messages import Span
 from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.spans import Spans
 
 
 class Job:
@@ -29,7 +29,8 @@ class Job:
         """When it got its slot, by the performance counter."""
         self.prompt_version = 0
         """Under which weights the keys and values of ``given`` were computed."""
-        self._marks = [(span.policy_version, span.start) for span in (begun.spans if begun else [])]
+        self.spans = Spans(begun.spans if begun else [])
+        """Who wrote what."""
 
     @property
     def num_begun(self) -> int:
@@ -40,16 +41,3 @@ class Job:
     def seconds_begun(self) -> float:
         """Seconds it took there."""
         return self.request.begun.generate_s if self.request.begun else 0.0
-
-    def turn(self, policy_version: int, written: int) -> None:
-        """Credit tokens from number ``written`` on to ``policy_version``."""
-        if self._marks and self._marks[-1][1] == written:
-            self._marks.pop()
-        if not self._marks or self._marks[-1][0] != policy_version:
-            self._marks.append((policy_version, written))
-
-    def spans(self, num_tokens: int) -> list[Span]:
-        """Who wrote what, covering 0 .. ``num_tokens``."""
-        ends = [start for _, start in self._marks[1:]] + [num_tokens]
-        spans = [Span(version, start, end) for (version, start), end in zip(self._marks, ends, strict=True)]
-        return spans if spans[-1].start < num_tokens else spans[:-1]  # The newest version may not have written yet.

@@ -23,7 +23,7 @@ from torch import Tensor
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines import sampler
+from asyncrl.rollout.engines import sampler, text
 from asyncrl.rollout.engines.forward import Forward
 from asyncrl.rollout.engines.job import Job
 
@@ -167,10 +167,8 @@ class SlotTable:
 
     def _is_stopped(self, job: Job) -> bool:
         stop = job.request.sampling.stop
-        # A character has at most 4 bytes and a token at least one; the margin holds tokens that decode to nothing.
-        window = 4 * max(map(len, stop)) + 8
         end = self._end(job)
-        start = max(self._begin(job), end - window)
+        start = max(self._begin(job), end - text.stop_window(stop))
         return self._stops_here(self._ids[start:end].tolist(), stop)
 
     def _finish(self, job: Job) -> tuple[Job, Completion | EngineError]:
@@ -195,7 +193,7 @@ class SlotTable:
         return Completion(
             completion_ids=self._ids[start:end].tolist(),
             behavior_logprobs=self._logprobs[start:end].tolist(),
-            spans=job.spans(end - start),
+            spans=job.spans.until(end - start),
             finish_reason=finish_reason,
             generate_s=job.seconds_begun + time.perf_counter() - job.begun_s,
         )
@@ -206,7 +204,7 @@ class SlotTable:
         """Credit tokens from here on to ``policy_version``."""
         self.policy_version = policy_version
         for job in self.running:
-            job.turn(policy_version, self._steps - job.begun_at)
+            job.spans.turn(policy_version, self._steps - job.begun_at)
 
     def recompute(self) -> Iterator[None]:
         """Compute every running completion's keys and values again, one prefill at each ``next``."""
@@ -241,7 +239,7 @@ class SlotTable:
         """Give the job a slot."""
         job.slot, job.begun_at, job.begun_s = slot, self._steps - job.num_begun, time.perf_counter()
         job.prompt_version = self.policy_version
-        job.turn(self.policy_version, job.num_begun)
+        job.spans.turn(self.policy_version, job.num_begun)
         if slot == len(self._jobs):
             self._jobs.append(job)
         else:

@@ -33,6 +33,12 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     return text
 
 
+def stop_window(stop: list[str]) -> int:
+    """Tokens at the end of a text that a stop string which ends there may lie in."""
+    # A character has at most 4 bytes and a token at least one; the margin holds tokens that decode to nothing.
+    return 4 * max(map(len, stop)) + 8
+
+
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion, by the word of the generation config, the model config or the tokenizer."""
     named = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)

@@ -58,8 +58,9 @@ class TransformersEngine:
             policy_version: Whose weights the model has now.
 
         Raises:
-            ConfigError: The model's attention does not fit the slots.
+            ConfigError: The model's attention does not fit the slots, or its weights cannot be replaced.
         """
+        parameters.check_loadable(model)
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._kv = kv
@@ -96,7 +97,7 @@ class TransformersEngine:
         An engine of a model directory.
 
         Raises:
-            ConfigError: The directory holds no model or no tokenizer, or the model's attention does not fit the slots.
+            ConfigError: The directory holds no model or no tokenizer, or the model is not one this engine can run.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)

@@ -1,6 +1,7 @@
 """Random models small enough to build in every test, and a tokenizer of sixty words."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,21 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 64
 EOS = 0
 
 MakeModel = Callable[..., PreTrainedModel]
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
+    "qwen3": lambda sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
+    "qwen3_moe": lambda sizes: Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **EXPERTS)),
+    "llama": lambda sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +40,7 @@ def make_model() -> MakeModel:
     """``make_model(family, seed)``: weights large enough that the distributions are far from uniform."""
 
     def make(family: str = "qwen3", seed: int = 0) -> PreTrainedModel:
-        sizes = {
+        sizes: dict[str, Any] = {
             "vocab_size": VOCAB,
             "hidden_size": 32,
             "intermediate_size": 48,
@@ -46,8 +56,7 @@ def make_model() -> MakeModel:
             "pad_token_id": None,
         }
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes)) if family == "qwen3" else LlamaForCausalLM(LlamaConfig(**sizes))
-        return model.eval()
+        return FAMILIES[family](sizes).eval()
 
     return make
 

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines import parameters
+from asyncrl.weights.names import checkpoint_tensors
 from asyncrl.weights.plan import TensorSpec
 
 
@@ -42,3 +43,36 @@ def test_one_wrong_shape_leaves_every_parameter_as_it_was(make_model):
         parameters.load(model, weights)
 
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_experts_come_one_by_one_and_land_in_the_tensor_that_holds_them_all(make_model):
+    model, new = make_model("qwen3_moe"), make_model("qwen3_moe", seed=1)
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    weights = {name: tensor.clone() for name, tensor in checkpoint_tensors(new)}
+    assert "model.layers.0.mlp.experts.2.up_proj.weight" in weights
+
+    parameters.load(model, weights)
+
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), new.parameters(), strict=True))
+
+
+def test_one_expert_missing_leaves_every_parameter_as_it_was(make_model):
+    model, before = make_model("qwen3_moe"), make_model("qwen3_moe")
+    weights = dict(checkpoint_tensors(make_model("qwen3_moe", seed=1)))
+    del weights["model.layers.1.mlp.experts.0.down_proj.weight"]
+
+    with pytest.raises(EngineError, match=r"weights lack 'model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight'; send"):
+        parameters.load(model, weights)
+
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_a_model_whose_checkpoints_are_in_another_order_is_refused(make_model, monkeypatch):
+    def reordered(_model, tensors):
+        return {name: tensor.flip(0) for name, tensor in tensors.items()}
+
+    parameters.check_loadable(make_model())
+    monkeypatch.setattr("asyncrl.weights.names.revert_weight_conversion", reordered)
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM stores weights in another order"):
+        parameters.check_loadable(make_model())

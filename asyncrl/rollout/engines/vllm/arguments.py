@@ -1,0 +1,104 @@
+"""What vLLM's engine is started with: from our configuration, from a person's own table, and by necessity."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from asyncrl.config import Config, Vllm
+from asyncrl.errors import ConfigError
+
+WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"
+LOGPROBS_MODE = "processed_logprobs"
+
+FIXED: Mapping[str, tuple[Any, str]] = {
+    "logprobs_mode": (LOGPROBS_MODE, "log-probs are those of the distribution sampled from, filters included"),
+    "generation_config": ("vllm", "the model directory's own sampling defaults would change what is sampled"),
+    "worker_extension_cls": (WORKER_EXTENSION, "it is how weights get into the workers"),
+    "disable_log_stats": (True, "asyncrl measures by itself"),
+}
+"""vLLM's name: the only value that is right, and why."""
+
+CONFIGURED: Mapping[str, str] = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "model.dtype",
+    "max_num_seqs": "rollout.slots",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_bytes",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "max_model_len": "rollout.vllm.max_model_len",
+    "enable_chunked_prefill": "rollout.vllm.enable_chunked_prefill",
+    "data_parallel_size": "rollout.replicas",
+}
+"""vLLM's name: where it is set here."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "pipeline_parallel_size": "weights are received by tensor parallel workers only",
+    "distributed_executor_backend": "asyncrl chooses it, so that an engine ends with its node",
+    "skip_tokenizer_init": "stop strings need vLLM's tokenizer",
+}
+"""vLLM's name: why it cannot be set."""
+
+QUIET = {"use_tqdm_on_load": False}
+"""Where the installed vLLM has it: a log is not a terminal."""
+
+
+def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict[str, Any]:
+    """
+    Arguments of vLLM's ``AsyncEngineArgs``, without the executor, which depends on the machine.
+
+    Args:
+        names: Those that the installed vLLM knows.
+        is_cpu: There are no devices.
+
+    Raises:
+        ConfigError: ``rollout.vllm.engine_args`` has a name that vLLM does not know, or that is not to be set there; or
+            a setting cannot work on a CPU.
+    """
+    vllm = config.rollout.vllm
+    for name in vllm.engine_args:
+        _check(name, names)
+    args: dict[str, Any] = {
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "max_num_seqs": config.rollout.slots,
+        "tensor_parallel_size": vllm.tensor_parallel_size,
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "enforce_eager": vllm.enforce_eager,
+        "max_model_len": vllm.max_model_len or config.longest_request,
+        "enable_chunked_prefill": _reads_in_parts(vllm, is_cpu),
+    }
+    if vllm.kv_cache_bytes:
+        args["kv_cache_memory_bytes"] = vllm.kv_cache_bytes
+    args |= {name: value for name, (value, _) in FIXED.items()}
+    args |= {name: value for name, value in QUIET.items() if name in names}
+    if unknown := sorted(args.keys() - set(names)):
+        raise ConfigError(f"the installed vLLM has no {unknown[0]!r}, which asyncrl needs; install another version")
+    return args | vllm.engine_args
+
+
+def _reads_in_parts(vllm: Vllm, is_cpu: bool) -> bool:
+    """What a prompt's parts draw is undone by winding the request's generator back, which a CPU's cannot do."""
+    if is_cpu and vllm.enable_chunked_prefill:
+        raise ConfigError(
+            "rollout.vllm.enable_chunked_prefill is true, but on a CPU vLLM dies of requests with a seed whose prompt "
+            "it reads in parts; leave it out"
+        )
+    return not is_cpu if vllm.enable_chunked_prefill is None else vllm.enable_chunked_prefill
+
+
+def _check(name: str, names: Collection[str]) -> None:
+    """Refuse a name of ``rollout.vllm.engine_args`` that has no business there."""
+    key = f"rollout.vllm.engine_args.{name}"
+    if place := CONFIGURED.get(name):
+        raise ConfigError(f"{key}: set {place} instead")
+    if name in FIXED:
+        value, reason = FIXED[name]
+        raise ConfigError(f"{key} is always {value!r} here: {reason}; remove it")
+    if reason := UNSUPPORTED.get(name, ""):
+        raise ConfigError(f"{key} cannot be set: {reason}; remove it")
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see AsyncEngineArgs in vLLM's documentation"
+        raise ConfigError(f"{key}: the installed vLLM has no such argument; {hint}")

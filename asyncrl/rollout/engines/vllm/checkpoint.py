@@ -1,0 +1,52 @@
+"""What a model directory says about its model, without loading a weight."""
+
+import contextlib
+
+import torch
+from msgspec import Struct
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from asyncrl.errors import ConfigError
+from asyncrl.rollout.engines import text
+from asyncrl.weights.names import checkpoint_specs
+from asyncrl.weights.plan import TensorSpec
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """Facts."""
+
+    specs: list[TensorSpec]
+    """Every tensor by its name in the directory's files, tied ones once: what a trainer publishes."""
+    eos_ids: list[int]
+    """Tokens that end a completion."""
+    vocab_size: int
+
+
+def read(model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str) -> Checkpoint:
+    """
+    Look at a model directory.
+
+    Args:
+        dtype: Of weights as they travel, by torch's name.
+
+    Raises:
+        ConfigError: It holds no causal language model.
+    """
+    model = _without_weights(model_path)
+    return Checkpoint(
+        specs=checkpoint_specs(model, dtype),
+        eos_ids=text.eos_ids(model, tokenizer),
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+    )
+
+
+def _without_weights(model_path: str) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {model_path!r} cannot be read: {error}") from error
+    with contextlib.suppress(OSError):  # A directory without this file has said all in the other one.
+        model.generation_config = GenerationConfig.from_pretrained(model_path, local_files_only=True)
+    return model

@@ -1,0 +1,67 @@
+"""Starts vLLM's engine core and its workers, as processes of this node."""
+
+import dataclasses
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, EngineDied
+from asyncrl.rollout.engines.vllm.arguments import engine_args
+from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
+
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""By its class: the name ``uni`` is read as ``mp`` on a CPU, for the sake of thread binding, which we do not want."""
+
+
+def launch(config: Config) -> AsyncLLM:
+    """
+    Takes as long as loading the model. Any thread may call it, with or without an event loop.
+
+    Raises:
+        ConfigError: vLLM does not take these arguments, or cannot run this model here.
+        EngineDied: The engine core did not start.
+    """
+    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    is_cpu = current_platform.is_cpu()
+    args = engine_args(config, names, is_cpu=is_cpu)
+    # With one worker the engine core is the worker: a process less to start, and to talk to at every step.
+    args["distributed_executor_backend"] = UNIPROC if config.rollout.vllm.tensor_parallel_size == 1 else "mp"
+    with environment(on_cpu(config.rollout.threads) if is_cpu else {}):
+        vllm_config = _vllm_config(args)
+        if is_cpu:
+            _check_heads(vllm_config)
+        try:
+            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+        except (RuntimeError, TimeoutError) as error:
+            raise EngineDied(f"vLLM's engine did not start, its own account is above: {error}") from error
+
+
+def _vllm_config(args: dict[str, Any]) -> Any:
+    try:
+        return AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (ValueError, TypeError, AssertionError, NotImplementedError, OSError) as error:
+        raise ConfigError(f"vLLM refuses its arguments (rollout.vllm and model): {_sentence(error)}") from error
+
+
+def _sentence(error: Exception) -> str:
+    """Without what pydantic puts around it."""
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    return str(error)
+
+
+def _check_heads(vllm_config: Any) -> None:
+    """vLLM finds out at the first token, and dies of it."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415  not there without a CPU build
+
+    size, sizes = vllm_config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if not vllm_config.model_config.use_mla and size not in sizes:
+        raise ConfigError(
+            f"the model's attention heads have {size} values; on a CPU vLLM can decode heads of "
+            f"{', '.join(map(str, sizes))} only: use another model, or rollout.engine='transformers'"
+        )

@@ -1,0 +1,93 @@
+"""
+The same pauses of vLLM, whose worker has received and staged a version by itself: `swap` tells it to take it.
+
+Needs an environment with vLLM; says so if there is none.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.actor.link import Link
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.messages import Member, StoreValue, Transfer
+from asyncrl.rollout.engine import Receives
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
+from asyncrl.weights.names import checkpoint_tensors
+from asyncrl.weights.plan import Plan
+from asyncrl.weights.publish import Publisher
+
+from . import shapes
+from .pause import MAX_TOKENS, PROMPT_TOKENS, REQUESTS, Kv, Pauses, Ready, measure, tokenizer
+from .transfers import DEADLINE_S, MEMBERS, serve
+
+KV_BYTES, KV_BLOCK = 512 << 20, 32
+"""Room for all requests of the largest model; the least that a CPU's attention takes."""
+
+
+def of_vllm(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
+    """vLLM, whose worker has received and staged the version by itself: `swap` tells it to take it."""
+    model = shapes.model(size).to(getattr(torch, dtype))
+    with TemporaryDirectory(prefix="asyncrl-bench-") as folder, asyncio.Runner() as runner:
+        model.save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        engine = VllmEngine.load(_vllm(Path(folder), dtype, kv))
+
+        async def play() -> Pauses:
+            try:
+                async with _fed(engine, model, size, dtype) as ready:
+                    return await measure(engine, ready, shapes.weights(model, dtype), publishes)
+            finally:
+                await engine.aclose()
+
+        return runner.run(play())
+
+
+def _vllm(path: Path, dtype: Any, kv: Kv) -> Config:
+    vllm = Vllm(kv_cache_bytes=KV_BYTES, enforce_eager=True, engine_args={"block_size": KV_BLOCK})
+    return Config(
+        model=Model(path=str(path), dtype=dtype),
+        data=Data(train="prompts.jsonl", max_prompt_tokens=PROMPT_TOKENS),
+        sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+        rollout=Rollout(engine="vllm", kv=kv, slots=REQUESTS, vllm=vllm),
+    )
+
+
+@asynccontextmanager
+async def _fed(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIterator[Ready]:
+    """A trainer in this process that sends its weights to the engine's worker."""
+    hub, config = MemoryHub(), Weights()
+    trainer, node = hub.connect("trainer"), hub.connect("rollout")
+    member = Member("rollout", "1", engine.ranks)
+    plan = Plan(shapes.specs(size, dtype), config.bucket_bytes)
+    publisher = Publisher(plan, MEMBERS[0], trainer.send, config)
+    receiver = await engine.receiver(member, node.send, config)
+    jobs = [serve(hub, asyncio.Queue()), _deliver(trainer, publisher), _deliver(node, receiver)]
+    tasks = [asyncio.create_task(job) for job in jobs]
+
+    async def ready(version: int) -> Mapping[str, Tensor]:
+        publisher.stage(version, checkpoint_tensors(model))
+        order = Transfer(1, version, [MEMBERS[0], member], True, DEADLINE_S)
+        await asyncio.gather(publisher.transfer(order), receiver.transfer(order))
+        return receiver.weights()
+
+    try:
+        yield ready
+    finally:
+        await receiver.aclose()
+        await publisher.aclose()
+        for task in tasks:
+            task.cancel()
+
+
+async def _deliver(link: Link, end: Publisher | Receives) -> None:
+    async for message in link:
+        if isinstance(message, StoreValue):
+            end.deliver(message)

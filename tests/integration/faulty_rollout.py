@@ -1,0 +1,97 @@
+"""
+A rollout with something wrong with it: ``faulty_rollout.py FAULT [asyncrl-node's options]``.
+
+    freezes         stands still, as by SIGSTOP, in the middle of its second transfer that others take part in
+    other-shapes    its parameters have other shapes
+    other-names     ... or other names
+    other-buckets   its buckets are cut at another size
+    damages         gets every version whole, and says that it did not
+
+Other processes of the run cannot tell it from `asyncrl-node` but by what it does.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.cli.node import main
+from asyncrl.errors import TransferError
+from asyncrl.node import attach
+from asyncrl.weights.epochs import GroupKeeper
+from asyncrl.weights.plan import Plan
+from asyncrl.weights.receive import Receiver
+
+FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
+"""Many buckets come after it: more than the kernel would take off the trainer's hands."""
+
+
+def freeze() -> None:
+    """In a transfer of a group that is kept, not in that of a pair."""
+    run = GroupKeeper.run
+    num_transfers = 0
+
+    async def run_frozen(self: GroupKeeper, transfer: Any, rank: int, exchange: Any) -> float:
+        nonlocal num_transfers
+        num_transfers += transfer.keep
+        if (transfer.keep, num_transfers) == (True, FROZEN_TRANSFER):
+            return await run(self, transfer, rank, lambda group, deadline: exchange(Freezing(group), deadline))
+        return await run(self, transfer, rank, exchange)
+
+    GroupKeeper.run = run_frozen  # type: ignore[method-assign]
+
+
+class Freezing:
+    """A group whose process is stopped in one of its broadcasts."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._num_broadcasts = 0
+
+    def broadcast(self, *arguments: Any) -> None:
+        self._num_broadcasts += 1
+        if self._num_broadcasts == FROZEN_BROADCAST:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._group.broadcast(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+def renamed(specs: list[Any], bucket_bytes: int) -> Plan:
+    return Plan([msgspec.structs.replace(spec, name=f"model.{spec.name}") for spec in specs], bucket_bytes)
+
+
+def reshaped(specs: list[Any], bucket_bytes: int) -> Plan:
+    return Plan([msgspec.structs.replace(spec, shape=(*spec.shape, 1)) for spec in specs], bucket_bytes)
+
+
+def cut_elsewhere(specs: list[Any], bucket_bytes: int) -> Plan:
+    return Plan(specs, 2 * bucket_bytes)
+
+
+async def damaged(self: Receiver, transfer: Any) -> float:
+    await RECEIVE(self, transfer)
+    raise TransferError("a bit has flipped on its way")
+
+
+RECEIVE = Receiver.transfer
+
+if __name__ == "__main__":
+    match sys.argv.pop(1):
+        case "freezes":
+            freeze()
+        case "other-shapes":
+            attach.Plan = reshaped  # type: ignore[assignment]
+        case "other-names":
+            attach.Plan = renamed  # type: ignore[assignment]
+        case "other-buckets":
+            attach.Plan = cut_elsewhere  # type: ignore[assignment]
+        case "damages":
+            Receiver.transfer = damaged  # type: ignore[method-assign]
+        case fault:
+            sys.exit(f"{Path(__file__).name}: {fault!r} is none of its faults")
+    main()

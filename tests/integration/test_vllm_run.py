@@ -1,0 +1,55 @@
+"""A whole run whose rollout is vLLM: whatever part of it is killed, the run goes on and nothing is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_model
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+VLLM = (
+    *('rollout.engine="vllm"', "rollout.replicas=1", "rollout.vllm.enforce_eager=true"),
+    "rollout.vllm.kv_cache_bytes=33554432",
+)
+ENGINE_CORE = "VLLM::EngineCore"
+LOADING_S = 300.0
+"""vLLM needs half a minute of two cores to start, and may have to share them."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy's, with heads that vLLM can decode on a CPU."""
+    path = tmp_path_factory.mktemp("toy") / "model"
+    make_model(path, head_dim=32)
+    return path
+
+
+def test_a_run_goes_on_after_its_node_or_its_engine_is_killed_and_nothing_is_left_of_either(start_run, model):
+    run = start_run(*VLLM, f'model.path="{model}"', "broker.node_ttl_s=4", "evaluation.every_versions=0", steps=100_000)
+    run.patience_s = LOADING_S
+    run.until(lambda: run.steps_done() >= 2)
+
+    engine = os.pidfd_open(run.pid_of(ENGINE_CORE))
+    run.kill_node("rollout-0")
+    run.until(lambda: len(run.happened("node.joined", "rollout-0")) == 2)
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(engine, 0)
+    run.until_next_step()
+
+    run.kill_node(ENGINE_CORE)
+    run.until(lambda: len(run.happened("node.joined", "rollout-0")) == 3)
+    run.until_next_step()
+    run.interrupt()
+    run.end()
+
+    (first, second) = [str(event["cause"]) for event in run.events if event["event"] == "node.exited"]
+    assert "killed by SIGKILL" in first
+    assert "vLLM's engine core" in second
+    assert "died: signal 9" in second
+    audit = run.audit()
+    assert (audit.problems, audit.skipped, audit.double_trained) == ([], 0, 0)
+    assert {row["node"] for row in run.samples()} == {"rollout-0"}

@@ -1,0 +1,220 @@
+"""Whoever fails in the middle of a weight transfer is named and taken out; the others go on, and nobody hangs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+FAULTY_ROLLOUT = Path(__file__).with_name("faulty_rollout.py")
+DEADLINE_S, TTL_S = 3.0, 8.0
+SLACK_S = 4.0
+"""For ticks and messages on a machine that has other things to do."""
+LEAVE_S = 60.0
+STEPS = 100_000
+"""More than are done before the tests are over."""
+BUCKET_BYTES = 256 << 10
+SETTINGS = (
+    *(f"weights.deadline_s={DEADLINE_S}", f"broker.node_ttl_s={TTL_S}", "checkpoint.every_steps=20"),
+    *("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false"),
+    *("rollout.replicas=1", "sampling.max_tokens=16"),
+)
+GOOD = "rollout-0"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def run(start_run, toy: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Its model is so large that a version does not fit between two sockets: 30 MB, in more than 100 buckets."""
+    path = tmp_path_factory.mktemp("large") / "model"
+    shutil.copytree(toy / "model", path)
+    make_larger(path)
+    run = start_run(*SETTINGS, f"weights.bucket_bytes={BUCKET_BYTES}", f'model.path="{path}"', steps=STEPS)
+    run.until(lambda: run.steps_done() >= 1)
+    return run
+
+
+def make_larger(path: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 7, "layer_types": None}
+    Qwen3ForCausalLM(Qwen3Config(**Qwen3Config.from_pretrained(path).to_dict() | sizes)).save_pretrained(path)
+
+
+@pytest.fixture
+def start_faulty():
+    """``start_faulty(run, fault, name)``: one rollout more, as on another machine. It leaves when the test is over."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(run, fault: str, name: str) -> "subprocess.Popen[str]":
+        address = run.directory.address.read_text().strip()
+        options = ["--role", "rollout", "--name", name, "--broker", address]
+        processes.append(run.beside(str(FAULTY_ROLLOUT), fault, *options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.wait(LEAVE_S)
+
+
+@pytest.fixture
+def freeze(start_faulty):
+    """``freeze(run, name)``: one that stands still after a few buckets of a transfer in which others take part."""
+
+    def freeze(run, name: str) -> int:
+        process = start_faulty(run, "freezes", name)
+        run.until(lambda: process.poll() is None and is_stopped(process.pid))
+        return process.pid
+
+    return freeze
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def at_s(event: dict[str, object]) -> float:
+    return datetime.fromisoformat(str(event["at"])).timestamp()
+
+
+def lives_since(run, since_s: float) -> list[float]:
+    """When versions went live."""
+    return [at_s(event) for event in run.events if event["event"] == "version.live" and at_s(event) > since_s]
+
+
+def live_version(run) -> int:
+    return max(int(str(event["policy_version"])) for event in run.events if event["event"] == "version.live")
+
+
+def causes(run, kind: str, name: str) -> list[str]:
+    """Of what the event log tells about a node."""
+    return [str(event["cause"]) for event in run.happened(kind, name)]
+
+
+def assert_named(run, name: str) -> None:
+    """It alone is said to be lost, and why: whichever limit was over first."""
+    (cause,) = causes(run, "node.lost", name)
+    assert cause in (f"silent for {TTL_S:g} s", f"did not finish a weight transfer within {2 * DEADLINE_S:g} s")
+
+
+def assert_goes_on(run, fault_s: float) -> None:
+    """Within the time that a transfer and a silent node have; and what is trained on still adds up."""
+    run.until(lambda: len(lives_since(run, fault_s)) >= 3)
+    assert lives_since(run, fault_s)[0] - fault_s < DEADLINE_S + TTL_S + SLACK_S
+    assert not run.happened("node.lost", GOOD)
+    assert run.audit().problems == []
+
+
+def assert_comes_back_current(run, name: str) -> None:
+    """It is told that it was given up, joins again, and samples with versions that went live without it."""
+    version = live_version(run)
+    run.until(lambda: len(run.happened("node.joined", name)) == 2)
+    run.until(lambda: any(row["oldest_version"] > version for row in samples_of(run, name)))
+    assert run.audit().problems == []
+
+
+def samples_of(run, name: str) -> list[dict[str, object]]:
+    """Its trajectories that were trained on."""
+    files = sorted(run.directory.samples.glob("*.parquet"))
+    rows = [row for file in files for row in pq.read_table(file, columns=["node", "oldest_version"]).to_pylist()]
+    return [row for row in rows if row["node"] == name]
+
+
+# ── between two sockets there is room for a whole version ───────────────────────────────────
+
+
+def test_a_rollout_that_freezes_when_the_trainer_has_sent_everything_is_lost_and_comes_back(start_run, freeze):
+    run = start_run(*SETTINGS, "weights.bucket_bytes=4096", steps=STEPS)
+    run.until(lambda: run.steps_done() >= 1)
+    frozen = freeze(run, "frozen")
+    fault_s = time.time()
+    assert_goes_on(run, fault_s)
+    assert_named(run, "frozen")
+    os.kill(frozen, signal.SIGCONT)
+    assert_comes_back_current(run, "frozen")
+    run.kill()
+
+
+# ── there is not: the trainer is in the middle of it too ────────────────────────────────────
+
+
+def test_a_rollout_killed_in_the_middle_of_a_transfer_is_lost_and_the_others_go_on(run, freeze):
+    killed = freeze(run, "killed")
+    fault_s = time.time()
+    os.kill(killed, signal.SIGKILL)
+    assert_goes_on(run, fault_s)
+    assert_named(run, "killed")
+    assert all("killed" in cause for cause in causes(run, "transfer.failed", GOOD))
+
+
+def test_a_rollout_that_freezes_in_the_middle_is_lost_and_comes_back_current(run, freeze):
+    frozen = freeze(run, "frozen")
+    fault_s = time.time()
+    assert_goes_on(run, fault_s)
+    assert_named(run, "frozen")
+    (cause,) = [cause for cause in causes(run, "transfer.failed", "trainer-0") if "frozen" in cause]
+    assert f"with {GOOD}, frozen in epoch" in cause
+    assert "Timed out" in cause
+    os.kill(frozen, signal.SIGCONT)
+    assert_comes_back_current(run, "frozen")
+
+
+def test_a_rollout_that_stands_still_for_a_moment_costs_nothing_but_the_moment(run, freeze):
+    frozen = freeze(run, "paused")
+    fault_s = time.time()
+    time.sleep(DEADLINE_S / 3)
+    os.kill(frozen, signal.SIGCONT)
+    assert_goes_on(run, fault_s)
+    assert not run.happened("node.lost", "paused")
+    assert not [event for event in run.events if event["event"] == "transfer.failed" and at_s(event) > fault_s]
+
+
+def test_a_trainer_killed_in_the_middle_of_a_transfer_starts_again_and_both_rollouts_go_on(run, freeze):
+    frozen = freeze(run, "bystander")
+    fault_s = time.time()
+    run.kill_node("trainer-0")
+    run.until(lambda: run.happened("node.lost", "trainer-0"))
+    os.kill(frozen, signal.SIGCONT)
+    run.until(lambda: lives_since(run, fault_s))
+    assert causes(run, "node.exited", "trainer-0") == ["was killed by SIGKILL"]
+    for name in (GOOD, "bystander"):
+        (cause,) = [str(e["cause"]) for e in run.happened("transfer.failed", name) if at_s(e) > fault_s]
+        assert "with trainer-0, " in cause
+        assert "Connection closed by peer" in cause
+        assert not run.happened("node.lost", name)
+    assert run.audit().problems == []
+
+
+# ── a rollout that can never take the weights ───────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fault", ["other-shapes", "other-names", "other-buckets"])
+def test_a_rollout_with_another_model_is_turned_away_in_a_sentence(run, start_faulty, fault):
+    process = start_faulty(run, fault, fault)
+    run.until(lambda: process.poll() is not None)
+    assert process.returncode == 78
+    (rejected,) = run.happened("node.rejected", fault)
+    cause = str(rejected["cause"])
+    assert f"{fault} has another model than " in cause
+    assert "weight plans" in cause
+    assert process.communicate()[1].splitlines()[-1] == f"asyncrl: {cause}"
+    assert_goes_on(run, at_s(rejected))
+
+
+def test_a_rollout_that_gets_every_version_damaged_is_given_up_and_the_others_go_on(run, start_faulty):
+    start_faulty(run, "damages", "damaged")
+    run.until(lambda: run.happened("transfer.failed", "damaged"))
+    fault_s = time.time()
+    run.until(lambda: run.happened("node.lost", "damaged"))
+    assert causes(run, "node.lost", "damaged") == ["could not receive the weights in 5 tries"]
+    assert set(causes(run, "transfer.failed", "damaged")) == {"a bit has flipped on its way"}
+    assert_goes_on(run, fault_s)
+    assert not samples_of(run, "damaged"), "without weights it samples nothing"

@@ -1,0 +1,80 @@
+"""What a host's vLLM must be like, and how one that died is spoken of. No engine is started."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import vllm
+from vllm.sampling_params import RequestOutputKind
+
+from asyncrl.errors import ConfigError
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engines.vllm.adapter import TRIED, Adapter
+
+
+def llm(*, exitcode: int | None = None, processes: bool = True, **changed: Any) -> Any:
+    """What an adapter looks at before the first request."""
+    parallel = {"world_size": 2, "data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_extension_cls": "x.Y"}
+    model = {"logprobs_mode": "processed_logprobs", "max_model_len": 100, "dtype": "torch.bfloat16"}
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**{key: changed.get(key, value) for key, value in parallel.items()}),
+        model_config=SimpleNamespace(**{key: changed.get(key, value) for key, value in model.items()}),
+    )
+    manager = SimpleNamespace(processes=[SimpleNamespace(pid=7, exitcode=exitcode)] if processes else [])
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=manager))
+    return SimpleNamespace(vllm_config=config, engine_core=core)
+
+
+def test_the_installed_release_is_one_that_was_tried():
+    assert vllm.__version__.startswith(tuple(f"{release}." for release in TRIED))
+
+
+def test_it_knows_what_it_serves():
+    adapter = Adapter(llm())
+
+    assert (adapter.ranks, adapter.max_tokens, adapter.dtype) == (2, 100, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"logprobs_mode": "raw_logprobs"}, "start it with 'processed_logprobs'"),
+        ({"worker_extension_cls": ""}, "start it with worker_extension_cls='asyncrl.rollout.engines.vllm.worker."),
+        ({"data_parallel_size": 2}, "use tensor parallelism, or several nodes"),
+        ({"pipeline_parallel_size": 2}, "use tensor parallelism, or several nodes"),
+    ],
+)
+def test_a_vllm_that_would_give_wrong_results_is_refused_with_what_to_do(changed, message):
+    with pytest.raises(ConfigError, match=message):
+        Adapter(llm(**changed))
+
+
+@pytest.mark.parametrize(
+    ("dead", "message"),
+    [
+        (llm(exitcode=-9), "vLLM's engine core (pid 7) died: signal 9"),
+        (llm(exitcode=1), "vLLM's engine core (pid 7) died: exit status 1, its own account is above"),
+        (llm(processes=False), "vLLM's engine core died; its own account is above"),
+    ],
+)
+def test_a_death_is_told_with_its_cause(dead, message):
+    assert str(asyncio.run(Adapter(dead)._death())) == message
+
+
+def test_sampling_is_said_in_vllms_words():
+    sampling = Sampling(max_tokens=50, temperature=0.7, top_p=0.9, top_k=20, stop=["\n\n"])
+
+    params = Adapter.params(sampling, max_tokens=30, seed=3, eos_ids=[0, 5])
+
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (30, 0.7, 0.9, 20)
+    assert (params.seed, params.stop, params.stop_token_ids, params.ignore_eos) == (3, ["\n\n"], [0, 5], True)
+    assert (params.logprobs, params.output_kind) == (0, RequestOutputKind.FINAL_ONLY)
+
+
+def test_text_is_made_for_stop_strings_only():
+    assert not Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).detokenize
+    assert Adapter.params(Sampling(max_tokens=5, stop=["x"]), max_tokens=5, seed=0, eos_ids=[]).detokenize

@@ -1,0 +1,114 @@
+"""What vLLM is started with. Needs no vLLM: the names it knows are given."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.config import Config, Data, Evaluation, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.errors import ConfigError
+from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, UNSUPPORTED, engine_args
+
+NAMES = {*CONFIGURED, *FIXED, *UNSUPPORTED, "block_size", "quantization", "max_num_batched_tokens", "use_tqdm_on_load"}
+
+
+def config_with(**vllm) -> Config:
+    return Config(
+        model=Model(path="/models/one", dtype="bfloat16"),
+        data=Data(train="prompts.jsonl", max_prompt_tokens=100),
+        sampling=SamplingConfig(max_tokens=28),
+        rollout=Rollout(engine="vllm", slots=7, vllm=Vllm(**vllm)),
+    )
+
+
+def test_every_key_of_the_configuration_reaches_vllm():
+    config = config_with(
+        tensor_parallel_size=2,
+        gpu_memory_utilization=0.5,
+        kv_cache_bytes=1000,
+        enforce_eager=True,
+        max_model_len=400,
+        enable_chunked_prefill=False,
+        engine_args={"block_size": 32},
+    )
+
+    assert engine_args(config, NAMES, is_cpu=False) == {
+        "model": "/models/one",
+        "dtype": "bfloat16",
+        "max_num_seqs": 7,
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.5,
+        "kv_cache_memory_bytes": 1000,
+        "enforce_eager": True,
+        "max_model_len": 400,
+        "enable_chunked_prefill": False,
+        "block_size": 32,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "worker_extension_cls": "asyncrl.rollout.engines.vllm.worker.WorkerExtension",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+
+
+def test_the_longest_request_is_the_longest_prompt_and_the_longest_completion():
+    config = config_with()
+
+    assert engine_args(config, NAMES, is_cpu=False)["max_model_len"] == 128
+    config = replace(config, evaluation=Evaluation(max_tokens=300))
+    assert engine_args(config, NAMES, is_cpu=False)["max_model_len"] == 400
+
+
+def test_vllm_sizes_its_cache_by_itself_unless_told():
+    assert "kv_cache_memory_bytes" not in engine_args(config_with(), NAMES, is_cpu=False)
+
+
+def test_prompts_are_read_in_parts_except_on_a_cpu():
+    def reads_in_parts(*, is_cpu: bool, **vllm: bool) -> bool:
+        return engine_args(config_with(**vllm), NAMES, is_cpu=is_cpu)["enable_chunked_prefill"]
+
+    assert reads_in_parts(is_cpu=False)
+    assert not reads_in_parts(is_cpu=False, enable_chunked_prefill=False)
+    assert not reads_in_parts(is_cpu=True)
+    with pytest.raises(ConfigError, match="enable_chunked_prefill is true, but on a CPU"):
+        reads_in_parts(is_cpu=True, enable_chunked_prefill=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blok_size", "engine_args.blok_size: the installed vLLM has no such argument; did you mean 'block_size'"),
+        ("zzz", "see AsyncEngineArgs"),
+        ("max_num_seqs", "engine_args.max_num_seqs: set rollout.slots instead"),
+        ("data_parallel_size", "set rollout.replicas instead"),
+        ("logprobs_mode", "is always 'processed_logprobs' here: log-probs are those of the distribution sampled from"),
+        ("pipeline_parallel_size", "cannot be set: weights are received by tensor parallel workers only"),
+    ],
+)
+def test_a_name_that_has_no_business_in_the_table_is_refused_with_advice(name, message):
+    with pytest.raises(ConfigError, match=r"^rollout\.vllm\.engine_args\.") as refused:
+        engine_args(config_with(engine_args={name: 1}), NAMES, is_cpu=False)
+
+    assert message in str(refused.value)
+
+
+def test_a_vllm_that_lacks_what_we_need_is_refused_by_the_name_it_lacks():
+    with pytest.raises(ConfigError, match="has no 'logprobs_mode'"):
+        engine_args(config_with(), NAMES - {"logprobs_mode"}, is_cpu=False)
+
+
+def test_what_only_quietens_vllm_may_be_missing():
+    assert "use_tqdm_on_load" not in engine_args(config_with(), NAMES - {"use_tqdm_on_load"}, is_cpu=False)
+
+
+def test_the_installed_vllm_knows_every_name_that_is_refused_or_set():
+    arg_utils = pytest.importorskip("vllm.engine.arg_utils")
+    known = arg_utils.AsyncEngineArgs.__dataclass_fields__
+
+    assert {*CONFIGURED, *FIXED, *UNSUPPORTED} <= known.keys()
+
+
+def test_the_worker_extension_is_where_it_is_said_to_be():
+    module = FIXED["worker_extension_cls"][0].rpartition(".")[0]
+
+    assert Path(*module.split(".")).with_suffix(".py").name == "worker.py"

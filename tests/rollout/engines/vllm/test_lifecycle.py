@@ -1,0 +1,97 @@
+"""An engine's own processes: started from any thread, ended with the engine, and missed when they die."""
+
+import asyncio
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import uvloop
+from msgspec.structs import replace
+
+from asyncrl.config import Config, Model
+from asyncrl.errors import ConfigError, EngineDied, EngineError
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
+
+pytest.importorskip("vllm")
+
+REQUEST = Request(prompt_ids=[5, 9, 7], sampling=Sampling(max_tokens=200, temperature=0.0), seed=0)
+
+
+@contextmanager
+def vllms_own_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+async def started(config: Config) -> VllmEngine:
+    """Made in a thread that has ended when it is used: as a node does it."""
+    with vllms_own_warnings(), ThreadPoolExecutor(1) as thread:
+        return await asyncio.get_running_loop().run_in_executor(thread, VllmEngine.load, config)
+
+
+def core_pid(engine: VllmEngine) -> int:
+    (process,) = engine._adapter._llm.engine_core.resources.engine_manager.processes
+    return process.pid
+
+
+def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config, has_written):
+    async def scenario() -> int:
+        engine = await started(config)
+        pid = core_pid(engine)
+        running = asyncio.create_task(engine.generate(REQUEST))
+        await has_written(engine, REQUEST, 1)
+        await engine.aclose()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            await running
+        await engine.resume()  # As an actor does, whatever happened.
+        return pid
+
+    pid = uvloop.run(scenario())
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_dead_engine_core_is_named_and_nobodys_fault_but_its_own(config, has_written):
+    async def scenario() -> None:
+        engine = await started(config)
+        running = asyncio.create_task(engine.generate(REQUEST))
+        await has_written(engine, REQUEST, 1)
+        pid = core_pid(engine)
+        os.kill(pid, signal.SIGSTOP)
+        pausing = asyncio.create_task(engine.pause())
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+
+        for attempt in (running, pausing, engine.generate(REQUEST), engine.pause()):
+            with pytest.raises(EngineDied, match=rf"vLLM's engine core \(pid {pid}\) died: signal 9"):
+                await attempt
+        await engine.aclose()
+
+    uvloop.run(scenario())
+
+
+def test_what_vllm_does_not_take_is_refused_in_a_sentence(config, tmp_path):
+    long = replace(config.rollout.vllm, max_model_len=10_000)
+    refused = replace(config, rollout=replace(config.rollout, vllm=long))
+    with vllms_own_warnings(), pytest.raises(ConfigError, match=r"^vLLM refuses its arguments .*10000"):
+        VllmEngine.load(refused)
+
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        VllmEngine.load(replace(config, model=Model(path=str(tmp_path))))
+
+
+def test_a_model_that_would_kill_vllm_at_the_first_token_is_refused(config, make_model, tokenizer, tmp_path):
+    make_model("qwen3").save_pretrained(tmp_path)  # heads of 8 values
+    tokenizer.save_pretrained(tmp_path)
+
+    short = replace(config.rollout, vllm=replace(config.rollout.vllm, max_model_len=200))
+    with vllms_own_warnings(), pytest.raises(ConfigError, match="heads have 8 values"):
+        VllmEngine.load(replace(config, model=Model(path=str(tmp_path)), rollout=short))

@@ -1,0 +1,142 @@
+"""asyncrl/rollout/engines/vllm/relay.py and receiving.py: two workers of one engine, as threads instead of processes"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import torch
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import Weights
+from asyncrl.errors import EngineError, TransferError
+from asyncrl.messages import Member, Transfer
+from asyncrl.rollout.engines.vllm import relay
+from asyncrl.rollout.engines.vllm.channel import Invitation
+from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
+from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
+from asyncrl.weights.plan import Plan, TensorSpec
+from asyncrl.weights.publish import Publisher
+from tests.weights.party import Rendezvous, forward
+
+SPECS = [TensorSpec(name=name, shape=(100,), dtype="float32") for name in "abc"]
+WEIGHTS = Weights(bucket_bytes=512)
+TRAINER, NODE = Member("trainer-0", "t"), Member("rollout-0", "r", ranks=2)
+SHORT_S = 0.3
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {spec.name: torch.full(spec.shape, value) for spec in SPECS}
+
+
+def order(policy_version: int, *, epoch: int = 1, deadline_s: float = 20.0) -> Transfer:
+    return Transfer(epoch, policy_version, [TRAINER, NODE], True, deadline_s)
+
+
+class Workers:
+    """What vLLM's RPC reaches."""
+
+    def __init__(self, specs: list[TensorSpec], count: int) -> None:
+        self._specs = specs
+        self._count = count
+        self.ends: list[ReceivingEnd] = []
+
+    async def call(self, method: str, invitation: str) -> None:
+        assert method == "asyncrl_connect"
+        invited = msgspec.json.decode(invitation, type=Invitation)
+        invited = msgspec.structs.replace(invited, specs=self._specs)
+        for local_rank in range(self._count):
+            self.ends.append(ReceivingEnd(invited, local_rank=local_rank, device=torch.device("cpu")))
+            self.ends[-1].start()
+
+    def values(self) -> list[dict[str, float]]:
+        return [{name: float(t.mean()) for name, t in end.receiver.weights().items()} for end in self.ends]
+
+
+@asynccontextmanager
+async def engine(
+    specs: list[TensorSpec] = SPECS, count: int = 2
+) -> AsyncIterator[tuple[Publisher, WorkersReceiver, Workers]]:
+    hub = MemoryHub()
+    trainer, node = hub.connect("trainer"), hub.connect("node")
+    publisher = Publisher(Plan(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
+    workers = Workers(specs, count)
+    receiver = await WorkersReceiver.connect(workers.call, SPECS, NODE, node.send, WEIGHTS)
+    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        yield publisher, receiver, workers
+    finally:
+        await receiver.aclose()
+        await publisher.aclose()
+        for task in tasks:
+            task.cancel()
+        for end in workers.ends:
+            await asyncio.to_thread(end.join)
+
+
+def test_every_worker_of_an_engine_receives_each_version():
+    async def play() -> None:
+        async with engine() as (publisher, receiver, workers):
+            for version in (1, 2, 3):
+                publisher.stage(version, tensors(version).items())
+                _, seconds = await asyncio.gather(publisher.transfer(order(version)), receiver.transfer(order(version)))
+                assert seconds > 0
+                assert workers.values() == [dict.fromkeys("abc", float(version))] * 2
+            assert receiver.weights() == {}, "they lie in the workers"
+
+    asyncio.run(play())
+
+
+def test_a_worker_with_another_model_is_named():
+    async def play() -> None:
+        other = [TensorSpec(name=name, shape=(99,), dtype="float32") for name in "abc"]
+        async with engine(other) as (publisher, receiver, _):
+            publisher.stage(1, tensors(1).items())
+            ends = publisher.transfer(order(1)), receiver.transfer(order(1))
+            _, failure = await asyncio.gather(*ends, return_exceptions=True)
+            assert isinstance(failure, TransferError)
+            assert re.match("worker [01] of the engine: .*different models", str(failure))
+
+    asyncio.run(play())
+
+
+def test_a_worker_that_is_gone_is_named_at_once():
+    async def play() -> None:
+        async with engine() as (_, receiver, _):
+            receiver._channels[1].close()
+            while not receiver._tasks[1].done():
+                await asyncio.sleep(0)
+            with pytest.raises(TransferError, match="worker 1 of the engine is gone"):
+                await receiver.transfer(order(1))
+
+    asyncio.run(play())
+
+
+def test_a_worker_that_does_not_answer_is_named_after_the_deadline(monkeypatch):
+    monkeypatch.setattr(relay, "GRACE_S", SHORT_S)
+
+    async def play() -> None:
+        async with engine() as (_, receiver, workers):
+            workers.ends[0]._transfer = workers.ends[1]._transfer = _never
+            with pytest.raises(TransferError, match=r"worker 0 of the engine does not answer: .*had 0.01 s"):
+                await receiver.transfer(order(1, deadline_s=0.01))
+
+    asyncio.run(play())
+
+
+def test_workers_that_do_not_connect_are_an_engine_that_cannot_be_used(monkeypatch):
+    monkeypatch.setattr(relay, "CONNECT_S", SHORT_S)
+
+    async def play() -> None:
+        async with engine(count=0):
+            pass
+
+    with pytest.raises(EngineError, match=r"2 workers did not connect within 0\.3 s"):
+        asyncio.run(play())
+
+
+async def _never(_: Transfer) -> None:
+    """Answers nothing."""

@@ -1,0 +1,154 @@
+"""asyncrl/rollout/engines/vllm/{worker,reload}.py: a trainer's weights in the workers of real engines"""
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.messages import Member, Sampling, Transfer
+from asyncrl.rollout.engine import Receives, Request
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
+from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
+from asyncrl.weights.plan import Plan
+from asyncrl.weights.publish import Publisher
+from tests.weights.party import Rendezvous, forward
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # vLLM leaves sockets open
+]
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+TRAINER = Member("trainer-0", "t")
+PROMPT, MAX_TOKENS = [5, 6, 7, 8], 24
+
+
+def build(family: str) -> PreTrainedModel:
+    torch.manual_seed(1)
+    if family == "moe":
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=family == "tied")).eval()
+
+
+def move(model: PreTrainedModel) -> None:
+    """As if it had been trained, a lot."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def greedy(model: PreTrainedModel) -> list[int]:
+    """What a fresh model writes."""
+    token_ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(MAX_TOKENS):
+            token_ids = torch.cat([token_ids, model(token_ids).logits[:, -1:].argmax(-1)], 1)
+            if token_ids[0, -1] == 0:
+                break
+    return token_ids[0, len(PROMPT) :].tolist()
+
+
+@asynccontextmanager
+async def connected(
+    engine: VllmEngine, model: PreTrainedModel, weights: Weights
+) -> AsyncIterator[tuple[Publisher, Receives, Member]]:
+    hub = MemoryHub()
+    trainer, node = hub.connect("trainer"), hub.connect("node")
+    member = Member("rollout-0", "r", engine.ranks)
+    publisher = Publisher(
+        Plan(checkpoint_specs(model, "float32"), weights.bucket_bytes), TRAINER, trainer.send, weights
+    )
+    receiver = await engine.receiver(member, node.send, weights)
+    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        yield publisher, receiver, member
+    finally:
+        await receiver.aclose()
+        await publisher.aclose()
+        for task in tasks:
+            task.cancel()
+
+
+async def publish(engine, publisher, receiver, member, model, version: int, *, in_place: bool) -> None:
+    """As trainer and rollout do it."""
+    publisher.stage(version, checkpoint_tensors(model))
+    order = Transfer(1, version, [TRAINER, member], True, 30.0)
+    if in_place:
+        await engine.pause()
+    await asyncio.gather(publisher.transfer(order), receiver.transfer(order))
+    if not in_place:
+        await engine.pause()
+    await engine.swap(version, receiver.weights())
+    await engine.resume()
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "weights"),
+    [
+        ("tied", 2, Weights(bucket_bytes=16384)),
+        ("untied", 1, Weights(bucket_bytes=16384, delta=True)),
+        ("moe", 1, Weights(bucket_bytes=16384, staging="bucket")),
+    ],
+    ids=["two tensor parallel workers", "deltas", "a mixture of experts, bucket by bucket"],
+)
+def test_after_each_publish_an_engine_writes_what_a_fresh_model_does(tmp_path, tokenizer, family, ranks, weights):
+    pytest.importorskip("vllm")
+    model = build(family)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    sampling = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
+
+    async def play(engine: VllmEngine) -> list[bool]:
+        agrees = []
+        async with connected(engine, model, weights) as (publisher, receiver, member):
+            for version in range(4):
+                if version:
+                    move(model)
+                    is_in_place = weights.staging == "bucket"
+                    await publish(engine, publisher, receiver, member, model, version, in_place=is_in_place)
+                completion = await engine.generate(Request(prompt_ids=PROMPT, sampling=sampling, seed=0))
+                agrees.append(completion.completion_ids == greedy(model))
+                assert {span.policy_version for span in completion.spans} == {version}
+        return agrees
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own imports
+        engine = VllmEngine.load(config(tmp_path, ranks))
+    with asyncio.Runner() as runner:
+        try:
+            assert runner.run(play(engine)) == [True] * 4
+        finally:
+            runner.run(engine.aclose())
+
+
+def config(path: Path, ranks: int) -> Config:
+    vllm = Vllm(kv_cache_bytes=32 << 20, enforce_eager=True, tensor_parallel_size=ranks)
+    return Config(
+        model=Model(path=str(path)),
+        data=Data(train="prompts.jsonl", max_prompt_tokens=64),
+        sampling=SamplingConfig(max_tokens=64),
+        rollout=replace(Rollout(), engine="vllm", slots=8, vllm=vllm),
+    )
