@@ -206,16 +206,20 @@ class SlotTable:
         for job in self.running:
             job.spans.turn(policy_version, self._steps - job.begun_at)
 
-    def recompute(self) -> Iterator[None]:
-        """Compute every running completion's keys and values again, one prefill at each ``next``."""
+    def recompute(self) -> Iterator[int]:
+        """
+        Compute the keys and values of all that run now again: at each ``next`` those of as many as it returns.
+
+        Between two of these completions may begin or be released, but there is no `step` before the end.
+        """
         jobs = sorted(self.running, key=lambda job: job.prompt_tokens - job.begun_at)
-        while jobs:
+        while jobs := [job for job in jobs if self._jobs[job.slot] is job]:
             batch = [jobs.pop()]
             longest = self._num_tokens(batch[0])
             while jobs and longest * (len(batch) + 1) <= PREFILL_TOKENS:
                 batch.append(jobs.pop())
             self._prefill(batch, [self._num_tokens(job) - 1 for job in batch])
-            yield
+            yield len(batch)
 
     # ── slots ───────────────────────────────────────────────────────────────────────────────
 

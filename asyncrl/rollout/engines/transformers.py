@@ -14,7 +14,7 @@ can neither say which weights wrote a token nor compute the cache of a running r
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -78,6 +78,8 @@ class TransformersEngine:
         self._waiting: deque[Job] = deque()
         self._futures: dict[Job, asyncio.Future[Completion]] = {}
         self._decoding: asyncio.Task[None] | None = None
+        self._recomputing: Iterator[int] = iter(())
+        """The cache of what ran when the weights changed, on its way to be theirs; nothing is decoded before it is."""
         self._is_paused = False
         self._is_closed = False
 
@@ -181,8 +183,7 @@ class TransformersEngine:
         parameters.load(self._model, weights)
         self._table.turn(policy_version)
         if self._kv == "recompute":
-            for _ in self._table.recompute():
-                await asyncio.sleep(0)
+            self._recomputing = self._table.recompute()
 
     async def resume(self) -> None:
         """As `Engine.resume`."""
@@ -211,6 +212,9 @@ class TransformersEngine:
 
     async def _decode(self) -> None:
         while self._has_work():
+            if next(self._recomputing, 0):
+                await asyncio.sleep(0)
+                continue
             self._table.admit(self._waiting)
             for job, result in self._table.step():
                 self._settle(job, result)
@@ -234,6 +238,7 @@ class TransformersEngine:
 
     def _fail(self, reason: str, cause: BaseException | None = None) -> None:
         self._table.clear()
+        self._recomputing = iter(())
         self._waiting.clear()
         for job in list(self._futures):
             error = EngineError(reason)

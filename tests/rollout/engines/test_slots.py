@@ -6,6 +6,7 @@ import torch
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines import slots
 from asyncrl.rollout.engines.job import Job
 from asyncrl.rollout.engines.kv_cache import KVCache
 from asyncrl.rollout.engines.slots import PREFILL_TOKENS, SlotTable
@@ -148,6 +149,25 @@ def test_recompute_prefills_what_every_row_has_so_far(make_table):
     list(table.recompute())
 
     assert forward.prefills == [[[1, 2, 3], [5, 6]]]  # the newest token of each is fed by the step to come
+
+
+def test_recompute_leaves_out_who_was_released_meanwhile_and_who_came(make_table, monkeypatch):
+    monkeypatch.setattr(slots, "PREFILL_TOKENS", 3)  # one row at a time
+    table, forward = make_table()
+    longer, shorter = job(1, 2, max_tokens=9), job(5, max_tokens=9)
+    table.admit(deque([longer]))
+    table.admit(deque([shorter]))
+    table.step()
+    table.step()
+    recomputing = table.recompute()
+    forward.prefills.clear()
+
+    assert next(recomputing) == 1
+    table.release(shorter)
+    table.admit(deque([job(7, 8, max_tokens=9)]))
+
+    assert list(recomputing) == []
+    assert forward.prefills == [[[1, 2, 3]], [[7]]]
 
 
 def test_a_released_row_is_not_decoded(make_table):
