@@ -7,7 +7,7 @@ transfer    bytes a second against one bare Gloo broadcast between the same proc
             for a version, against a copy into tensors that lie ready; what the first transfer of an epoch takes more
             than a later one, against making a bare Gloo group; how long a joiner waits for the live version
 pause       how long generation stands still for a version, with requests running, against a pause with nothing in it
-            and a copy of as many tensors: of the engine that comes with asyncrl
+            and a bare load of as many tensors: of the engine that comes with asyncrl
 vllm        the same of vLLM, where it is installed
 delta       what ``weights.delta`` sends, and how long it takes, against the whole version, after a real optimizer step
 
@@ -38,6 +38,7 @@ from asyncrl.weights.names import checkpoint_tensors
 ROUNDS = {"1M": 25, "30M": 11, "300M": 5}
 """Publishes that a median is of."""
 KV: tuple[Kv, ...] = ("recompute", "keep")
+BARE_LOADS = {"transformers": "copy", "vllm": "reload_weights of vLLM"}
 UPDATES = 3
 """Optimizer steps for each learning rate: the third is no longer the first of its optimizer."""
 LEARNING_RATES = (1e-6, 2e-4)
@@ -136,9 +137,9 @@ def _report_pauses(size: str, dtype: str, kv: Kv, engine: str) -> None:
         return
     of = of_vllm if engine == "vllm" else of_transformers
     measured = of(size, dtype, kv, ROUNDS[size])
-    ours_s, peer_s = median(measured.swap_s), median(measured.empty_s)
-    tails = {"p99": p99(measured.swap_s), "peer_p99": p99(measured.empty_s)}
-    report(case, ours_s, "s", "empty pause and bare copy", peer_s, **tails)
+    ours_s, peer_s = median(measured.swap_s), median(measured.bare_s)
+    tails = {"p99": p99(measured.swap_s), "peer_p99": p99(measured.bare_s)}
+    report(case, ours_s, "s", f"empty pause and bare {BARE_LOADS[engine]}", peer_s, **tails)
 
 
 # ── delta ───────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 How long generation stands still for new weights, with requests running.
 
     requests that never run out ─▶ engine ◀─ pause, swap, resume      timed, again and again, until some tokens more
-                                             pause, resume; and a copy of as many tensors beside it
+                                             pause, resume; and a bare load of as many tensors beside it
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from . import shapes
 Kv = Literal["keep", "recompute"]
 Ready = Callable[[int], Awaitable[Mapping[str, Tensor]]]
 """Brings a version as far as it comes while decoding goes on; what `Engine.swap` then takes."""
+Bare = Callable[[], Awaitable[float]]
+"""Loads the tensors of a version with nothing around it; the seconds that takes."""
 
 REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 4, 32, 256
 TOKENS_BETWEEN = 3
@@ -37,8 +39,8 @@ class Pauses(Struct, frozen=True):
 
     swap_s: list[float]
     """Pause, swap, resume."""
-    empty_s: list[float]
-    """Pause and resume with nothing between, and a bare copy of as many tensors."""
+    bare_s: list[float]
+    """Pause and resume with nothing between, and a bare load of as many tensors: the least there is to do."""
 
 
 def of_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
@@ -53,7 +55,7 @@ def of_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
         positions = PROMPT_TOKENS + MAX_TOKENS
         engine = TransformersEngine(model, tokenizer(), slots=REQUESTS, max_tokens_per_slot=positions, kv=kv)
         try:
-            return await measure(engine, ready, weights, publishes)
+            return await measure(engine, ready, _copying(weights), publishes)
         finally:
             await engine.aclose()
 
@@ -97,26 +99,28 @@ class _Load:
         return sum(len(completion.completion_ids) for completion in written if completion)
 
 
-async def measure(engine: Engine, ready: Ready, weights: Mapping[str, Tensor], publishes: int) -> Pauses:
+async def measure(engine: Engine, ready: Ready, bare: Bare, publishes: int) -> Pauses:
     """
     Swap ``publishes`` times.
 
     Args:
         ready: Called before each.
-        weights: For the bare copy.
+        bare: Called after each, while nothing decodes.
     """
-    target = {name: tensor.clone() for name, tensor in weights.items()}
     load = _Load(engine)
-    swap_s, empty_s = [], []
+    swap_s, bare_s = [], []
     for version in range(1, publishes + 1):
         await load.goes_on()
         swap_s.append(await _timed(engine, version, await ready(version)))
         await load.goes_on()
-        empty_s.append(await _timed(engine, None, {}) + _copy(target, weights))
+        empty_s = await _timed(engine, None, {})
+        await engine.pause()
+        bare_s.append(empty_s + await bare())
+        await engine.resume()
     for task in load.tasks:
         task.cancel()
     await asyncio.gather(*load.tasks, return_exceptions=True)
-    return Pauses(swap_s, empty_s)
+    return Pauses(swap_s, bare_s)
 
 
 async def _timed(engine: Engine, version: int | None, weights: Mapping[str, Tensor]) -> float:
@@ -128,8 +132,14 @@ async def _timed(engine: Engine, version: int | None, weights: Mapping[str, Tens
     return time.perf_counter() - start_s
 
 
-def _copy(target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> float:
-    start_s = time.perf_counter()
-    for name, tensor in target.items():
-        tensor.copy_(weights[name])
-    return time.perf_counter() - start_s
+def _copying(weights: Mapping[str, Tensor]) -> Bare:
+    """One pass over all tensors."""
+    target = {name: tensor.clone() for name, tensor in weights.items()}
+
+    async def copy() -> float:
+        start_s = time.perf_counter()
+        for name, tensor in target.items():
+            tensor.copy_(weights[name])
+        return time.perf_counter() - start_s
+
+    return copy
