@@ -6,9 +6,10 @@ A bucket as what changed since one that the other end has.
                                     bitmap    values B G, and a bit for each element: 01000010
                                     full      the bucket itself
 
-Elements are compared and copied as bits: NaNs keep their payloads, and -0.0 is not 0.0. Whichever form is smallest
-travels: gaps up to one change in eight elements, bitmap beyond, full if nearly all changed. A gap is one byte; where
-more than 255 elements are to be passed over, one that did not change is sent on the way.
+Elements are compared and copied as bits: NaNs keep their payloads, and -0.0 is not 0.0. Gaps are smallest up to one
+change in eight elements, a bitmap beyond; what would take more than half of the bucket goes full, because writing so
+many changes down takes longer than sending the other half. A gap is one byte; where more than 255 elements are to be
+passed over, one that did not change is sent on the way.
 """
 
 from enum import IntEnum
@@ -24,6 +25,10 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Elements as bits, by their bytes."""
 REACH = 256
 """Elements from one that is sent to the next, at most: a gap is 0 .. 255."""
+
+
+WORTH_WRITING = 0.5
+"""Share of the bucket's bytes that a delta may have."""
 
 
 class Form(IntEnum):
@@ -46,7 +51,7 @@ class Delta(NamedTuple):
 
 def encode(new: Tensor, base: Tensor, item_bytes: int) -> Delta:
     """
-    Write ``new`` in the smallest form, for somebody who has ``base``.
+    Write ``new`` in the form that travels soonest, for somebody who has ``base``.
 
     Args:
         new: [num_bytes] uint8.
@@ -56,12 +61,13 @@ def encode(new: Tensor, base: Tensor, item_bytes: int) -> Delta:
     elements = new.view(WORDS[item_bytes])
     changed = elements.ne(base.view(WORDS[item_bytes]))
     num_changed = int(changed.count_nonzero())
-    bitmap_bytes = -(-len(elements) // 8) + num_changed * item_bytes
-    if num_changed * (1 + item_bytes) < min(bitmap_bytes, len(new)):  # What gaps too wide for a byte add is not in yet.
+    bitmap_bytes, most_bytes = -(-len(elements) // 8) + num_changed * item_bytes, WORTH_WRITING * len(new)
+    least_bytes = min(bitmap_bytes, most_bytes)
+    if num_changed * (1 + item_bytes) <= least_bytes:  # What gaps too wide for a byte add is not in yet.
         payload = _gaps(elements, changed)
-        if len(payload) <= min(bitmap_bytes, len(new)):
+        if len(payload) <= least_bytes:
             return Delta(Form.GAPS, payload, num_changed)
-    if bitmap_bytes < len(new):
+    if bitmap_bytes <= most_bytes:
         return Delta(Form.BITMAP, _join(elements[changed], _packed(changed)), num_changed)
     return Delta(Form.FULL, new, num_changed)
 
