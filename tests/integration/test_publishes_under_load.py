@@ -7,8 +7,7 @@ tagged wrongly, a request begun again or a key that is left over from older weig
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.actor.memory import MemoryHub
 from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
-from asyncrl.messages import Member, Sampling, Transfer
-from asyncrl.rollout.engine import Completion, Engine, Receives, Receiving, Request
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.plan import Plan
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
-from tests.weights.party import Rendezvous, forward
+from tests.rollout.engines.feeding import feed
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,7 +35,6 @@ LOAD = Sampling(max_tokens=150, temperature=1.0)
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 TOLERANCE = 2e-4
 """float32, two orders of the same sums."""
-TRAINER = Member("trainer-0", "t")
 WEIGHTS = Weights(bucket_bytes=16384)
 
 
@@ -89,29 +82,6 @@ def vllm_engine(path: Path) -> Engine:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own imports
         return VllmEngine.load(config)
-
-
-@asynccontextmanager
-async def connected(engine: Engine, model: PreTrainedModel) -> AsyncIterator[tuple[Publisher, Receives, Member]]:
-    hub = MemoryHub()
-    trainer, node = hub.connect("trainer"), hub.connect("node")
-    member = Member("rollout-0", "r", engine.ranks if isinstance(engine, Receiving) else 1)
-    plan = Plan(checkpoint_specs(model, "float32"), WEIGHTS.bucket_bytes)
-    publisher = Publisher(plan, TRAINER, trainer.send, WEIGHTS)
-    receiver: Receives
-    if isinstance(engine, Receiving):
-        receiver = await engine.receiver(member, node.send, WEIGHTS)
-    else:
-        receiver = Receiver(plan, member, node.send, WEIGHTS)
-    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        yield publisher, receiver, member
-    finally:
-        await receiver.aclose()
-        await publisher.aclose()
-        for task in tasks:
-            task.cancel()
 
 
 class Load:
@@ -166,18 +136,13 @@ def test_fifty_publishes_lose_nothing_and_every_token_is_of_the_version_it_says(
 
     async def play() -> Load:
         load = Load(engine)
-        async with connected(engine, model) as (publisher, receiver, member):
+        async with feed(engine, model, WEIGHTS) as fed:
             running = asyncio.create_task(load.run())
             versions.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
             for version in range(1, PUBLISHES + 1):
                 await load.progress(60)
                 train(model, versions)
-                publisher.stage(version, checkpoint_tensors(model))
-                order = Transfer(1, version, [TRAINER, member], True, 30.0)
-                await asyncio.gather(publisher.transfer(order), receiver.transfer(order))
-                await engine.pause()
-                await engine.swap(version, receiver.weights())
-                await engine.resume()
+                await fed.publish(model, version)
                 prompt_ids = PROMPTS[version % len(PROMPTS)]  # seen before, by older weights
                 fresh = await engine.generate(Request(prompt_ids=prompt_ids, sampling=GREEDY, seed=0))
                 assert fresh.completion_ids == greedy(model, prompt_ids), f"version {version}"

@@ -2,8 +2,6 @@
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,15 +9,11 @@ import torch
 from msgspec.structs import replace
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from asyncrl.actor.memory import MemoryHub
 from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
-from asyncrl.messages import Member, Sampling, Transfer
-from asyncrl.rollout.engine import Receives, Request
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.plan import Plan
-from asyncrl.weights.publish import Publisher
-from tests.weights.party import Rendezvous, forward
+from tests.rollout.engines.feeding import feed
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,7 +35,6 @@ SIZES = {
     "pad_token_id": None,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-TRAINER = Member("trainer-0", "t")
 PROMPT, MAX_TOKENS = [5, 6, 7, 8], 24
 
 
@@ -70,41 +63,6 @@ def greedy(model: PreTrainedModel) -> list[int]:
     return token_ids[0, len(PROMPT) :].tolist()
 
 
-@asynccontextmanager
-async def connected(
-    engine: VllmEngine, model: PreTrainedModel, weights: Weights
-) -> AsyncIterator[tuple[Publisher, Receives, Member]]:
-    hub = MemoryHub()
-    trainer, node = hub.connect("trainer"), hub.connect("node")
-    member = Member("rollout-0", "r", engine.ranks)
-    publisher = Publisher(
-        Plan(checkpoint_specs(model, "float32"), weights.bucket_bytes), TRAINER, trainer.send, weights
-    )
-    receiver = await engine.receiver(member, node.send, weights)
-    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        yield publisher, receiver, member
-    finally:
-        await receiver.aclose()
-        await publisher.aclose()
-        for task in tasks:
-            task.cancel()
-
-
-async def publish(engine, publisher, receiver, member, model, version: int, *, in_place: bool) -> None:
-    """As trainer and rollout do it."""
-    publisher.stage(version, checkpoint_tensors(model))
-    order = Transfer(1, version, [TRAINER, member], True, 30.0)
-    if in_place:
-        await engine.pause()
-    await asyncio.gather(publisher.transfer(order), receiver.transfer(order))
-    if not in_place:
-        await engine.pause()
-    await engine.swap(version, receiver.weights())
-    await engine.resume()
-
-
 @pytest.mark.parametrize(
     ("family", "ranks", "weights"),
     [
@@ -123,12 +81,11 @@ def test_after_each_publish_an_engine_writes_what_a_fresh_model_does(tmp_path, t
 
     async def play(engine: VllmEngine) -> list[bool]:
         agrees = []
-        async with connected(engine, model, weights) as (publisher, receiver, member):
+        async with feed(engine, model, weights) as fed:
             for version in range(4):
                 if version:
                     move(model)
-                    is_in_place = weights.staging == "bucket"
-                    await publish(engine, publisher, receiver, member, model, version, in_place=is_in_place)
+                    await fed.publish(model, version)
                 completion = await engine.generate(Request(prompt_ids=PROMPT, sampling=sampling, seed=0))
                 agrees.append(completion.completion_ids == greedy(model))
                 assert {span.policy_version for span in completion.spans} == {version}

@@ -1,0 +1,67 @@
+"""A trainer's publisher wired to an engine, whichever way that takes weights."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from transformers import PreTrainedModel
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config import Weights
+from asyncrl.messages import Member, Transfer
+from asyncrl.rollout.engine import Engine, Receives, Receiving
+from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
+from asyncrl.weights.plan import Plan
+from asyncrl.weights.publish import Publisher
+from asyncrl.weights.receive import Receiver
+from tests.weights.party import Rendezvous, forward
+
+TRAINER = Member("trainer-0", "t")
+
+
+class Feed:
+    """Publishes as trainer and rollout do it together."""
+
+    def __init__(
+        self, engine: Engine, member: Member, publisher: Publisher, receiver: Receives, *, is_in_place: bool
+    ) -> None:
+        self._engine = engine
+        self._member = member
+        self._publisher = publisher
+        self._receiver = receiver
+        self._is_in_place = is_in_place
+
+    async def publish(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Return once the engine decodes with the model's weights."""
+        self._publisher.stage(policy_version, checkpoint_tensors(model))
+        order = Transfer(1, policy_version, [TRAINER, self._member], True, 30.0)
+        if self._is_in_place:
+            await self._engine.pause()
+        await asyncio.gather(self._publisher.transfer(order), self._receiver.transfer(order))
+        await self._engine.pause()
+        await self._engine.swap(policy_version, self._receiver.weights())
+        await self._engine.resume()
+
+
+@asynccontextmanager
+async def feed(engine: Engine, model: PreTrainedModel, weights: Weights) -> AsyncIterator[Feed]:
+    """For as long as the block lasts."""
+    hub = MemoryHub()
+    trainer, node = hub.connect("trainer"), hub.connect("node")
+    member = Member("rollout-0", "r", engine.ranks if isinstance(engine, Receiving) else 1)
+    plan = Plan(checkpoint_specs(model, "float32"), weights.bucket_bytes)
+    publisher = Publisher(plan, TRAINER, trainer.send, weights)
+    receiver: Receives
+    if isinstance(engine, Receiving):
+        receiver = await engine.receiver(member, node.send, weights)
+    else:
+        receiver = Receiver(plan, member, node.send, weights)
+    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        yield Feed(engine, member, publisher, receiver, is_in_place=weights.staging == "bucket")
+    finally:
+        await receiver.aclose()
+        await publisher.aclose()
+        for task in tasks:
+            task.cancel()
