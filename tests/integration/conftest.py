@@ -1,5 +1,6 @@
 """A whole run of real processes around the toy."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -193,7 +194,8 @@ class ToyRun:
     def kill_all(self) -> None:
         """The machine lost its power: every process at once, `asyncrl run` first."""
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # Some live for a moment only.
+                os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
     def resume(self) -> None:
@@ -240,7 +242,8 @@ class ToyRun:
         """Whatever is left of it."""
         for pid in reversed(self.processes()):
             if self._process.poll() is None:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.communicate()
         for other in self._others:
             other.kill()
