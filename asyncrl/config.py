@@ -260,8 +260,9 @@ class Weights(Section, frozen=True, kw_only=True):
 
     backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
     """
-    Collective library. ``auto``: gloo for weights on a CPU, nccl on CUDA, hccl on an Ascend NPU. ``gloo`` moves those
-    on CUDA too, through the host: for a trainer and a rollout that share one GPU, which nccl refuses.
+    Collective library, and with it where both ends stage weights: ``gloo`` on the host, ``nccl`` on a CUDA device,
+    ``hccl`` on an Ascend NPU. ``auto`` is where the trainer computes, the CPU. nccl wants a device for each end: a
+    trainer and a rollout that share one GPU use gloo.
     """
     interface: str = "127.0.0.1"
     """Address whose network interface the collective uses."""

@@ -15,6 +15,7 @@ from asyncrl.node.serving import serve, through_restarts
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.engine import Engine, Receives, Receiving
 from asyncrl.rollout.generations import Generations
+from asyncrl.weights.device import staging_device
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.receive import Receiver
 
@@ -88,7 +89,8 @@ async def _session(
     if isinstance(engine, Receiving):
         receiver = await engine.receiver(member, link.send, config.weights)
     else:
-        receiver = Receiver(plan, member, link.send, config.weights)
+        device = staging_device(config.weights.backend)
+        receiver = Receiver(plan, member, link.send, config.weights, device=device)
     spool = spool_link(welcome, who)
     actor = RolloutActor(
         engine,

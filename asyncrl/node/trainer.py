@@ -20,6 +20,7 @@ from asyncrl.trainer import checkpoint
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoint import Saves
 from asyncrl.trainer.learner import Learner
+from asyncrl.weights.device import staging_device
 from asyncrl.weights.plan import Plan
 from asyncrl.weights.publish import Publisher
 
@@ -49,7 +50,8 @@ async def _train(stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome:
         await leave(link, str(error))
         raise
     plan = Plan(learner.specs(), config.weights.bucket_bytes)
-    publisher = Publisher(plan, Member(who.node, who.incarnation), link.send, config.weights)
+    device = staging_device(config.weights.backend)
+    publisher = Publisher(plan, Member(who.node, who.incarnation), link.send, config.weights, device=device)
     spool = spool_link(welcome, who)
     actor = TrainerActor(
         config,

@@ -26,6 +26,10 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 REACHES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "hccl": ("npu",)}
 """Kinds whose memory a library can move. Gloo takes CUDA memory through the host."""
 
+STAGED_ON = {"auto": "cpu", "gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+"""Kind of device on which both ends of a transfer keep its tensors, by ``weights.backend``. They have to agree, and
+trainers compute on the CPU: so ``auto`` is what serves that."""
+
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 """Which devices a process sees, by kind; it numbers them anew, from 0."""
 
@@ -92,6 +96,19 @@ def torch_device(name: str) -> "torch.device":
     if index and int(index) >= count:
         raise ConfigError(f"{name} does not exist: this process sees {count} {kind} devices, numbered from 0")
     return torch.device(name)
+
+
+def staging_device(backend: str) -> "torch.device":
+    """
+    Where one end of a transfer keeps its tensors, ready for use.
+
+    Args:
+        backend: ``weights.backend``.
+
+    Raises:
+        ConfigError: There is no such device here.
+    """
+    return torch_device(STAGED_ON[backend])
 
 
 def device_name(kind: str, index: int = 0) -> str:

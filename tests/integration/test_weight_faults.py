@@ -1,6 +1,7 @@
 """Whoever fails in the middle of a weight transfer is named and taken out; the others go on, and nobody hangs."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -188,7 +189,7 @@ def test_a_trainer_killed_in_the_middle_of_a_transfer_starts_again_and_both_roll
     for name in (GOOD, "bystander"):
         (cause,) = [str(e["cause"]) for e in run.happened("transfer.failed", name) if at_s(e) > fault_s]
         assert "with trainer-0, " in cause
-        assert "Connection closed by peer" in cause
+        assert re.search("Connection (closed|reset) by peer", cause)
         assert not run.happened("node.lost", name)
     assert run.audit().problems == []
 

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.device import backend_for, device_name, environment, installed, require, torch_device
+from asyncrl.weights.device import (
+    BACKENDS,
+    STAGED_ON,
+    backend_for,
+    device_name,
+    environment,
+    installed,
+    require,
+    staging_device,
+    torch_device,
+)
 
 from .fake_npu import installed_at
 
@@ -23,6 +33,19 @@ def test_a_library_that_cannot_reach_the_weights_is_refused_with_what_is_install
     with pytest.raises(ConfigError) as refused:
         backend_for(backend, "cpu")
     assert str(refused.value) == f"{reason} ({installed()}): use 'auto' or 'gloo'"
+
+
+def test_both_ends_stage_where_the_trainer_computes_unless_a_library_for_devices_is_asked_for() -> None:
+    assert [staging_device(asked) for asked in ("auto", "gloo")] == [torch.device("cpu")] * 2
+    assert STAGED_ON.keys() - {"auto"} == set(BACKENDS.values())
+    for kind, backend in BACKENDS.items():
+        assert STAGED_ON[backend] == kind
+
+
+@without_cuda
+def test_staging_for_nccl_without_a_gpu_is_refused_before_anything_moves() -> None:
+    with pytest.raises(ConfigError, match="sees no cuda device"):
+        staging_device("nccl")
 
 
 def test_weights_on_an_unknown_kind_of_device_are_refused() -> None:

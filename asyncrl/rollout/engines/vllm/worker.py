@@ -11,12 +11,14 @@ block the engine, so nothing in them waits for the network.
 from collections.abc import Mapping
 
 import msgspec
+import torch
 from torch import Tensor
 
 from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import guard, reload
 from asyncrl.rollout.engines.vllm.channel import Invitation
 from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
+from asyncrl.weights.device import STAGED_ON, staging_device
 
 guard.follow_node()  # vLLM imports this module first of all in a worker, and loading a model takes long.
 reload.ready_processor()
@@ -35,7 +37,7 @@ class WorkerExtension:
         self._asyncrl_end = ReceivingEnd(
             invited,
             local_rank=self.vllm_config.parallel_config.rank,  # type: ignore[attr-defined]
-            device=self.device,  # type: ignore[attr-defined]
+            device=self._asyncrl_staging_device(invited.weights.backend),
             on_bucket=self._asyncrl_load if invited.weights.staging == "bucket" else None,
         )
         self._asyncrl_end.start()
@@ -55,6 +57,11 @@ class WorkerExtension:
         if self._asyncrl_reload is not None:
             self._asyncrl_reload.finish()
         self._asyncrl_reload = None
+
+    def _asyncrl_staging_device(self, backend: str) -> torch.device:
+        """Of this worker's kind its own; vLLM copies from any other."""
+        own: torch.device = self.device  # type: ignore[attr-defined]
+        return own if own.type == STAGED_ON[backend] else staging_device(backend)
 
     def _asyncrl_load(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool = True) -> None:
         """Some of a version. While it is incomplete nothing may decode."""
