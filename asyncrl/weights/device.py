@@ -26,7 +26,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 REACHES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "hccl": ("npu",)}
 """Kinds whose memory a library can move. Gloo takes CUDA memory through the host."""
 
-STAGED_ON = {"auto": "cpu", "gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu"}
 """Kind of device on which both ends of a transfer keep its tensors, by ``weights.backend``. They have to agree, and
 trainers compute on the CPU: so ``auto`` is what serves that."""
 
