@@ -30,6 +30,8 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 LAST_WORDS_BYTES = 4096
 """How much of the end of a log is searched for its last line."""
+OURS = "asyncrl: "
+"""How the sentence begins with which a process of ours says why it ends."""
 LATE_S = 2.0
 """For a child to leave that has only just been started."""
 FINAL_CODES = (ConfigError.exit_code, LedgerError.exit_code, RunFailed.exit_code)
@@ -81,6 +83,8 @@ class Child:
         self._command = command
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
+        self._log_began = 0
+        """How long the log was when the running process was started."""
         self._session: int | None = None
         """Of the child and what it started, until it was ended: a number the kernel may give away afterwards."""
 
@@ -124,16 +128,18 @@ class Child:
         await self._process.wait()
 
     def last_line(self) -> str:
-        """The last thing it said: usually why it ended."""
+        """Why it ended: the sentence of ours it ended with, or else the last thing it said."""
         lines = self._last_words().decode(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("asyncrl: ") if lines else ""
+        # What it started may still complain when the process itself has said why.
+        ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
+        return (ours or lines or [""])[-1]
 
     def _last_words(self) -> bytes:
         if self.log is None:
             return self._relay.tail()
         try:
             with self.log.open("rb") as log:
-                log.seek(max(log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES, 0))
+                log.seek(max(log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES, self._log_began))
                 return log.read()
         except OSError:
             return b""
@@ -145,6 +151,7 @@ class Child:
                 yield output
         else:
             with needed(self.log), self.log.open("ab") as log:
+                self._log_began = log.tell()
                 yield log
 
     def _kill_session(self) -> None:

@@ -70,6 +70,27 @@ def test_its_output_is_kept_and_its_last_line_is_its_last_words(tmp_path: Path) 
     asyncio.run(scene())
 
 
+def test_its_own_sentence_is_why_it_ended_whatever_is_complained_of_after_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        child = shell(tmp_path, "echo asyncrl: no such file; echo warning: 2 objects leaked; exit 78")
+        await child.start()
+        await child.wait()
+        assert child.last_line() == "no such file"
+
+    asyncio.run(scene())
+
+
+def test_what_was_said_in_an_earlier_life_is_not_why_this_one_ended(tmp_path: Path) -> None:
+    async def scene() -> None:
+        child = shell(tmp_path, f"cd {tmp_path}; [ -e lived ] && exec echo second; touch lived; echo asyncrl: first")
+        for expected in ("first", "second"):
+            await child.start()
+            await child.wait()
+            assert child.last_line() == expected
+
+    asyncio.run(scene())
+
+
 def test_a_killed_child_is_described_by_the_name_of_the_signal(tmp_path: Path) -> None:
     async def scene() -> int:
         child = shell(tmp_path, "exec sleep 1000")
