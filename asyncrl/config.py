@@ -206,27 +206,90 @@ class Reward(Section, frozen=True, kw_only=True):
     """A verdict that takes longer is a failure, and its worker is killed."""
 
 
-class Algorithm(Section, frozen=True, kw_only=True):
-    """From rewards to a loss. The formulas are in asyncrl/algo."""
+class Correction(Section, frozen=True, kw_only=True):
+    """
+    What is done about sampler and trainer not being the same policy [algorithm.rollout_correction].
 
-    advantage: Literal["grpo", "dr_grpo"] = "grpo"
-    loss: Literal["clipped"] = "clipped"
-    clip_low: Positive = 0.2
+    The formulas are in asyncrl/algo/correction, the presets in asyncrl/presets.py.
+    """
+
+    preset: str = ""
+    """All of the below by one name, such as ``decoupled_geo_rs_seq_tis``; nothing else may be set with it."""
+    mode: Literal["bypass", "decoupled"] = "bypass"
+    """
+    ``bypass``: ratios are against the policy that sampled. ``decoupled``: against the one the step begins with, whose
+    log-probs are computed for that; the weights and rejections below then stand between it and the sampler.
+    """
+    importance: Literal["none", "token", "sequence"] = "none"
+    """Weigh each token by the ratio of trainer to sampler, its own or its sequence's [rollout_is]."""
+    importance_threshold: str = ""
+    """``2.0`` truncates weights above; ``0.5_5.0`` drops tokens outside (IcePop) [rollout_is_threshold]."""
+    importance_normalize: bool = False
+    """Divide the weights by their mean over the step [rollout_is_batch_normalize]."""
+    rejection: str = ""
+    """Tokens or sequences left out, ``token_k1`` or ``seq_mean_k1`` and the like; several by commas [rollout_rs]."""
+    rejection_threshold: str = ""
+    """One for each of them, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
+
+
+class Algorithm(Section, frozen=True, kw_only=True):
+    """
+    From rewards to a loss. The formulas are in asyncrl/algo.
+
+    A setting left unset takes the default of the estimator or loss that reads it; one that nothing reads is refused.
+    """
+
+    advantage: str = "grpo"
+    """``grpo``, ``dr_grpo``, ``rloo``, ... (asyncrl/algo/advantages), or ``file.py:name`` [adv_estimator]."""
+    gamma: Fraction | None = None
+    """Discount of rewards that come later."""
+    lam: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """``gae``: how far it looks ahead instead of trusting the critic."""
+    reward_weights: dict[str, float] = {}
+    """``gdpo``: metrics of the verdict to compare one by one, and their weights [gdpo_reward_keys]."""
+    loss: str = "clipped"
+    """``clipped``, ``gspo``, ``cispo``, ... (asyncrl/algo/losses), or ``file.py:name`` [policy_loss.loss_mode]."""
+    clip_low: Positive | None = None
     """The ratio stops mattering below ``1 - clip_low`` [clip_ratio_low]."""
-    clip_high: Positive = 0.28
+    clip_high: Positive | None = None
     """... and above ``1 + clip_high`` [clip_ratio_high]."""
-    dual_clip: NonNegative = 3.0
+    dual_clip: NonNegative | None = None
     """Bound of the loss where the advantage is negative, in advantages; 0 switches it off [clip_ratio_c]."""
+    ratio_cap: Positive | None = None
+    """``dppo_tv``, ``dppo_kl``: the ratio counts no more than this [clip_ratio_c]."""
+    tau_pos: Positive | None = None
+    """``sapo``: how sharply the gate falls where the advantage is positive."""
+    tau_neg: Positive | None = None
+    """... and where it is negative."""
+    cov_ratio: Fraction | None = None
+    """``clip_cov``, ``kl_cov``: share of tokens that are picked out [clip_cov_ratio, kl_cov_ratio]."""
+    cov_low: float | None = None
+    """``clip_cov``: covariances below are left alone [clip_cov_lb]."""
+    cov_high: float | None = None
+    """... and those above [clip_cov_ub]."""
+    cov_kl_coef: NonNegative | None = None
+    """``kl_cov``: weight of the penalty on tokens picked out [ppo_kl_coef]."""
+    dro_beta: Positive | None = None
+    """``dro``: weight of the squared log-ratio. Must be given."""
     aggregation: Literal[
-        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-    ] = "token-mean"
-    """How token losses become one number [loss_agg_mode]."""
+        "", "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = ""
+    """How token losses become one number; empty takes that of the loss, mostly ``token-mean`` [loss_agg_mode]."""
     aggregation_norm: NonNegative = 0.0
     """Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens`` [loss_scale_factor]."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the starting policy in the loss; 0 keeps no reference model [kl_loss_coef]."""
-    kl: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
-    """Estimator [kl_loss_type]."""
+    """Weight of the KL to the starting policy; 0 keeps no reference model [kl_loss_coef]."""
+    kl: str = "k3"
+    """``k1``, ``abs``, ``k2``, ``k3``; with a ``+`` behind it, its value and the gradient of k2 [kl_loss_type]."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL goes [use_kl_loss, use_kl_in_reward]."""
+    kl_target: NonNegative = 0.0
+    """With ``kl_in = "reward"``: ``kl_coef`` is adapted until the KL is this; 0 keeps it fixed [kl_ctrl.target_kl]."""
+    kl_horizon: Count = 10_000
+    """... over about so many trajectories [kl_ctrl.horizon]."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus [entropy_coeff]."""
+    correction: Correction = Correction()
 
 
 class Trainer(Section, frozen=True, kw_only=True):

@@ -103,7 +103,7 @@ def _check_rollout(config: Config) -> None:
 
 def _check_algorithm(config: Config) -> None:
     algorithm = config.algorithm
-    if 0 < algorithm.dual_clip <= 1:
+    if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
         raise ConfigError(
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
             f"policy; use a value above 1, or 0 to switch it off"
@@ -111,7 +111,7 @@ def _check_algorithm(config: Config) -> None:
     if algorithm.aggregation_norm and algorithm.aggregation != "seq-mean-token-sum-norm":
         raise ConfigError(
             f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
-            f"not {algorithm.aggregation!r}; remove it"
+            f"not {algorithm.aggregation or 'token-mean'!r}; remove it"
         )
 
 

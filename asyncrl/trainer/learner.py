@@ -161,7 +161,7 @@ class Learner:
         policy_version: int | None,
     ) -> Tally:
         """Gradient of this rank's trajectories into ``.grad``. Sums: a caller may add those of other ranks."""
-        weigh = AGGREGATIONS[self._config.algorithm.aggregation]
+        weigh = AGGREGATIONS[self._config.algorithm.aggregation or "token-mean"]
         # Without a KL term a trajectory with advantage zero has loss zero and gradient zero, whatever its ratio.
         used = [i for i in range(len(samples)) if advantages[i] or self._reference is not None]
         lengths = [samples[i].num_tokens for i in used]
@@ -187,9 +187,9 @@ class Learner:
             logprobs,
             batch.behavior_logprobs,
             batch.advantages,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
+            clip_low=algorithm.clip_low or 0.2,
+            clip_high=algorithm.clip_high or 0.28,
+            dual_clip=3.0 if algorithm.dual_clip is None else algorithm.dual_clip,
         )
         losses, kl_ref = clipped.losses, None
         if self._reference is not None:
