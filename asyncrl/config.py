@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncrl.messages import Sampling
+from asyncrl.messages import Sampling, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
+Ratio = Annotated[int, Meta(ge=1, le=10_000)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -69,16 +70,48 @@ class Model(Section, frozen=True, kw_only=True):
 class Data(Section, frozen=True, kw_only=True):
     """Prompts, as parquet or JSONL. The order is a function of the seed and the epoch alone."""
 
-    train: str
-    """A file with the columns below [data.train_files]."""
-    held_out: str = ""
-    """Prompts never trained on; empty evaluates nothing [data.val_files]."""
+    train: str | list[str]
+    """A file with the columns below, or several: one dataset then, unless ``ratios`` keep them apart [train_files]."""
+    ratios: list[Ratio] = []
+    """
+    How often it is the turn of each file of ``train``, such as ``[3, 1]``. Each has epochs of its own then, and a
+    larger share than its rows would give it comes from more of them.
+    """
+    held_out: str | list[str] = ""
+    """Prompts never trained on, file after file; empty evaluates nothing [val_files]."""
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     data_source_column: str = "data_source"
     shuffle: bool = True
+    max_rows: Natural = 0
+    """
+    Train on so many rows only, drawn by the seed, or the first without ``shuffle``; 0 takes all [train_max_samples].
+    """
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """
+    A row that is no prompt: nothing starts, or it is left out, counted and said. `asyncrl data check` lists them all.
+    """
+    chat_template_kwargs: dict[str, str | int | float | bool] = {}
+    """Handed to the model's chat template, such as ``enable_thinking = false`` [apply_chat_template_kwargs]."""
     max_prompt_tokens: Count = 512
-    """A longer prompt is refused, counted and listed, never cut [data.max_prompt_length]."""
+    """Longer prompts are dealt with by the next two [max_prompt_length]."""
+    truncation: Truncation = "error"
+    """
+    What is cut off a longer prompt. ``error``: nothing, it is a dead letter, and another prompt takes its place; if
+    there is nothing else in a row, the run ends. ``right`` also cuts the words that ask the policy to begin.
+    """
+    filter_overlong_prompts: bool = False
+    """With ``truncation = "error"``: it is expected, and dropped with the reason ``overlong_prompt``."""
+
+    @property
+    def train_files(self) -> list[str]:
+        """``train``, as a list."""
+        return _files(self.train)
+
+    @property
+    def held_out_files(self) -> list[str]:
+        """``held_out``, as a list."""
+        return _files(self.held_out)
 
 
 class Schedule(Section, frozen=True, kw_only=True):
@@ -190,16 +223,37 @@ class Rollout(Section, frozen=True, kw_only=True):
     """After SIGTERM: seconds to put what is written on disk, for other nodes to go on with."""
 
 
+class RewardPart(Section, frozen=True, kw_only=True):
+    """One of several rewards that are added up."""
+
+    name: str
+    """Its score is a metric of this name; ``algorithm.reward_weights`` and ``schedule.filter_metric`` may read it."""
+    function: str
+    """As ``reward.function``."""
+    options: dict[str, str | int | float | bool] = {}
+    """As ``reward.options``."""
+    weight: float = 1.0
+    """What its score is multiplied with; 0 only measures."""
+    data_sources: list[str] = []
+    """Rows it is for, such as ``openai/gsm8k`` or ``aime*``; none is every row."""
+    correct: bool = False
+    """It decides whether a completion counts as correct. Without one that does, the first for the row decides."""
+
+
 class Reward(Section, frozen=True, kw_only=True):
     """How completions are judged."""
 
     function: str = "gsm8k"
     """
-    ``gsm8k``, ``exact``, ``numeric``, or ``file.py:name``: a function of one sample, sync or async, that returns a
-    float or a dict with ``score`` [reward.custom_reward_function].
+    ``gsm8k``, ``math``, ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``,
+    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` for what the row's data source asks for; or
+    ``file.py:name``: a function of one sample, sync or async, that returns a float or a dict with ``score``
+    [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature before anything starts."""
+    parts: list[RewardPart] = []
+    """Several rewards in place of ``function``; the score is the sum of theirs, weighted."""
     workers: Count = 1
     """Processes that run the function, each killable."""
     timeout_s: Positive = 10.0
@@ -222,13 +276,13 @@ class Correction(Section, frozen=True, kw_only=True):
     """
     importance: Literal["none", "token", "sequence"] = "none"
     """Weigh each token by the ratio of trainer to sampler, its own or its sequence's [rollout_is]."""
-    importance_threshold: str = ""
-    """``2.0`` truncates weights above; ``0.5_5.0`` drops tokens outside (IcePop) [rollout_is_threshold]."""
+    importance_threshold: str | Positive = ""
+    """``2.0``, or nothing, cuts weights to it; ``0.5_5.0`` drops tokens outside the band [rollout_is_threshold]."""
     importance_normalize: bool = False
     """Divide the weights by their mean over the step [rollout_is_batch_normalize]."""
     rejection: str = ""
     """Tokens or sequences left out, ``token_k1`` or ``seq_mean_k1`` and the like; several by commas [rollout_rs]."""
-    rejection_threshold: str = ""
+    rejection_threshold: str | Positive = ""
     """One for each of them, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
 
 
@@ -292,6 +346,17 @@ class Algorithm(Section, frozen=True, kw_only=True):
     correction: Correction = Correction()
 
 
+class Lora(Section, frozen=True, kw_only=True):
+    """Adapters that are trained in the place of the model, and published merged into it."""
+
+    rank: Natural = 0
+    """Width of an adapter; 0 trains the model itself [lora_rank]."""
+    alpha: NonNegative = 0.0
+    """An adapter counts ``alpha / rank`` times; 0 takes twice the rank [lora_alpha]."""
+    targets: list[str] = []
+    """Linear layers that get one, such as ``["q_proj", "v_proj"]``; empty is all but the head [target_modules]."""
+
+
 class Trainer(Section, frozen=True, kw_only=True):
     """The optimizer."""
 
@@ -306,9 +371,19 @@ class Trainer(Section, frozen=True, kw_only=True):
     weight_decay: NonNegative = 0.01
     grad_clip: NonNegative = 1.0
     """Norm the gradient is clipped to; 0 never clips."""
+    mini_batches: Count = 1
+    """Updates of one pass over a batch: so many parts of whole groups [train_batch_size / ppo_mini_batch_size]."""
+    epochs: Count = 1
+    """Passes over a batch [ppo_epochs]."""
+    ranks: Count = 1
+    """Processes that share the model, its gradients and its optimizer (FSDP2)."""
+    device: Literal["cpu", "cuda", "npu"] = "cpu"
+    """Where it computes; a device for each rank, the first there are. Rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
-    """Prompt and completion tokens, padding included, of one forward and backward [ppo_max_token_len_per_gpu]."""
+    """Prompt and completion tokens of one forward and backward pass [ppo_max_token_len_per_gpu]."""
     gradient_checkpointing: bool = False
+    """Keep one activation a layer, and compute the others again."""
+    lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """
     Warn once if sampler and trainer, with the same weights, differ by more nats on the mean token of a step; 0 takes
@@ -316,6 +391,19 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     threads: Count = 1
     """Torch threads."""
+
+
+class Critic(Section, frozen=True, kw_only=True):
+    """The value model of ``algorithm.advantage = "gae"``. What is not here is as in ``[trainer]``."""
+
+    path: str = ""
+    """A Hugging Face model directory it starts from; empty takes ``model.path``."""
+    lr: Positive = 1e-5
+    weight_decay: NonNegative = 0.01
+    grad_clip: NonNegative = 1.0
+    """Norm the gradient is clipped to; 0 never clips."""
+    value_clip: Positive = 0.5
+    """How far a prediction may move from the one before the step [cliprange_value]."""
 
 
 class Weights(Section, frozen=True, kw_only=True):
@@ -356,11 +444,28 @@ class Evaluation(Section, frozen=True, kw_only=True):
     at_start: bool = True
     at_end: bool = True
     max_prompts: Count = 256
-    """The first so many rows of ``data.held_out``."""
+    """The first so many usable rows of each file of ``data.held_out``."""
     max_tokens: Natural = 0
     """0 takes ``sampling.max_tokens``."""
+    samples: Count = 1
+    """
+    Completions of each prompt (k); from two on avg@k, pass@1 .. pass@k and maj@k are measured [val_kwargs.n].
+    """
     temperature: NonNegative = 0.0
-    """0 is greedy."""
+    """0 is greedy, and all completions of a prompt are then one."""
+    top_p: Fraction = 1.0
+    top_k: Natural = 0
+    """0 keeps the whole vocabulary."""
+
+    def sampling(self, training: SamplingConfig) -> Sampling:
+        """As it travels in a lease. What ends a completion is training's."""
+        return Sampling(
+            max_tokens=self.max_tokens or training.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=training.stop,
+        )
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
@@ -370,6 +475,21 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """0 keeps only the one at the end, and a trainer that dies begins anew [trainer.save_freq]."""
     keep: Count = 2
     """The newest so many."""
+    keep_best: bool = False
+    """Keep the one that did best on ``data.held_out`` too, however old; ``checkpoints/best.json`` names it."""
+    best_metric: str = "accuracy"
+    """With ``keep_best``: ``accuracy``, or another metric of evaluations of which more is better."""
+
+
+class Trackers(Section, frozen=True, kw_only=True):
+    """Where else a run is shown. Each tracker follows it from a process of its own, and cannot stop it."""
+
+    use: list[str] = []
+    """``tensorboard``, ``wandb``, ``mlflow``, or ``file.py:name``: a function that returns a tracker [logger]."""
+    options: dict[str, dict[str, str | int | float | bool | list[str]]] = {}
+    """Of each, by its name; such as ``wandb.mode = "offline"``."""
+    timeout_s: Positive = 60.0
+    """One call of a tracker that takes longer ends its process, which is started again."""
 
 
 class Broker(Section, frozen=True, kw_only=True):
@@ -411,9 +531,11 @@ class Config(Section, frozen=True, kw_only=True):
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     trainer: Trainer = Trainer()
+    critic: Critic = Critic()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    trackers: Trackers = Trackers()
     broker: Broker = Broker()
     supervisor: Supervisor = Supervisor()
 
@@ -421,6 +543,10 @@ class Config(Section, frozen=True, kw_only=True):
     def longest_request(self) -> int:
         """Tokens of the longest prompt and the longest completion together."""
         return self.data.max_prompt_tokens + max(self.sampling.max_tokens, self.evaluation.max_tokens)
+
+
+def _files(paths: str | list[str]) -> list[str]:
+    return [path for path in ([paths] if isinstance(paths, str) else paths) if path]
 
 
 def to_json(config: Config) -> bytes:

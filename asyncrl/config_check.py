@@ -4,8 +4,33 @@ import math
 
 import msgspec
 
-from asyncrl.config import Broker, Config, Schedule, Vllm, leaves
+from asyncrl.config import (
+    Algorithm,
+    Broker,
+    Checkpoint,
+    Config,
+    Correction,
+    Critic,
+    Evaluation,
+    Lora,
+    Reward,
+    Schedule,
+    Vllm,
+    leaves,
+)
+from asyncrl.config_algorithm import check_algorithm
 from asyncrl.errors import ConfigError
+from asyncrl.presets import preset, resolved
+from asyncrl.thresholds import thresholds
+
+WITHOUT_RATIO = ("reinforce", "gpg", "dro")
+"""Losses that are not weighted by the ratio to the policy that sampled."""
+
+TEMPLATE_ARGUMENTS = {
+    "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+    "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length",
+}  # fmt: skip
+"""What a chat template is called with in any case, or would give something else than token ids."""
 
 
 def check(config: Config) -> None:
@@ -16,10 +41,15 @@ def check(config: Config) -> None:
         ConfigError: The first contradiction found.
     """
     _refuse_infinite(config)
+    _check_data(config)
     _check_schedule(config)
     _check_rollout(config)
-    _check_algorithm(config)
+    _check_reward(config.reward)
+    check_algorithm(config)
+    _check_correction(config.algorithm)
     _check_trainer(config)
+    _check_evaluation(config.evaluation)
+    _check_best(config)
     _check_weights(config)
     _check_addresses(config.broker)
 
@@ -30,8 +60,30 @@ def _refuse_infinite(config: Config) -> None:
             raise ConfigError(f"{key} is {value}: expected a finite number")
 
 
+def _check_data(config: Config) -> None:
+    data, files = config.data, config.data.train_files
+    if not files:
+        raise ConfigError("data.train is empty; name a parquet or JSONL file")
+    for key, named in (("train", files), ("held_out", data.held_out_files)):
+        if twice := [path for path in named if named.count(path) > 1]:
+            raise ConfigError(f"data.{key} names {twice[0]!r} twice; for more of a file set data.ratios")
+    if data.ratios and len(data.ratios) != len(files):
+        raise ConfigError(
+            f"data.ratios has {len(data.ratios)} numbers, but data.train {len(files)} files; give one for each"
+        )
+    if data.filter_overlong_prompts and data.truncation != "error":
+        raise ConfigError(
+            f"data.filter_overlong_prompts never happens: with truncation={data.truncation!r} no prompt is too long; "
+            f"use one of them"
+        )
+    for name in sorted(TEMPLATE_ARGUMENTS & data.chat_template_kwargs.keys()):
+        raise ConfigError(f"data.chat_template_kwargs.{name} is set by asyncrl itself; remove it")
+    if config.model.scratch.recipe and (len(files) > 1 or len(data.held_out_files) > 1):
+        raise ConfigError("model.scratch makes or reads one file each of data.train and data.held_out; name only one")
+
+
 def _check_schedule(config: Config) -> None:
-    schedule, algorithm = config.schedule, config.algorithm
+    schedule = config.schedule
     batch = schedule.groups_per_step * schedule.steps_per_publish
     if schedule.window < batch:
         raise ConfigError(
@@ -39,11 +91,6 @@ def _check_schedule(config: Config) -> None:
         )
     _check_max_lag(schedule)
     _check_filter(schedule)
-    if schedule.group_size == 1 and algorithm.advantage in ("grpo", "dr_grpo"):
-        raise ConfigError(
-            f"schedule.group_size is 1, but algorithm.advantage={algorithm.advantage!r} compares the trajectories of a "
-            f"group; use at least 2"
-        )
     if config.sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
@@ -101,18 +148,58 @@ def _check_rollout(config: Config) -> None:
         )
 
 
-def _check_algorithm(config: Config) -> None:
-    algorithm = config.algorithm
-    if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
+def _check_reward(reward: Reward) -> None:
+    if not reward.parts:
+        return
+    plain = Reward()
+    if reward.function != plain.function or reward.options:
+        raise ConfigError("reward.function and reward.options are not read beside reward.parts; make them a part")
+    names = [part.name for part in reward.parts]
+    for place, (name, part) in enumerate(zip(names, reward.parts, strict=True)):
+        if name in ("", "score", "correct", "answer") or name in names[:place]:
+            raise ConfigError(
+                f"reward.parts[{place}].name is {name!r}: it names a metric, and is {'taken' if name else 'empty'}"
+            )
+        if not math.isfinite(part.weight):
+            raise ConfigError(f"reward.parts[{place}].weight is {part.weight}: expected a finite number")
+
+
+def _check_correction(algorithm: Algorithm) -> None:
+    name, correction = algorithm.correction.preset, resolved(algorithm.correction)
+    if name and (loss := preset(name).loss) not in ("", algorithm.loss):
         raise ConfigError(
-            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
-            f"policy; use a value above 1, or 0 to switch it off"
+            f"algorithm.correction.preset={name!r} goes with algorithm.loss={loss!r}, not {algorithm.loss!r}; set it"
         )
-    if algorithm.aggregation_norm and algorithm.aggregation != "seq-mean-token-sum-norm":
+    _check_thresholds(correction)
+    if correction.mode == "decoupled":
+        return
+    # A function of one's own may do without the ratio: it is not for us to say.
+    if correction.importance != "none" and algorithm.loss not in WITHOUT_RATIO and ":" not in algorithm.loss:
         raise ConfigError(
-            f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
-            f"not {algorithm.aggregation or 'token-mean'!r}; remove it"
+            f"algorithm.correction.importance={correction.importance!r} would weigh the sampler's tokens twice: with "
+            f"mode='bypass' the ratio in loss={algorithm.loss!r} does it already; use mode='decoupled', or "
+            f"loss='reinforce'"
         )
+    if correction.importance_normalize:
+        raise ConfigError(
+            "algorithm.correction.importance_normalize needs the mean over a step of weights that, with mode='bypass', "
+            "change within it; use mode='decoupled'"
+        )
+
+
+def _check_thresholds(correction: Correction) -> None:
+    if correction.importance == "none":
+        for key in ("importance_threshold", "importance_normalize"):
+            if getattr(correction, key):
+                raise ConfigError(
+                    f"algorithm.correction.{key} is only read with importance='token' or 'sequence'; remove it"
+                )
+    if bool(correction.rejection) != bool(correction.rejection_threshold):
+        given, missing = "rejection", "rejection_threshold"
+        if not correction.rejection:
+            given, missing = missing, given
+        raise ConfigError(f"algorithm.correction.{given} is only read with {missing}; set it, or remove both")
+    thresholds(correction)
 
 
 def _check_trainer(config: Config) -> None:
@@ -122,6 +209,12 @@ def _check_trainer(config: Config) -> None:
     if trainer.min_lr_ratio > 1:
         raise ConfigError(
             f"trainer.min_lr_ratio is {trainer.min_lr_ratio:g}: the cosine would end above trainer.lr; use at most 1"
+        )
+    if not trainer.lora.rank and trainer.lora != Lora():
+        raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
+    if config.critic != Critic() and config.algorithm.advantage != "gae":
+        raise ConfigError(
+            f"[critic] is only read with algorithm.advantage='gae', not {config.algorithm.advantage!r}; remove it"
         )
     if trainer.warmup_steps > config.run.steps:
         raise ConfigError(
@@ -138,6 +231,40 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+        )
+
+
+def _check_evaluation(evaluation: Evaluation) -> None:
+    if evaluation.temperature > 0:
+        return
+    if evaluation.samples > 1:
+        raise ConfigError(
+            f"evaluation.samples is {evaluation.samples}, but evaluation.temperature is 0: greedy completions of a "
+            f"prompt are all equal; use a temperature above 0, or one sample"
+        )
+    for key in ("top_p", "top_k"):
+        if getattr(evaluation, key) != getattr(Evaluation(), key):
+            raise ConfigError(f"evaluation.{key} is only read with a temperature above 0; remove it")
+
+
+def _check_best(config: Config) -> None:
+    checkpoint, evaluation = config.checkpoint, config.evaluation
+    if not checkpoint.keep_best:
+        if checkpoint.best_metric != Checkpoint().best_metric:
+            raise ConfigError("checkpoint.best_metric is only read with keep_best=true; remove it")
+        return
+    if not config.data.held_out:
+        raise ConfigError("checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file")
+    if checkpoint.keep < 2:
+        raise ConfigError(
+            "checkpoint.keep is 1: with keep_best a checkpoint would go before its evaluation begins; use at least 2"
+        )
+    measured_every = evaluation.every_versions * config.schedule.steps_per_publish
+    if not (measured_every and checkpoint.every_steps) or measured_every % checkpoint.every_steps:
+        raise ConfigError(
+            f"checkpoint.keep_best needs a checkpoint of every version that is evaluated, but there is one every "
+            f"{checkpoint.every_steps} steps, and an evaluation every {measured_every} (evaluation.every_versions); "
+            f"use the same number for both"
         )
 
 

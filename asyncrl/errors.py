@@ -10,9 +10,12 @@ Every error asyncrl raises on purpose.
     │   └── LinkRefused      the peer answered, and the answer is no
     ├── DecodeError          bytes that are not a message; the frame is dropped and counted
     ├── EngineError          an engine could not generate
+    │   └── PromptTooLong    the prompt has more tokens than the run allows
     ├── EngineDied           an engine's own process ended: only a new start of the node helps
+    ├── RankDied             another process of a sharded trainer ended, or is stuck: all of them start again
     ├── VerifierError        a verifier could not give a verdict: raised, hung, or returned no finite number
     ├── TransferError        weights did not arrive; names who
+    ├── TrackerError         a tracker raised or hung; the run goes on without it
     ├── LedgerError          a ledger or segment is damaged; names the offset
     ├── BrokenInvariant      a promise of ours does not hold: a bug, stop rather than go on wrongly
     └── RunFailed            the run stopped before its end; the message is the cause
@@ -71,8 +74,19 @@ class EngineError(AsyncrlError):
         self.retryable = retryable
 
 
+class PromptTooLong(EngineError):
+    """The prompt has more tokens than the run allows. No engine could do better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
+
+
 class EngineDied(AsyncrlError):
     """The engine's own process is gone. No fault of any trajectory: the node ends, and is started again."""
+
+
+class RankDied(AsyncrlError):
+    """A process of a trainer that is several is gone. The others end too, and all are started again together."""
 
 
 class VerifierError(AsyncrlError):
@@ -85,6 +99,10 @@ class VerifierError(AsyncrlError):
 
 class TransferError(AsyncrlError):
     """Weights were not sent or received in time."""
+
+
+class TrackerError(AsyncrlError):
+    """Somebody else's record of the run could not be written. Only its own process ends."""
 
 
 class LedgerError(AsyncrlError):

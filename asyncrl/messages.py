@@ -19,8 +19,10 @@ from msgspec import Struct
 PROTOCOL = 1
 """Said in the greeting; a node that speaks another one is refused with both numbers."""
 
-Role = Literal["broker", "spool", "rollout", "reward", "trainer", "supervisor"]
+Role = Literal["broker", "spool", "rollout", "reward", "trainer", "shard", "supervisor"]
 Split = Literal["train", "held_out"]
+Truncation = Literal["error", "left", "right", "middle"]
+"""What is cut off a prompt that has too many tokens; ``error``: nothing, it is refused."""
 FinishReason = Literal["stop", "length", "unfinished"]
 """
 ``stop``: the policy ended it (end of sequence or a stop string). ``length``: cut at ``max_tokens``. ``unfinished``:
@@ -186,6 +188,8 @@ class ScoredItem(Value, frozen=True):
     """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
     token: int = 0
     """Of the `GradeItem`: which of its trajectories, should the unit have had several."""
+    answer: str | None = None
+    """What the verifier took for the answer, for a majority vote; empty if there was none, None if it does not say."""
 
 
 class Sample(Value, frozen=True):
@@ -304,6 +308,8 @@ class Failed(Message, frozen=True):
     stage: Literal["rollout", "reward"]
     reason: str
     retryable: bool
+    is_overlong: bool = False
+    """The prompt has more tokens than the lease allows: no node could have done better."""
 
 
 class Live(Message, frozen=True):
@@ -383,6 +389,8 @@ class Exited(Message, frozen=True):
     node: str
     cause: str
     restarting: bool
+    is_needed: bool = True
+    """False: the run goes on without it."""
 
 
 # ── received by every node ──────────────────────────────────────────────────────────────────
@@ -458,6 +466,8 @@ class Lease(Message, frozen=True):
     """Seconds from *receipt*: clocks are never compared across machines."""
     begun: list[Begun] = []
     """Those of ``indices`` that another node began."""
+    truncation: Truncation = "error"
+    """What is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
 
 
 class Settled(Message, frozen=True):
@@ -509,6 +519,28 @@ class Published(Message, frozen=True):
     """Every rollout that is not behind decodes with ``policy_version``: its groups have left the window."""
 
     policy_version: int
+
+
+class Evaluating(Message, frozen=True):
+    """Held-out prompts are answered with ``policy_version``: its checkpoint is not to go before the result is there."""
+
+    policy_version: int
+
+
+# ── received by the trainer's other ranks, from the first ───────────────────────────────────
+
+
+class Work(Message, frozen=True):
+    """
+    Take part in what all ranks do together. `Batch` has come before the step that trains on it.
+
+    ``train``: the next step. ``gather``: the weights, for a publish. ``snapshot``: all that a checkpoint holds.
+    """
+
+    kind: Literal["train", "gather", "snapshot"]
+    step: int
+    policy_version: int | None = None
+    """Of the weights the step begins with; None if they were not published."""
 
 
 # ── received by spools ──────────────────────────────────────────────────────────────────────
@@ -591,8 +623,9 @@ ToRollout = (
     | Lease | Settled | Cancelled | Hold | Release | Fetched
 )  # fmt: skip
 ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched
-ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Fetched
+ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Evaluating | Evaluated | Fetched
+ToShard = Welcome | Reject | Stop | Batch | Work | Fetched
 ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
 ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished
 
-AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToSpool | ToSupervisor
+AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToShard | ToSpool | ToSupervisor

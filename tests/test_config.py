@@ -1,5 +1,6 @@
 """Every knob is bounded, and values that contradict each other are one sentence before anything starts."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -30,6 +31,27 @@ def refused(**sections: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
+        ({"data": {"train": []}}, "data.train is empty; name a parquet or JSONL file"),
+        (
+            {"data": {"train": ["a", "b", "a"]}},
+            "data.train names 'a' twice; for more of a file set data.ratios",
+        ),
+        (
+            {"data": {"train": ["a", "b"], "ratios": [1]}},
+            "data.ratios has 1 numbers, but data.train 2 files; give one for each",
+        ),
+        (
+            {"data": {"filter_overlong_prompts": True, "truncation": "left"}},
+            "data.filter_overlong_prompts never happens: with truncation='left' no prompt is too long; use one of them",
+        ),
+        (
+            {"data": {"chat_template_kwargs": {"enable_thinking": False, "tokenize": False}}},
+            "data.chat_template_kwargs.tokenize is set by asyncrl itself; remove it",
+        ),
+        (
+            {"data": {"train": ["a", "b"]}, "model": {"scratch": {"recipe": "random"}}},
+            "model.scratch makes or reads one file each of data.train and data.held_out; name only one",
+        ),
         (
             {"schedule": {"group_size": 1}},
             "schedule.group_size is 1, but algorithm.advantage='grpo' compares the trajectories of "
@@ -76,6 +98,15 @@ def refused(**sections: dict[str, Any]) -> str:
             "schedule.filter_patience is only read with filter='zero_variance'; remove it",
         ),
         (
+            {"evaluation": {"samples": 4}},
+            "evaluation.samples is 4, but evaluation.temperature is 0: greedy completions of a prompt are all equal; "
+            "use a temperature above 0, or one sample",
+        ),
+        (
+            {"evaluation": {"top_p": 0.9}},
+            "evaluation.top_p is only read with a temperature above 0; remove it",
+        ),
+        (
             {"sampling": {"temperature": 0.0}},
             "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0",
         ),
@@ -89,6 +120,22 @@ def refused(**sections: dict[str, Any]) -> str:
             {"algorithm": {"aggregation_norm": 2.0}},
             "algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
             "not 'token-mean'; remove it",
+        ),
+        (
+            {"reward": {"function": "exact", "parts": [{"name": "a", "function": "gsm8k"}]}},
+            "reward.function and reward.options are not read beside reward.parts; make them a part",
+        ),
+        (
+            {"reward": {"parts": [{"name": "a", "function": "gsm8k"}, {"name": "a", "function": "exact"}]}},
+            "reward.parts[1].name is 'a': it names a metric, and is taken",
+        ),
+        (
+            {"reward": {"parts": [{"name": "correct", "function": "gsm8k"}]}},
+            "reward.parts[0].name is 'correct': it names a metric, and is taken",
+        ),
+        (
+            {"reward": {"parts": [{"name": "a", "function": "gsm8k", "weight": math.inf}]}},
+            "reward.parts[0].weight is inf: expected a finite number",
         ),
         (
             {"trainer": {"min_lr_ratio": 0.1}},
@@ -106,6 +153,28 @@ def refused(**sections: dict[str, Any]) -> str:
             {"checkpoint": {"every_steps": 3}, "schedule": {"steps_per_publish": 2}},
             "checkpoint.every_steps is 3: a checkpoint holds the weights of one policy version, which there is "
             "every 2 steps (schedule.steps_per_publish); use a multiple of it",
+        ),
+        (
+            {"checkpoint": {"best_metric": "reward"}},
+            "checkpoint.best_metric is only read with keep_best=true; remove it",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 10}},
+            "checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 10, "keep": 1}, "data": {"held_out": "h"}},
+            "checkpoint.keep is 1: with keep_best a checkpoint would go before its evaluation begins; use at least 2",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 15}, "data": {"held_out": "h"}},
+            "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but there is one every 15 "
+            "steps, and an evaluation every 10 (evaluation.every_versions); use the same number for both",
+        ),
+        (
+            {"checkpoint": {"keep_best": True}, "data": {"held_out": "h"}},
+            "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but there is one every 0 "
+            "steps, and an evaluation every 10 (evaluation.every_versions); use the same number for both",
         ),
         (
             {"trainer": {"max_tokens_per_micro_batch": 639}},
@@ -200,3 +269,89 @@ def test_every_section_refuses_unknown_keys() -> None:
     sections = [thing for thing in vars(module).values() if isinstance(thing, type) and issubclass(thing, Section)]
     assert len(sections) > 10
     assert all(section.__struct_config__.forbid_unknown_fields for section in sections)
+
+
+# ── corrections ─────────────────────────────────────────────────────────────────────────────
+
+
+def corrected(loss: str = "clipped", **correction: Any) -> dict[str, Any]:
+    return {"loss": loss, "correction": correction}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (
+            corrected(preset="decoupled_geo_rs_tis"),
+            "preset: there is no preset 'decoupled_geo_rs_tis'; did you mean 'decoupled_geo_rs_seq_tis'?",
+        ),
+        (
+            corrected(preset="decoupled_geo_rs", rejection="token_k1"),
+            "preset='decoupled_geo_rs' settles all of the section, but rejection is set beside it; remove one or the "
+            "other",
+        ),
+        (
+            corrected(preset="bypass_pg_is"),
+            "preset='bypass_pg_is' goes with algorithm.loss='reinforce', not 'clipped'; set it",
+        ),
+        (
+            corrected("gspo", preset="bypass_ppo_clip_geo_rs"),
+            "preset='bypass_ppo_clip_geo_rs' goes with algorithm.loss='clipped', not 'gspo'; set it",
+        ),
+        (
+            corrected(importance_threshold=2.0),
+            "importance_threshold is only read with importance='token' or 'sequence'; remove it",
+        ),
+        (
+            corrected(mode="decoupled", importance_normalize=True),
+            "importance_normalize is only read with importance='token' or 'sequence'; remove it",
+        ),
+        (
+            corrected(rejection="token_k1"),
+            "rejection is only read with rejection_threshold; set it, or remove both",
+        ),
+        (
+            corrected(rejection_threshold="0.5_2.0"),
+            "rejection_threshold is only read with rejection; set it, or remove both",
+        ),
+        (
+            corrected(rejection="token_k1,token_k2", rejection_threshold="1,2,3"),
+            "rejection_threshold: expected one for each of token_k1, token_k2, or one for all, got 3",
+        ),
+        (
+            corrected(mode="decoupled", importance="token", importance_threshold="5_0.5"),
+            "importance_threshold is '5_0.5': the lower bound is above the upper one",
+        ),
+        (
+            corrected("cispo", importance="token"),
+            "importance='token' would weigh the sampler's tokens twice: with mode='bypass' the ratio in loss='cispo' "
+            "does it already; use mode='decoupled', or loss='reinforce'",
+        ),
+        (
+            corrected("reinforce", importance="token", importance_normalize=True),
+            "importance_normalize needs the mean over a step of weights that, with mode='bypass', change within it; "
+            "use mode='decoupled'",
+        ),
+    ],
+    ids=lambda part: str(part)[:60],
+)
+def test_corrections_that_cannot_be_are_one_sentence(algorithm: dict[str, Any], sentence: str) -> None:
+    assert refused(algorithm=algorithm) == f"algorithm.correction.{sentence}"
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        corrected(mode="decoupled"),
+        corrected("gspo", mode="decoupled", importance="token", importance_threshold=3, importance_normalize=True),
+        corrected("reinforce", importance="sequence"),
+        corrected("my.py:loss", importance="sequence"),
+        corrected("gspo", rejection="token_k1, seq_max_k3", rejection_threshold="1.5"),
+        corrected("cispo", preset="sequence_tis_geometric_rs"),
+        corrected("clipped", preset="bypass_ppo_clip"),
+        corrected("reinforce", preset="bypass_pg_token_icepop"),
+    ],
+    ids=str,
+)
+def test_corrections_that_can_be_are_taken(algorithm: dict[str, Any]) -> None:
+    made(algorithm=algorithm)

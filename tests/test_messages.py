@@ -82,8 +82,8 @@ def test_fields_an_older_node_does_not_know_take_their_defaults(message: Message
 
 
 def test_on_the_wire_a_message_is_its_name_and_its_fields() -> None:
-    scored = Scored([ScoredItem(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0}, 9)])
-    on_the_wire = ["Scored", [[[7, 2, "held_out"], 0.5, {"correct": 1.0}, 9]]]
+    scored = Scored([ScoredItem(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0}, 9, "18")])
+    on_the_wire = ["Scored", [[[7, 2, "held_out"], 0.5, {"correct": 1.0}, 9, "18"]]]
     assert msgspec.msgpack.decode(_encoder.encode(scored)) == on_the_wire
 
 

@@ -172,7 +172,7 @@ SETTINGS = st.fixed_dictionaries(
     {
         "run": st.fixed_dictionaries({"name": st.text(), "seed": st.integers(0, 2**63 - 1)}),
         "model": st.fixed_dictionaries({"path": st.text(), "scratch": st.just({"recipe": "random"})}),
-        "data": st.fixed_dictionaries({"train": st.text(), "shuffle": st.booleans()}),
+        "data": st.fixed_dictionaries({"train": st.text(min_size=1), "shuffle": st.booleans()}),
         "sampling": st.fixed_dictionaries({"stop": st.lists(st.text(), max_size=3)}),
         "reward": st.fixed_dictionaries(
             {
@@ -180,6 +180,22 @@ SETTINGS = st.fixed_dictionaries(
                     st.text(),
                     st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(-1e300, 1e300),
                     max_size=3,
+                )
+            }
+        )
+        | st.fixed_dictionaries(
+            {
+                "parts": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "name": st.text(min_size=1),
+                            "function": st.text(),
+                            "options": st.dictionaries(st.text(), st.text() | st.booleans(), max_size=2),
+                            "data_sources": st.lists(st.text(), max_size=2),
+                        }
+                    ),
+                    max_size=3,
+                    unique_by=lambda part: part["name"],
                 )
             }
         ),

@@ -6,7 +6,7 @@ How token losses become one number: the weight a token's loss has in the loss of
 Each of the five aggregations is such a sum, and differs only in w_i, a function of the trajectory's length and of
 totals over the whole step. The totals are counted once, before the step is cut; so the sum over micro-batches, and
 over ranks, is the loss of one large batch, however it was cut. Trajectories left out because their loss is exactly
-zero still count in the totals.
+zero still count in the totals; one whose every token was rejected still counts as a trajectory, and adds nothing.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Totals:
     """What the loss of a step is divided by. Sums over every micro-batch and rank of the step."""
 
     num_tokens: int
-    """Completion tokens."""
+    """Completion tokens that are trained on."""
     num_trajectories: int
     norm: float = 1.0
     """Constant divisor of ``seq-mean-token-sum-norm``; the others do not read it."""

@@ -1,68 +1,153 @@
 """
-Log-probabilities of the tokens that were sampled, without keeping log-probabilities of those that were not.
+Log-probabilities of the tokens that were sampled, without keeping those of the tokens that were not.
 
-Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB, so from hidden states the
-vocabulary is visited a chunk of rows at a time, and a chunk's logits are computed again in the backward pass.
+    forward     a few rows of logits at a time ─▶ log-prob, normaliser, entropy, Σ p² of each row; the logits go
+    backward    the same logits again          ─▶ their gradient ─▶ those of states and head;      the logits go
+
+Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB as float32, and sequences have
+thousands: [N, V] exists neither forward nor backward. The price is one product with the head more.
 
 The distribution is softmax(logits / temperature) over the whole vocabulary. Engines that cut it (top-p, top-k) record
 log-probs of the cut distribution, which are higher: with those switched on, the ratio to the policy in training is
 below 1 from the start.
 """
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 1 << 25
-"""Logits alive at a time, in numbers: 128 MiB as float32, still rows enough for an efficient product."""
+"""Logits alive at a time, in numbers: 128 MiB as float32, and rows enough for an efficient product."""
 
 
-def logprobs_of_logits(logits: Tensor, token_ids: Tensor, *, temperature: float) -> Tensor:
-    """
-    Log-probability of one token in each row.
+class Scores(NamedTuple):
+    """What a policy says of N tokens, each float32."""
 
-    Args:
-        logits: [N, V] any float dtype; computed on in float32.
-        token_ids: [N] int64.
-        temperature: Above zero; that of the sampler.
-
-    Returns:
-        [N] float32, nats.
-    """
-    scaled = logits.float() if temperature == 1 else logits.float() / temperature
-    return -F.cross_entropy(scaled, token_ids, reduction="none")
+    logprobs: Tensor
+    """[N] of the token, nats. Carries the gradient."""
+    entropy: Tensor | None = None
+    """[N] of the distribution it was drawn from, nats. Carries the gradient."""
+    sum_pi_squared: Tensor | None = None
+    """[N] Σ p² of that distribution. No gradient."""
 
 
-def logprobs_of_hidden(
-    hidden: Tensor,
-    head: nn.Module,
+def score_states(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     token_ids: Tensor,
     *,
     temperature: float,
-    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
     chunk: int = CHUNK_LOGITS,
-) -> Tensor:
+) -> Scores:
     """
-    The same from the last hidden states, with at most ``chunk`` logits in memory.
+    Score tokens from the last hidden states, with at most ``chunk`` logits in memory.
 
     Args:
-        hidden: [N, H] at the positions that *predict* the tokens. Carries the gradient.
-        head: [N, H] to [N, V] logits.
+        states: [N, H] at the positions that *predict* the tokens. Carries the gradient, as do weight and bias.
+        weight: [V, H] of the head.
+        bias: [V] of the head, if it has one.
         token_ids: [N] int64.
         temperature: Above zero; that of the sampler.
-        vocab_size: V.
+        dtype: Of products with the head; what follows is float32 at least.
+        entropy: Whether it is asked for.
+        sum_pi_squared: Whether it is asked for.
         chunk: Logits computed at a time; one row at least.
-
-    Returns:
-        [N] float32, nats.
     """
+    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared)
+    logprobs, entropies, sums = _Score.apply(states, weight, bias, token_ids, work)  # type: ignore[no-untyped-call]
+    return Scores(logprobs, entropies if entropy else None, sums if sum_pi_squared else None)
 
-    def logprobs(rows: Tensor, ids: Tensor) -> Tensor:
-        return logprobs_of_logits(head(rows), ids, temperature=temperature)
 
-    num_rows = max(1, chunk // vocab_size)
-    if len(hidden) <= num_rows:
-        return logprobs(hidden, token_ids)
-    pieces = zip(torch.split(hidden, num_rows), torch.split(token_ids, num_rows), strict=True)
-    return torch.cat([checkpoint(logprobs, rows, ids, use_reentrant=False) for rows, ids in pieces])
+class _Work(NamedTuple):
+    """What is to be computed, and how."""
+
+    temperature: float
+    dtype: torch.dtype
+    num_rows: int
+    entropy: bool
+    sum_pi_squared: bool
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Of all but the products."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def chunks(self, num_tokens: int) -> Iterator[slice]:
+        """Rows that are computed together."""
+        return (slice(start, start + self.num_rows) for start in range(0, num_tokens, self.num_rows))
+
+    def logits(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[n, V] scaled, of a chunk. Owned by the caller."""
+        logits = F.linear(states.to(self.dtype), weight, bias).to(self.exact)
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+
+class _Score(torch.autograd.Function):
+    """[N] log-probs, entropies and sums of squares; the last two are empty unless asked for."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  torch's own
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, work: _Work
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_tokens = len(states)
+        # Not rows of one tensor: a view that is returned may lose the hooks of whoever shards the model.
+        logprobs, normaliser = (states.new_empty(num_tokens, dtype=work.exact) for _ in range(2))
+        entropy = states.new_empty(num_tokens if work.entropy else 0, dtype=work.exact)
+        sums = states.new_empty(num_tokens if work.sum_pi_squared else 0, dtype=work.exact)
+        head = _cast(weight, bias, work.dtype)
+        log_p = states
+        for rows in work.chunks(num_tokens):
+            log_p = work.logits(states[rows], *head)
+            torch.logsumexp(log_p, -1, out=normaliser[rows])
+            log_p -= normaliser[rows, None]
+            logprobs[rows] = log_p.gather(1, token_ids[rows, None])[:, 0]
+            if work.entropy or work.sum_pi_squared:
+                p = log_p.exp()
+            if work.entropy:
+                entropy[rows] = -torch.linalg.vecdot(p, log_p)
+            if work.sum_pi_squared:
+                sums[rows] = torch.linalg.vecdot(p, p)
+        kept = log_p if num_tokens <= work.num_rows else None
+        ctx.save_for_backward(states, weight, bias, token_ids, normaliser, entropy, kept)
+        ctx.work = work
+        ctx.mark_non_differentiable(sums)
+        return logprobs, entropy, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, bias, token_ids, normaliser, entropy, kept = ctx.saved_tensors
+        work: _Work = ctx.work
+        grad_states, grad_weight, grad_bias = (
+            torch.zeros_like(tensor, dtype=work.exact) if needed else None
+            for tensor, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        head = _cast(weight, bias, work.dtype)
+        for rows in work.chunks(len(states)):
+            log_p = work.logits(states[rows], *head).sub_(normaliser[rows, None]) if kept is None else kept
+            p = log_p.exp()
+            # d log p_i / d z_j = [i = j] - p_j and dH / d z_j = -p_j (log p_j + H), for z the scaled logits.
+            push = grad_logprobs[rows, None]
+            if work.entropy:
+                push = (log_p + entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(push)
+            grad = p.mul_(push).neg_().scatter_add_(1, token_ids[rows, None], grad_logprobs[rows, None])
+            grad = grad.div_(work.temperature).to(work.dtype)
+            if grad_states is not None:
+                grad_states[rows] = grad @ head[0]
+            if grad_weight is not None:
+                grad_weight += grad.T @ states[rows].to(work.dtype)
+            if grad_bias is not None:
+                grad_bias += grad.sum(0, dtype=work.exact)
+        return grad_states, grad_weight, grad_bias, None, None
+
+
+def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    return weight.to(dtype), None if bias is None else bias.to(dtype)

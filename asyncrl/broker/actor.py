@@ -321,7 +321,7 @@ class BrokerActor:
 
     def _exited(self, message: Exited) -> None:
         self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
-        if not message.restarting:
+        if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
         for node in [n for n in self._scheduler.nodes.all() if n.name == message.node]:
             self._hub.forget(node.peer)

@@ -39,7 +39,7 @@ class AdmissionBook:
         if (draw.epoch, draw.row) != (record.epoch, record.row):
             raise LedgerError(
                 f"group {record.group_id} was row {record.row} of epoch {record.epoch} when it was admitted, and is "
-                f"row {draw.row} of epoch {draw.epoch} now: resume with the data.train and run.seed the run began with"
+                f"row {draw.row} of epoch {draw.epoch} now: resume with the [data] and run.seed the run began with"
             )
         return self._group(draw, record.policy_version)
 

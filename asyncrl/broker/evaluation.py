@@ -1,17 +1,19 @@
 """
 Held-out prompts, answered by one rollout held at one version while the others go on.
 
-    version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt ─▶ graded ─▶ Evaluated, Release
+    version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt, k times ─▶ graded ─▶ Evaluated, Release
 
-A lost node ends an evaluation without a result; it starts anew on another node, at the version that one has.
+What the answers are worth together is in `asyncrl.broker.marks`; a completion that failed for good is in no mean. A
+lost node ends an evaluation without a result; it starts anew on another node, at the version that one has.
 """
 
 from collections.abc import Sequence
 
-from asyncrl.broker.groups import Group, Slot
+from asyncrl.broker.groups import Group, State
+from asyncrl.broker.marks import Answer, Question, marks, named
 from asyncrl.broker.waiting import WaitingGroups
 from asyncrl.config import Evaluation
-from asyncrl.messages import Evaluated, Prompt
+from asyncrl.messages import Evaluated, Prompt, Unit
 
 
 class Ongoing:
@@ -23,27 +25,14 @@ class Ongoing:
         self.waiting = WaitingGroups(groups)
         """To be leased."""
         self.open = {group.group_id: group for group in groups}
-        """Without a verdict."""
-        self.done: list[Slot] = []
-        self.num_failed = 0
+        """With completions that have no verdict yet."""
+        self._groups = groups
 
-    def result(self) -> Evaluated:
-        """What came out."""
-        correct = [slot.metrics.get("correct", slot.reward) for slot in self.done]
-        tokens = [slot.summary.num_tokens for slot in self.done if slot.summary]
-        cut = [slot.summary.finish_reason == "length" for slot in self.done if slot.summary]
-        total = max(len(self.done), 1)
-        return Evaluated(
-            policy_version=self.policy_version,
-            accuracy=sum(correct) / total,
-            num_prompts=len(self.done),
-            metrics={
-                "reward": sum(slot.reward for slot in self.done) / total,
-                "length_mean": sum(tokens) / total,
-                "truncated": sum(cut) / total,
-                "failed": float(self.num_failed),
-            },
-        )
+    def result(self, samples: int) -> Evaluated:
+        """What came out, of so many completions of each prompt."""
+        questions = [_question(group) for group in self._groups]
+        overall = marks(questions, samples)
+        return Evaluated(self.policy_version, overall.accuracy, overall.num_prompts, named(questions, samples))
 
 
 class EvaluationBook:
@@ -92,7 +81,7 @@ class EvaluationBook:
         if not self.is_waiting:
             return None
         groups = [
-            Group(self._next_group_id + i, prompt, 1, min_version=policy_version, split="held_out")
+            Group(self._next_group_id + i, prompt, self._config.samples, min_version=policy_version, split="held_out")
             for i, prompt in enumerate(self._prompts)
         ]
         self._next_group_id += len(groups)
@@ -104,17 +93,17 @@ class EvaluationBook:
         """An open group of the evaluation under way."""
         return self.ongoing.open.get(group_id) if self.ongoing else None
 
-    def settle(self, group_id: int, *, failed: bool) -> Evaluated | None:
-        """One prompt has its verdict, or never will; the result, if it was the last."""
-        if self.ongoing is None or (group := self.ongoing.open.pop(group_id, None)) is None:
+    def settle(self, unit: Unit, *, failed: bool) -> Evaluated | None:
+        """One completion has its verdict, or never will; the result, if it was the last."""
+        if self.ongoing is None or (group := self.group(unit.group_id)) is None:
             return None
         if failed:
-            self.ongoing.num_failed += 1
-        else:
-            self.ongoing.done.extend(group.slots)
+            group.slots[unit.index].give_up()
+        if all(slot.state in (State.SCORED, State.GIVEN_UP) for slot in group.slots):
+            del self.ongoing.open[unit.group_id]
         if self.ongoing.open:
             return None
-        result = self.ongoing.result()
+        result = self.ongoing.result(self._config.samples)
         self.ongoing = None
         self.measured(result)
         return result
@@ -136,3 +125,18 @@ class EvaluationBook:
             self.ongoing = None
             self._due = max(lost.policy_version, self._due or 0)
         return lost
+
+
+def _question(group: Group) -> Question:
+    answers = [
+        Answer(
+            reward=slot.reward,
+            correct=slot.metrics.get("correct", slot.reward),
+            text=slot.answer,
+            num_tokens=slot.summary.num_tokens,
+            is_cut=slot.summary.finish_reason == "length",
+        )
+        for slot in group.slots
+        if slot.state is State.SCORED and slot.summary
+    ]
+    return Question(data_source=group.prompt.data_source, answers=answers, num_failed=group.size - len(answers))

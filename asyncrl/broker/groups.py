@@ -23,6 +23,8 @@ class State(Enum):
     LEASED = "leased"
     STORED = "stored"
     SCORED = "scored"
+    GIVEN_UP = "given up"
+    """Failed for good. Only of a held-out group: one to train on is dropped with it."""
 
 
 class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand nodes there are a million of them.
@@ -39,6 +41,8 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
     """What is on disk of it."""
     reward: float = 0.0
     metrics: dict[str, float] = {}
+    answer: str | None = None
+    """What the verifier took for the answer, if it says that."""
 
     def lease(self, token: int) -> None:
         """A node samples it."""
@@ -60,9 +64,13 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
         """Its trajectory is on disk."""
         self.state, self.ref, self.summary = State.STORED, ref, summary
 
-    def judge(self, reward: float, metrics: dict[str, float]) -> None:
+    def judge(self, reward: float, metrics: dict[str, float], answer: str | None = None) -> None:
         """Its trajectory has a reward."""
-        self.state, self.reward, self.metrics = State.SCORED, reward, metrics
+        self.state, self.reward, self.metrics, self.answer = State.SCORED, reward, metrics, answer
+
+    def give_up(self) -> None:
+        """It has no trajectory or no verdict, and gets none."""
+        self.state = State.GIVEN_UP
 
     def sample(self) -> Sample:
         """What a batch says of it. Only once scored."""

@@ -3,7 +3,7 @@
 from asyncrl.broker.groups import Group
 from asyncrl.broker.leases import Lease as OpenLease
 from asyncrl.config import Config
-from asyncrl.messages import Begun, Lease, Sampling
+from asyncrl.messages import Begun, Lease, Sampling, Split
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
@@ -14,24 +14,20 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
-        sampling=_held_out_sampling(config) if group.split == "held_out" else config.sampling.sampling(),
-        seed=sampling_seed(config.run.seed, group.group_id, config.schedule.group_size),
+        sampling=_sampling(config, group.split),
+        seed=sampling_seed(config.run.seed, group.group_id, group.size),
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
+        truncation=config.data.truncation,
         begun=[Begun(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
 
 
 def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:
-    """Seed of index 0 of a group; index i has ``+ i``. Distinct for every trajectory of a run, below 2**63."""
+    """Seed of index 0 of a group; index i has ``+ i``. Distinct for every trajectory of a split, below 2**63."""
     return ((run_seed << 40) + group_id * group_size) & (2**63 - 1)
 
 
-def _held_out_sampling(config: Config) -> Sampling:
-    """An evaluation samples from the whole distribution: top-p and top-k are training's."""
-    evaluation, training = config.evaluation, config.sampling
-    return Sampling(
-        max_tokens=evaluation.max_tokens or training.max_tokens,
-        temperature=evaluation.temperature,
-        stop=training.stop,
-    )
+def _sampling(config: Config, split: Split) -> Sampling:
+    training = config.sampling
+    return config.evaluation.sampling(training) if split == "held_out" else training.sampling()

@@ -75,18 +75,17 @@ class Leasing:
         """Give leases as long as there are groups that want one and nodes with credits."""
         if (ongoing := self._evaluation.ongoing) and (held := nodes.get(ongoing.peer)):
             while held.credits > 0 and (group := ongoing.waiting.first()):
-                self._lease(group, held, now_s)
+                self._lease(group, held, group.indices(State.MISSING)[: held.credits], now_s)
         if self._awaits_nodes(now_s):
             return
         while group := self.unleased.first():
-            num = len(group.indices(State.MISSING))  # Whole leases, so that a prompt is prefilled once.
-            node = self.credits.most(num, group.min_version)
+            indices = group.indices(State.MISSING)  # Whole leases, so that a prompt is prefilled once.
+            node = self.credits.most(len(indices), group.min_version)
             if node is None:
                 return
-            self._lease(group, node, now_s)
+            self._lease(group, node, indices, now_s)
 
-    def _lease(self, group: Group, node: Node, now_s: float) -> None:
-        indices = group.indices(State.MISSING)
+    def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
         for index in indices:
             group.slots[index].lease(lease.token)

@@ -9,7 +9,7 @@ from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker.groups import Group, Slot
 from asyncrl.errors import DecodeError
 from asyncrl.messages import Prompt, Stepped, Trajectory
-from asyncrl.observe.samples import SampleRow, SamplesWriter
+from asyncrl.observe.samples import SampleRow, SamplesWriter, prompt_text
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ def sample_row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Traject
         step=stepped.step,
         group_id=trajectory.unit.group_id,
         index=trajectory.unit.index,
-        prompt=prompt.text or _chat_text(prompt.chat),
+        prompt=prompt_text(prompt),
         completion=trajectory.text,
         answer=prompt.answer,
         reward=slot.reward,
@@ -71,7 +71,3 @@ def sample_row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Traject
         completion_ids=trajectory.completion_ids,
         behavior_logprobs=trajectory.behavior_logprobs,
     )
-
-
-def _chat_text(chat: list[dict[str, str]]) -> str:
-    return "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in chat)

@@ -17,7 +17,7 @@ from asyncrl.broker.absence import AbsenceBook, waits
 from asyncrl.broker.admission import AdmissionBook
 from asyncrl.broker.batches import BatchBook
 from asyncrl.broker.credits import CreditBook
-from asyncrl.broker.drops import DropBook
+from asyncrl.broker.drops import OVERLONG, DropBook
 from asyncrl.broker.evaluation import EvaluationBook
 from asyncrl.broker.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.grading import GradeBook
@@ -275,7 +275,7 @@ class Scheduler:
         match message:
             case Ready():
                 node.is_ready, node.ranks = True, message.ranks
-                self.versions.moved()
+                self.versions.ready(node)
             case Draining():
                 node.is_draining = True
             case Offer(limit=limit):
@@ -315,7 +315,7 @@ class Scheduler:
         unit = item.unit
         slot = self.leasing.slot(unit)
         self.leasing.leases.settle(item.token, unit.index)
-        if slot is None or slot.state in (State.STORED, State.SCORED) or self.leasing.is_outlived(item):
+        if slot is None or slot.state not in (State.MISSING, State.LEASED) or self.leasing.is_outlived(item):
             self.out.record(Duplicate(unit, item.token, item.summary.num_tokens))
             return
         slot.store(item.ref, item.summary)
@@ -326,10 +326,10 @@ class Scheduler:
         slot = self._graded(item.unit, item.token)
         if slot is None:
             return
-        slot.judge(item.reward, item.metrics)
+        slot.judge(item.reward, item.metrics, item.answer)
         self.out.record(Verdict(item.unit, item.reward, item.metrics, self._num_restarts(item.unit)))
         if item.unit.split == "held_out":
-            self.versions.settle_held_out(item.unit.group_id, failed=False)
+            self.versions.settle_held_out(item.unit, failed=False)
             return
         group = self.groups[item.unit.group_id]
         self.scored(group)
@@ -359,7 +359,8 @@ class Scheduler:
             is_final=final,
         )
         if final:
-            self._give_up(unit, f"{message.stage}: {message.reason}")
+            is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
+            self._give_up(unit, OVERLONG if is_filtered else f"{message.stage}: {message.reason}")
         elif message.stage == "reward":
             self.grading.add(slot)
         else:
@@ -487,10 +488,10 @@ class Scheduler:
         group = self._group(unit)
         if group is None:
             return
-        self.grading.drop(group)
         if unit.split == "held_out":
-            self.versions.settle_held_out(unit.group_id, failed=True)
+            self.versions.settle_held_out(unit, failed=True)
             return
+        self.grading.drop(group)
         self.leasing.cancel(group)
         self._end(group, reason)
         self._drops.dropped(reason)

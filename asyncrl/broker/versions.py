@@ -12,7 +12,7 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.publishing import PublishBook
 from asyncrl.broker.records import Measured, VersionLive
 from asyncrl.broker.window import Window
-from asyncrl.messages import Hold, Live, Published, Publishing, Release, TransferFailed, Transferred
+from asyncrl.messages import Evaluating, Hold, Live, Published, Publishing, Release, TransferFailed, Transferred, Unit
 
 
 class Versions:
@@ -41,6 +41,15 @@ class Versions:
     def held(self) -> list[str]:
         """The rollout that stays at its version for an evaluation."""
         return [self._evaluation.ongoing.peer] if self._evaluation.ongoing else []
+
+    def ready(self, node: Node) -> None:
+        """A node takes part from now on. A trainer hears how versions have done so far."""
+        self.moved()
+        if node.role == "trainer":
+            for result in self._evaluation.results:
+                self._out.send(node.peer, result)
+            if ongoing := self._evaluation.ongoing:
+                self._out.send(node.peer, Evaluating(ongoing.policy_version))
 
     def moved(self) -> None:
         """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
@@ -87,10 +96,10 @@ class Versions:
             self._start_evaluation()
             self._start_transfer(now_s)
 
-    def settle_held_out(self, group_id: int, *, failed: bool) -> None:
-        """A held-out prompt has its verdict, or never will."""
+    def settle_held_out(self, unit: Unit, *, failed: bool) -> None:
+        """An answer to a held-out prompt has its verdict, or never will."""
         ongoing = self._evaluation.ongoing
-        result = self._evaluation.settle(group_id, failed=failed)
+        result = self._evaluation.settle(unit, failed=failed)
         if result is None or ongoing is None:
             return
         self.moved()
@@ -103,8 +112,8 @@ class Versions:
             num_prompts=result.num_prompts,
             **result.metrics,
         )
-        for supervisor in self._nodes.of("supervisor"):
-            self._out.send(supervisor.peer, result)
+        for node in (*self._nodes.of("supervisor"), *self._nodes.of("trainer")):
+            self._out.send(node.peer, result)
 
     def left(self, node: Node) -> list[Group]:
         """A node is gone. Returns held-out groups that nobody waits for any more."""
@@ -142,3 +151,5 @@ class Versions:
         able = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
         if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
             self._out.send(node.peer, Hold(version))
+            if trainer := self._nodes.trainer():
+                self._out.send(trainer.peer, Evaluating(version))

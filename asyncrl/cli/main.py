@@ -1,34 +1,18 @@
 """`asyncrl`: run, look, prepare. Parses and hands over; every message is one sentence, and the exit code tells."""
 
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any
 
 import click
 
-from asyncrl.errors import AsyncrlError
+from asyncrl.cli.data import data
+from asyncrl.cli.sentence import one_sentence
 from asyncrl.run_file import explain, load
 
-P = ParamSpec("P")
 PATH = click.Path(path_type=Path)
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value.")
 json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
-
-
-def one_sentence(command: Callable[P, None]) -> Callable[P, None]:
-    """Errors of ours are said in one line, with their exit code; anything else is a bug and shows its traceback."""
-
-    @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except AsyncrlError as error:
-            click.echo(f"asyncrl: {error}", err=True)
-            sys.exit(error.exit_code)
-
-    return wrapped
 
 
 @click.group(context_settings={"show_default": True})
@@ -90,8 +74,8 @@ def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
     make(
         config.model.scratch,
         Path(config.model.path),
-        train_path=Path(config.data.train),
-        held_out_path=Path(config.data.held_out),
+        train_path=Path(config.data.train_files[0]),
+        held_out_path=Path(next(iter(config.data.held_out_files), "")),
         threads=config.trainer.threads,
         report=click.echo,
     )
@@ -109,6 +93,65 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
     click.echo(out)
+
+
+@main.command("eval")
+@click.argument("model", metavar="MODEL")
+@click.option("--data", multiple=True, metavar="FILE", help="Parquet or JSONL; again for more.  [default: of --config]")
+@click.option("-k", "--samples", type=int, help="Completions of each prompt.  [default: of --config, or 1]")
+@click.option("--reward", help="What judges them.  [default: of --config, or 'auto': by data source]")
+@click.option("--temperature", type=float, help="[default: of --config; or 0, greedy, for one sample and 1 for more]")
+@click.option("--top-p", type=float, help="[default: of --config, or 1]")
+@click.option("--max-tokens", type=int, help="Of a completion.  [default: of --config, or 1024]")
+@click.option("--max-prompts", type=int, help="The first so many of each file.  [default: all]")
+@click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: of --config, or transformers]")
+@click.option("--seed", type=int, help="[default: of --config, or 0]")
+@click.option("--config", "path", type=PATH, metavar="CONFIG", help="A run file to take everything else from.")
+@set_option
+@click.option("--out", type=PATH, metavar="FILE", help="Also write every completion, as parquet.")
+@json_option
+@one_sentence
+def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
+    """
+    Examine MODEL, a Hugging Face model directory: avg@k, pass@k, maj@k, truncation and length by data source.
+
+    A checkpoint of a run is such a directory. rollout.slots, rollout.threads, model.dtype and the like, by --set, fit
+    the engine to the machine.
+    """
+    from asyncrl.cli.eval import eval_config
+    from asyncrl.cli.eval import evaluate as evaluate_model
+
+    evaluate_model(eval_config(**choices), out=out, as_json=as_json)
+
+
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--step", metavar="N|best", help="Optimizer steps, or the best on held-out prompts.  [default: newest]")
+@click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="The directory to make.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast.  [default: as trained]")
+@one_sentence
+def export(run_directory: Path, step: str | None, out: Path, dtype: Any) -> None:
+    """Make a Hugging Face model directory of a checkpoint, with tokenizer and model card."""
+    from asyncrl.cli.export import export_run
+
+    click.echo(export_run(run_directory, out, step=step, dtype=dtype))
+
+
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("tracker", metavar="TRACKER")
+@click.option("--once", is_flag=True, help="Hand over what there is, and do not wait for more.")
+@set_option
+@one_sentence
+def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: bool) -> None:
+    """
+    Hand a run over to TRACKER: tensorboard, wandb, mlflow or file.py:name; to its end, if it goes on.
+
+    `asyncrl run` does so by itself with those in trackers.use. It begins where it was left the last time.
+    """
+    from asyncrl.cli.track import track as track_run
+
+    track_run(run_directory, tracker, overrides, once=once)
 
 
 @main.command()
@@ -227,34 +270,7 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"{origin.key:<{width}}  {origin.value!r:<24} {origin.source}")
 
 
-@main.group()
-def data() -> None:
-    """Make and check datasets."""
-
-
-@data.command()
-@click.argument("kind", type=click.Choice(["gsm8k"]))
-@click.argument("source", metavar="FILE", type=PATH)
-@click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write.")
-@one_sentence
-def prepare(kind: str, source: Path, out: Path) -> None:
-    """Turn a published dataset into parquet with prompt, answer and data_source."""
-    from asyncrl.data.gsm8k import prepare as prepare_gsm8k
-
-    count = prepare_gsm8k(source, out)
-    click.echo(f"{out}: {count} rows of {kind}")
-
-
-@data.command()
-@click.argument("path", metavar="FILE", type=PATH)
-@one_sentence
-def check(path: Path) -> None:
-    """Say what a dataset holds, and what is wrong with it."""
-    from asyncrl.data.check import inspect
-
-    inspection = inspect(path)
-    click.echo(inspection.text())
-    inspection.require_usable()
+main.add_command(data)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,15 @@ from asyncrl.broker.step_report import Totals
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config
+from asyncrl.data.chat_template import check_template, read_template
+from asyncrl.data.check import unusable
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
-from asyncrl.node.devices import Devices, find, share
+from asyncrl.node.devices import Devices, apart, find, share
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.trackers.catalogue import check_trackers
+from asyncrl.reward.routing import check_routes
 from asyncrl.run_file import load, to_toml
 
 
@@ -35,19 +39,18 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
     console = Console()
-    shares = _shares(config)
+    trainer, shares = _shares(config)
+    check_trackers(config.trackers)
     prepare_model(config, config_path, overrides, console, dry_run=dry_run)
-    if not dry_run or Path(config.data.train).exists():
-        train_stream(config.data, config.run.seed)
-        if config.data.held_out:
-            held_out_stream(config.data, config.evaluation.max_prompts)
+    if not dry_run or all(Path(path).exists() for path in config.data.train_files):
+        check_data(config, console)
     if dry_run:
         console.print(to_toml(config), highlight=False, markup=False)
-        console.print(_plan(config, shares), highlight=False, markup=False)
+        console.print(_plan(config, trainer, shares), highlight=False, markup=False)
         return
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
     directory.write_config(to_toml(config))
-    _carry_out(config, directory, shares, console)
+    _carry_out(config, directory, trainer, shares, console)
 
 
 def resume(path: Path) -> None:
@@ -63,21 +66,32 @@ def resume(path: Path) -> None:
     directory = RunDirectory.reopen(path)
     directory.address.unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
     config = load(directory.config)
-    _carry_out(config, directory, _shares(config), Console())
+    check_trackers(config.trackers)
+    _carry_out(config, directory, *_shares(config), Console())
 
 
-def _shares(config: Config) -> list[Devices]:
-    """Devices of each rollout; ConfigError if there are too few."""
-    return share(find(config.rollout.device, os.environ), config.rollout, config.rollout.replicas)
+def _shares(config: Config) -> tuple[Devices | None, list[Devices]]:
+    """Devices of the trainer, None for the CPU, and of each rollout; ConfigError if there are too few."""
+    wanted = config.rollout.device
+    if config.trainer.device != "cpu" and wanted in ("auto", "cpu"):
+        found = find(config.trainer.device, os.environ)
+    else:
+        found = find(wanted, os.environ)
+    trainer, left = apart(found, config.trainer)
+    if trainer is not None and wanted == "cpu":
+        left = find("cpu", os.environ)
+    return trainer, share(left, config.rollout, config.rollout.replicas)
 
 
-def _carry_out(config: Config, directory: RunDirectory, shares: list[Devices], console: Console) -> None:
+def _carry_out(
+    config: Config, directory: RunDirectory, trainer: Devices | None, shares: list[Devices], console: Console
+) -> None:
     """Every role as a child process, to the end; then the report, and where everything is."""
     console.print(f"run {directory.path}  (logs in {directory.logs})", highlight=False, markup=False)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself broke down")
     try:
         with Screen(console, config.run.steps) as screen:
-            uvloop.run(_supervise(Supervisor(config, directory, screen, shares)))
+            uvloop.run(_supervise(Supervisor(config, directory, screen, trainer, shares)))
         failure = None
     except AsyncrlError as error:
         failure = error
@@ -138,6 +152,27 @@ def prepare_model(
         raise RunFailed(f"making the model {path} failed: exit code {code}")
 
 
+def check_data(config: Config, console: Console) -> None:
+    """
+    Look at every row, and say how many will be left out.
+
+    Raises:
+        ConfigError: A row cannot be used, or is of a source that no reward is for; or the model's chat template does
+            not go with these prompts or arguments.
+    """
+    streams = {"train": train_stream(config.data, config.run.seed)}
+    if config.data.held_out_files:
+        streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
+    if (model := Path(config.model.path)).is_dir():  # A dry run may be of a model that is yet to be made.
+        has_chats = any(stream.census.has_chats for stream in streams.values())
+        check_template(read_template(model), config.data.chat_template_kwargs, has_chats=has_chats)
+    for name, stream in streams.items():
+        check_routes(config.reward, stream.census.data_sources)
+        if stream.census.bad:
+            told = "\n".join([f"data.{name}:", *unusable(stream.census.bad)])
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
 def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> Summary:
     """The broker writes it; if it could not, this says at least why."""
     if (summary := directory.read_summary()) is not None:
@@ -184,12 +219,12 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _plan(config: Config, shares: list[Devices]) -> str:
+def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:
     steps, schedule = config.run.steps, config.schedule
     where = " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
     return (
         f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer\n"
-        f"rollouts sample by {config.rollout.engine} on {where}\n"
+        f"rollouts sample by {config.rollout.engine} on {where}, the trainer computes on {trainer or 'the CPU'}\n"
         f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most {schedule.window} "
         f"groups open; {steps * schedule.groups_per_step * schedule.group_size} trajectories"
     )

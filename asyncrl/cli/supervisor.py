@@ -7,7 +7,8 @@ A process that dies is started again, within a budget; the broker is told why, s
 The broker starts again from its ledger, where its nodes look for it, and the trainer from its newest checkpoint. What
 would only end the same way again ends the run: a mistake in the configuration, damaged files, a broker that says the
 run has failed.
-A rollout or reward node that was told to leave, and did, stays away.
+A rollout or reward node that was told to leave, and did, stays away. A tracker that dies once too often stays away too,
+and the run goes on.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from asyncrl.actor.supervise import FINAL_CODES, Child, Exit, RestartBudget, Ver
 from asyncrl.cli.children import role_process
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.startup import FIRST_S, awaited
+from asyncrl.cli.tracking import keep_tracking, tracker_process
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress, Role
@@ -45,15 +47,26 @@ class Supervisor:
     One run on one machine.
 
     Args:
+        trainer: Devices of the trainer; None for the CPU.
         shares: Devices of each rollout.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, screen: Screen, shares: list[Devices]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        screen: Screen,
+        trainer: Devices | None,
+        shares: list[Devices],
+    ) -> None:
         self._config = config
         self._directory = directory
         self._screen = screen
+        self._trainer = trainer
         self._shares = shares
         self._children: list[Child] = []
+        self._trackers: list[Child] = []
+        """Those of the children that are."""
         self._link: Link | None = None
         """To the broker, if it was met."""
         self._news: list[Exited] = []
@@ -92,6 +105,7 @@ class Supervisor:
             address = await self._start_broker()
             self._spawn(self._attend(address))
             await self._start_nodes(address)
+            self._start_trackers()
             self._spawn(self._tell_what_is_awaited())
             return await self._ended
         finally:
@@ -117,11 +131,18 @@ class Supervisor:
 
     async def _start_nodes(self, address: str) -> None:
         to_broker = ("--broker", address)
-        await self._start("trainer", self._child("trainer", "trainer-0", *to_broker))
+        its_devices = self._trainer.environment() if self._trainer else None
+        await self._start("trainer", self._child("trainer", "trainer-0", *to_broker, devices=its_devices))
         await self._start("reward", self._child("reward", "reward-0", *to_broker))
         for i, devices in enumerate(self._shares):
             rollout = self._child("rollout", f"rollout-{i}", *to_broker, devices=devices.environment())
             await self._start("rollout", rollout)
+
+    def _start_trackers(self) -> None:
+        self._trackers = [tracker_process(name, self._directory) for name in self._config.trackers.use]
+        self._children += self._trackers
+        for child in self._trackers:
+            self._spawn(keep_tracking(child, self._config, exited=self._tracker_exited, is_over=self._is_over))
 
     async def _start(self, role: Role, child: Child) -> None:
         await child.start()
@@ -165,6 +186,10 @@ class Supervisor:
             await asyncio.sleep(0 if left.name == BROKER else LAST_WORDS_S)
             self._end(f"{left.name} {left.cause}")
 
+    async def _tracker_exited(self, left: Exit) -> None:
+        await self._tell(Exited(left.name, left.cause, restarting=left.restarting, is_needed=False))
+        self._screen.exited(left.name, left.cause, restarting=left.restarting)
+
     async def _attend(self, address: str) -> None:
         """Hear the broker until it says how the run ended: also the one that takes the place of one that died."""
         while not self._is_over():
@@ -193,7 +218,7 @@ class Supervisor:
 
     async def _tell_what_is_awaited(self) -> None:
         """Until the first step, ever more rarely."""
-        nodes = [child.name for child in self._children if child.name != BROKER]
+        nodes = [child.name for child in self._children if child.name != BROKER and child not in self._trackers]
         waited_s, pause_s = 0.0, FIRST_S
         while True:
             await asyncio.sleep(pause_s)
@@ -236,4 +261,7 @@ class Supervisor:
         running = [asyncio.create_task(child.wait()) for child in self._children if told and child.pid]
         if running:
             await asyncio.wait(running, timeout=LEAVE_S)
+        for child in self._trackers:
+            if child.pid:
+                self._screen.say(f"{child.name} has not finished; asyncrl track goes on where it stopped")
         await asyncio.gather(*(child.end(drain_s=2.0) for child in self._children))

@@ -1,24 +1,22 @@
 """
 Prompts in the order they are asked.
 
-    group_id   0  1  2  3  4 │ 5  6  7  8  9 │ 10 ...
-    epoch      0             │ 1             │  2
-    row        3  0  4  1  2 │ 2  1  4  0  3 │  ...
+    group_id ─▶ whose turn ─▶ epoch and row of that file ─▶ prompt
+                (ratios)      (seed)
 
-The order is a function of the seed and the epoch alone, so the whole cursor is one number: the next ``group_id``.
-A broker that restarts asks `PromptStream.at` for the same number and gets the same prompt.
+The order is a function of the seed alone, so the whole cursor is one number: the next ``group_id``. A broker that
+restarts asks `PromptStream.at` for the same number and gets the same prompt.
 """
 
-import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import msgspec
 from msgspec import Struct
 
 from asyncrl.config import Data
-from asyncrl.data.row import prompt_of, require_columns
-from asyncrl.data.table import Rows, open_rows
+from asyncrl.data.dataset import BadRow, Dataset
+from asyncrl.data.epochs import Epochs, permutation
+from asyncrl.data.turns import Turns
+from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
 
@@ -27,23 +25,23 @@ class Draw(Struct, frozen=True):
 
     group_id: int
     epoch: int
+    """Passes over what it is shuffled with before this one: the dataset, or its file if there are ratios."""
     row: int
+    """Of the dataset: the files of ``data.train`` are numbered through."""
     prompt: Prompt
 
 
-def permutation(size: int, seed: int, epoch: int) -> list[int]:
-    """
-    The order of ``size`` rows in one epoch. The same on every machine and Python version, which resuming relies on.
+class Census(Struct, frozen=True, kw_only=True):
+    """What there is in a dataset."""
 
-    Fisher-Yates from the last place down, fed by ``Random(f"{seed}/{epoch}").random()``: Python promises that method's
-    sequence for ever, but not that of ``shuffle``.
-    """
-    rng = random.Random(f"{seed}/{epoch}")
-    order = list(range(size))
-    for last in range(size - 1, 0, -1):
-        pick = int(rng.random() * (last + 1))
-        order[last], order[pick] = order[pick], order[last]
-    return order
+    usable: Sequence[int] = ()
+    """Numbers of the rows that are prompts."""
+    data_sources: frozenset[str] = frozenset()
+    """Of these."""
+    has_chats: bool = False
+    """Some of these are chats."""
+    bad: Sequence[BadRow] = ()
+    """The other rows: they are skipped."""
 
 
 class PromptStream:
@@ -51,20 +49,27 @@ class PromptStream:
     The prompts of a dataset, epoch after epoch, each under its ``group_id``.
 
     Args:
-        rows: The dataset. Read when a prompt is asked for.
-        data: Names the columns, and whether to shuffle.
-        seed: With the epoch, decides the order.
+        dataset: Read when a prompt is asked for.
+        parts: Rows of it, in an order each.
+        ratios: How often it is the turn of each part.
         limit: How many prompts there are in all; None never ends.
+        census: What was found when every row was looked at.
     """
 
-    def __init__(self, rows: Rows, data: Data, seed: int, *, limit: int | None = None) -> None:
-        require_columns(rows, data)
-        self._rows = rows
-        self._data = data
-        self._seed = seed
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: Sequence[Epochs],
+        ratios: Sequence[int] = (1,),
+        *,
+        limit: int | None = None,
+        census: Census = Census(),  # noqa: B008  (immutable)
+    ) -> None:
+        self._dataset = dataset
+        self._parts = parts
+        self._turns = Turns(ratios)
         self._limit = limit
-        self._epoch = -1
-        self._order: list[int] = []
+        self.census = census
 
     @property
     def limit(self) -> int | None:
@@ -81,9 +86,9 @@ class PromptStream:
         """
         if group_id < 0 or (self._limit is not None and group_id >= self._limit):
             raise IndexError(f"group {group_id} is outside the {self._limit} prompts of this stream")
-        epoch, place = divmod(group_id, len(self._rows))
-        row = self._order_of(epoch)[place] if self._data.shuffle else place
-        return Draw(group_id, epoch, row, prompt_of(self._rows, row, self._data))
+        part, turn = self._turns.at(group_id)
+        epoch, row = self._parts[part].at(turn)
+        return Draw(group_id, epoch, row, self._dataset.prompt(row))
 
     def since(self, group_id: int) -> Iterator[Draw]:
         """Every prompt from ``group_id`` on."""
@@ -91,41 +96,66 @@ class PromptStream:
             yield self.at(group_id)
             group_id += 1
 
-    def _order_of(self, epoch: int) -> list[int]:
-        """The permutation of ``epoch``; the last one asked for is kept, because epochs are asked in order."""
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, permutation(len(self._rows), self._seed, epoch)
-        return self._order
-
     def __repr__(self) -> str:
-        return f"<PromptStream {self._rows.path} rows={len(self._rows)} seed={self._seed} limit={self._limit}>"
+        return f"<PromptStream {self._dataset!r} epochs={[len(part) for part in self._parts]} limit={self._limit}>"
 
 
 def train_stream(data: Data, seed: int) -> PromptStream:
     """
-    The endless stream of ``data.train``, every row of which has been looked at: 10 µs each.
+    The endless stream of ``data.train``, every row of which has been looked at: 20 µs each.
 
     Raises:
         DataError: Names the file, the column or the row, before anything has started.
     """
-    return PromptStream(_checked(data.train, data), data, seed)
+    dataset = Dataset.open(data.train_files, data)
+    census = _census(dataset, data)
+    rows = _chosen(census.usable, data, seed)
+    parts = dataset.by_file(rows) if data.ratios else [rows]
+    for path, part in zip(data.train_files, parts, strict=False):
+        if not part:
+            raise DataError(f"data.train {path!r} has a share in data.ratios, but no row that is trained on")
+    order_seed = seed if data.shuffle else None
+    epochs = [Epochs(part, order_seed, stream) for stream, part in enumerate(parts)]
+    return PromptStream(dataset, epochs, data.ratios or (1,), census=census)
 
 
 def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
     """
-    The first ``max_prompts`` rows of ``data.held_out`` in file order, so that every evaluation asks the same.
+    The first ``max_prompts`` rows of each file of ``data.held_out``, so that every evaluation asks the same.
 
     Raises:
         DataError: Names the file, the column or the row, before anything has started.
     """
-    rows = _checked(data.held_out, data)
-    in_order = msgspec.structs.replace(data, shuffle=False)
-    return PromptStream(rows, in_order, seed=0, limit=min(max_prompts, len(rows)))
+    dataset = Dataset.open(data.held_out_files, data)
+    census = _census(dataset, data)
+    rows = [row for part in dataset.by_file(census.usable) for row in part[:max_prompts]]
+    return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), census=census)
 
 
-def _checked(path: str, data: Data) -> Rows:
-    rows = open_rows(Path(path))
-    require_columns(rows, data)
-    for row in range(len(rows)):
-        prompt_of(rows, row, data)
-    return rows
+def _census(dataset: Dataset, data: Data) -> Census:
+    """Look at every row. Refuses bad ones if the configuration says so, and a dataset of nothing else."""
+    usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
+    for row, found in enumerate(dataset.look()):
+        if isinstance(found, BadRow):
+            bad.append(found)
+            continue
+        usable.append(row)
+        data_sources.add(found.data_source)
+        has_chats |= bool(found.chat)
+    if bad and data.on_bad_row == "refuse":
+        more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
+        raise DataError(
+            f"{bad[0].place}: {bad[0].reason}{more}; repair it, or leave such rows out with data.on_bad_row = 'skip'"
+        )
+    if not usable:
+        raise DataError(f"none of the {len(dataset)} rows can be used; the first: {bad[0].place}: {bad[0].reason}")
+    return Census(usable=usable, data_sources=frozenset(data_sources), has_chats=has_chats, bad=bad)
+
+
+def _chosen(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:
+    """``data.max_rows`` of them, in their order."""
+    if not 0 < data.max_rows < len(usable):
+        return usable
+    if not data.shuffle:
+        return usable[: data.max_rows]
+    return sorted(usable[place] for place in permutation(len(usable), seed, epoch=-1)[: data.max_rows])

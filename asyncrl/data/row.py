@@ -5,11 +5,13 @@ What a row must be to become a prompt.
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
 
-A row that does not fit is refused by name: nothing is guessed, cut or passed over.
+A chat may also be JSON text of the same form. A row that does not fit is refused by name: nothing is guessed or cut.
 """
 
 import math
 from typing import Any
+
+import msgspec
 
 from asyncrl.config import Data
 from asyncrl.data.table import Row, Rows, require_column
@@ -47,18 +49,35 @@ def prompt_of(rows: Rows, row: int, data: Data) -> Prompt:
     """
     values = rows[row]
     try:
-        return _prompt(values, data)
+        return as_prompt(values, data)
     except DataError as error:
         raise DataError(f"{rows.place(row)}: {error}") from error
 
 
-def _prompt(values: Row, data: Data) -> Prompt:
+def left_behind(extra: Any) -> list[str]:
+    """Keys of ``extra_info`` whose values do not travel: nested ones, which every lease would carry."""
+    if extra is None:
+        return []
+    if not isinstance(extra, dict):
+        return ["(all of it)"]
+    return [key for key, value in extra.items() if not _is_scalar(value)]
+
+
+def as_prompt(values: Row, data: Data) -> Prompt:
+    """
+    What a row holds, as a prompt.
+
+    Raises:
+        DataError: What is wrong with it.
+    """
     for column in MEDIA:
         if values.get(column):
             raise DataError(f"it has {column}, and only text can be asked")
     asked = values.get(data.prompt_column)
     if not asked:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if asked is None else 'empty'}")
+    if isinstance(asked, str):
+        asked = _chat_in_json(asked) or asked
     return Prompt(
         text=asked if isinstance(asked, str) else "",
         chat=[] if isinstance(asked, str) else _chat(asked, data.prompt_column),
@@ -66,6 +85,17 @@ def _prompt(values: Row, data: Data) -> Prompt:
         data_source=_text(values.get(data.data_source_column), data.data_source_column),
         extra=_scalars(values.get("extra_info")),
     )
+
+
+def _chat_in_json(text: str) -> list[dict[str, Any]]:
+    """The messages that ``text`` is the JSON of; none if it is anything else, which is then text to be asked."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return []
+    try:
+        turns = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except msgspec.MsgspecError:
+        return []
+    return turns if all({"role", "content"} <= turn.keys() for turn in turns) else []
 
 
 def _chat(asked: Any, column: str) -> list[dict[str, str]]:
@@ -115,10 +145,12 @@ def _text(value: Any, column: str) -> str:
 
 
 def _scalars(extra: Any) -> dict[str, Scalar]:
-    """What a verifier may want to know besides. Nested values stay behind: they would travel with every lease."""
-    if not isinstance(extra, dict):
-        return {}
-    return {key: value for key, value in extra.items() if value is None or isinstance(value, str | int | float | bool)}
+    """What a verifier may want to know besides; see `left_behind`."""
+    return {key: value for key, value in extra.items() if _is_scalar(value)} if isinstance(extra, dict) else {}
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _kind(value: Any) -> str:

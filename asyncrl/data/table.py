@@ -113,7 +113,7 @@ class JsonRows:
         try:
             return msgspec.json.decode(self._lines[row][1], type=Row)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.place(row)} is not a JSON object: {error}") from error
+            raise DataError(f"{self.place(row)}: not a JSON object: {error}") from error
 
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"

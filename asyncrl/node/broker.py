@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -15,9 +15,11 @@ from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config
-from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.data.check import SHOWN
+from asyncrl.data.dataset import by_reason
+from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import LinkReset
-from asyncrl.messages import Beat, Prompt
+from asyncrl.messages import Beat
 from asyncrl.node.agreement import require_agreement
 from asyncrl.observe.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory
@@ -50,14 +52,16 @@ async def run_broker(
         DataError, LinkError, LedgerError: It could not start, or what an earlier broker left is damaged.
     """
     prompts = train_stream(config.data, config.run.seed)
-    held_out = _held_out(config)
+    held_out = held_out_stream(config.data, config.evaluation.max_prompts) if config.data.held_out_files else None
     with contextlib.ExitStack() as files:
         ledger = Ledger(directory.ledger)
         files.callback(ledger.close)
         segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
         files.callback(segments.close)
         _tell_of_torn_tails(directory, ledger, segments)
-        scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
+        _tell_of_skipped_rows(directory, {"train": prompts, "held_out": held_out})
+        asked = [draw.prompt for draw in held_out.since(0)] if held_out else []
+        scheduler = Scheduler(config, prompts, asked, ledger.broker_epoch)
         with LedgerReader(directory.ledger, is_ours=True) as reader:
             replay(scheduler, reader.records())
         require_agreement(directory, scheduler, segments, spool=SPOOL, broker_epoch=ledger.broker_epoch)
@@ -115,6 +119,16 @@ def _tell_of_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segme
             directory.append_event(f"{what}.cut", **lost)
 
 
+def _tell_of_skipped_rows(directory: RunDirectory, streams: Mapping[str, PromptStream | None]) -> None:
+    """Rows that this run leaves out are counted, with their reasons; `asyncrl data check --list` names each."""
+    for split, stream in streams.items():
+        if stream and stream.census.bad:
+            reasons = dict(list(by_reason(stream.census.bad).items())[:SHOWN])
+            left_out = {"split": split, "num_rows": len(stream.census.bad), "reasons": reasons}
+            log.warning("data.rows_skipped", **left_out)
+            directory.append_event("data.rows_skipped", **left_out)
+
+
 async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: float) -> None:
     """Until the run is over. Should the broker take its own spool for lost, it joins anew."""
     while True:
@@ -141,12 +155,6 @@ async def _stop_when(stopping: asyncio.Event, broker: BrokerActor) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await stopping.wait()
         broker.stop("the broker was told to stop")
-
-
-def _held_out(config: Config) -> list[Prompt]:
-    if not config.data.held_out:
-        return []
-    return [draw.prompt for draw in held_out_stream(config.data, config.evaluation.max_prompts).since(0)]
 
 
 def create_directory(config: Config, config_path: Path) -> RunDirectory:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.config import Rollout
+from asyncrl.config import Rollout, Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.weights import device
 
@@ -75,6 +75,29 @@ def chosen(devices: Devices, ids: Sequence[str]) -> Devices:
         if name not in devices.ids:
             raise ConfigError(f"--devices names {name!r}, but there are {_listed(devices)} ({devices.source})")
     return Devices(devices.kind, tuple(ids), "--devices")
+
+
+def apart(devices: Devices, trainer: Trainer) -> tuple[Devices | None, Devices]:
+    """
+    The trainer's devices, the first there are, and what is left for rollouts. None: it computes on the CPU.
+
+    Args:
+        devices: What rollouts could use, were they alone.
+
+    Raises:
+        ConfigError: There are too few; says both numbers.
+    """
+    if trainer.device == "cpu":
+        return None, devices
+    found = devices.ids if devices.kind == trainer.device else ()
+    if trainer.ranks > len(found):
+        raise ConfigError(
+            f"trainer.device = {trainer.device!r} with trainer.ranks = {trainer.ranks} needs "
+            f"{_number(trainer.ranks)}, but this machine has {len(found)} ({devices.source})"
+        )
+    mine, left = found[: trainer.ranks], found[trainer.ranks :]
+    source = f"{devices.source}, less {_number(len(mine))} for the trainer"
+    return Devices(devices.kind, mine, devices.source), Devices(devices.kind, left, source)
 
 
 def share(devices: Devices, rollout: Rollout, replicas: int | None, asked: str = "rollout.replicas") -> list[Devices]:

@@ -23,8 +23,7 @@ async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: as
         LinkError, ConfigError: It could not start, or the broker is gone.
     """
     link, welcome = await join(address, who, wait_s)
-    reward = from_json(welcome.config).reward
-    pool = WorkerPool(reward.function, reward.options, workers=reward.workers, timeout_s=reward.timeout_s)
+    pool = WorkerPool(from_json(welcome.config).reward)
     try:
         await pool.start()
     except AsyncrlError as error:

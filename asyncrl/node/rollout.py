@@ -1,17 +1,14 @@
 """Builds a rollout's process: the engine that the configuration names, attached to the broker."""
 
 import asyncio
-import os
+from functools import partial
 
 from asyncrl.actor.greeting import Identity, join, leave
-from asyncrl.config import Config, from_json
+from asyncrl.config import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.node.attach import roll_out
-from asyncrl.node.devices import find, require
+from asyncrl.node.engine import load_engine
 from asyncrl.node.serving import loading
-from asyncrl.rollout.engine import Engine
-
-# ruff: noqa: PLC0415  an engine that is not used need not be installed
 
 
 async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
@@ -25,10 +22,7 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
     link, welcome = await join(address, who, wait_s)
     config = from_json(welcome.config)
     try:
-        devices = find(config.rollout.device, os.environ)
-        require(devices, config.rollout)
-        os.environ.update(devices.environment())  # Before anything is loaded that looks at them.
-        engine = await loading(link, welcome.beat_s, lambda: _engine(config))
+        engine = await loading(link, welcome.beat_s, partial(load_engine, config))
     except AsyncrlError as error:
         await leave(link, str(error))
         raise
@@ -36,30 +30,3 @@ async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: a
         await roll_out(engine, who, link, welcome, wait_s=wait_s, slots=config.rollout.slots, stopping=stopping)
     finally:
         await engine.aclose()
-
-
-def _engine(config: Config) -> Engine:
-    return _vllm(config) if config.rollout.engine == "vllm" else _transformers(config)
-
-
-def _vllm(config: Config) -> Engine:
-    from asyncrl.rollout.engines.vllm.engine import VllmEngine
-
-    return VllmEngine.load(config)
-
-
-def _transformers(config: Config) -> Engine:
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from asyncrl.rollout.engines.transformers import TransformersEngine
-
-    torch.set_num_threads(config.rollout.threads)
-    disable_progress_bar()  # a log is not a terminal
-    return TransformersEngine.load(
-        config.model.path,
-        slots=config.rollout.slots,
-        max_tokens_per_slot=config.longest_request,
-        kv=config.rollout.kv,
-        dtype=config.model.dtype,
-    )

@@ -1,10 +1,11 @@
 """The numbers one asks of a run first, and side by side when there are several."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from asyncrl.observe import figures
 from asyncrl.observe.figures import UNKNOWN
+from asyncrl.observe.held_out import of_many, sources
 from asyncrl.observe.run_record import RunRecord
 
 ENDING = 10
@@ -29,6 +30,8 @@ def headline(record: RunRecord) -> dict[str, str]:
         "wall time": UNKNOWN if record.wall_s is None else figures.duration(record.wall_s),
         "held-out accuracy before": _share(base),
         "held-out accuracy after": _share(last),
+        "held-out, of several completions": _shares(of_many(held_out[-1].metrics) if held_out else {}),
+        "held-out, by data source": _shares(sources(held_out[-1].metrics) if held_out else {}),
         "held-out prompts": str(held_out[-1].num_prompts) if held_out else UNKNOWN,
         f"reward, first {ENDING} steps": _plain(start),
         f"reward, last {ENDING} steps": _plain(end),
@@ -66,6 +69,10 @@ def _steps(record: RunRecord) -> str:
 
 def _plain(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}"
+
+
+def _shares(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {figures.share(value)}" for name, value in values.items()) or UNKNOWN
 
 
 def _count(value: float | None) -> str:

@@ -54,21 +54,43 @@ class JsonLines:
         Raises:
             LedgerError: A line that was written to its end is not a JSON object, or the disk cannot read it; names it.
         """
+        lines = self._lines(0)
+        return [self._decode(line, f"line {number}") for number, line in enumerate(lines, start=1)]
+
+    def since(self, offset: int) -> list[tuple[dict[str, Any], int]]:
+        """
+        Every whole line from ``offset`` on, and where each of them ends.
+
+        Args:
+            offset: Where a line ended, or 0.
+
+        Raises:
+            LedgerError: As `read`; or the file is shorter than that.
+        """
+        found = []
+        for line in self._lines(offset):
+            record = self._decode(line, f"at byte {offset}")
+            offset += len(line) + 1
+            found.append((record, offset))
+        return found
+
+    def _lines(self, offset: int) -> list[bytes]:
         try:
-            *lines, _torn = self.path.read_bytes().split(b"\n")
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < offset:
+                    raise LedgerError(f"{self.path} has lost what lay before byte {offset}; it is another file now")
+                file.seek(offset)
+                return file.read().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise LedgerError(f"cannot read {self.path}: {error.strerror}; repair the disk or remove it") from error
-        return [self._decode(line, number) for number, line in enumerate(lines, start=1)]
 
-    def _decode(self, line: bytes, number: int) -> dict[str, Any]:
+    def _decode(self, line: bytes, where: str) -> dict[str, Any]:
         try:
             return msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LedgerError(
-                f"{self.path} line {number} is not a JSON object: {error}; repair or remove it"
-            ) from error
+            raise LedgerError(f"{self.path} {where} is not a JSON object: {error}; repair or remove it") from error
 
 
 def _take_away_torn_line(file: BinaryIO) -> int:

@@ -21,6 +21,7 @@ from asyncrl.observe.atomic import replacing
 from asyncrl.observe.curves import draw
 from asyncrl.observe.figures import UNKNOWN
 from asyncrl.observe.headline import headline
+from asyncrl.observe.held_out import held_out_charts
 from asyncrl.observe.page import Markup
 from asyncrl.observe.run_record import RunRecord, read_run
 
@@ -84,7 +85,7 @@ def render(records: Sequence[RunRecord]) -> str:
         *(part for record in records for part in _header(record, alone=alone)),
         *_numbers(records),
         page.text("Curves", "h2"),
-        page.row([Markup(chart) for chart in charts], "div", "charts"),
+        page.row([Markup(chart) for chart in [*charts, *held_out_charts(records)]], "div", "charts"),
     ]
     if empty:
         parts.append(page.text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))

@@ -10,6 +10,7 @@ What a run leaves behind, and what each thing is called.
       checkpoints/     step_000200/ ...
       spool/           payloads not yet trained on
       logs/            one file a process
+      trackers/        how far each tracker has come, and what it keeps here
       report.html      curves and headline numbers
       summary.json     written last: how it ended
       broker.address   where the broker listens
@@ -80,6 +81,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.spool = path / "spool"
         self.logs = path / "logs"
+        self.trackers = path / "trackers"
         self.report = path / "report.html"
         self.summary = path / "summary.json"
         self.address = path / "broker.address"

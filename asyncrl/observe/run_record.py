@@ -21,6 +21,10 @@ Status = Literal["finished", "failed", "open"]
 """``open``: no word of its end yet. It may still be going, or have been killed."""
 
 
+NOT_MEASURED = ("policy_version", "accuracy", "num_prompts", "time_s")
+"""Fields of an evaluation's event that are no further metrics of it."""
+
+
 class HeldOut(Struct, frozen=True):
     """One evaluation."""
 
@@ -29,6 +33,8 @@ class HeldOut(Struct, frozen=True):
     num_prompts: int
     time_s: float | None
     """Since the run's start."""
+    metrics: dict[str, float] = {}
+    """Whatever else was measured, such as ``pass@4``; what is not a number is left out."""
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
@@ -93,7 +99,9 @@ class RunRecord(Struct, frozen=True, kw_only=True):
             version, accuracy = event.get("policy_version"), _number(event.get("accuracy"))
             if event.get("event") == "eval.finished" and isinstance(version, int) and accuracy is not None:
                 prompts = int(_number(event.get("num_prompts")) or 0)
-                found[version] = HeldOut(version, accuracy, prompts, _number(event.get("time_s")))
+                numbers = {key: number for key in event if (number := _number(event[key])) is not None}
+                metrics = {key: number for key, number in numbers.items() if key not in NOT_MEASURED}
+                found[version] = HeldOut(version, accuracy, prompts, numbers.get("time_s"), metrics)
         return [found[version] for version in sorted(found)]
 
     def _ended(self) -> dict[str, Any] | None:

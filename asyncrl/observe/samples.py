@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.messages import FinishReason, Span
+from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.observe.atomic import replacing
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
@@ -71,6 +71,11 @@ class SamplesWriter:
         with replacing(path, durable=False) as unfinished:
             pq.write_table(_table(rows), unfinished, compression="zstd")
         return path
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """What a prompt asks; of a chat every turn, on a line of its own that begins with the role."""
+    return prompt.text or "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in prompt.chat)
 
 
 def _table(rows: Sequence[SampleRow]) -> "pa.Table":

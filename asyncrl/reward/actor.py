@@ -128,7 +128,7 @@ class RewardActor:
             return Failed(item.unit, item.token, "reward", str(error), retryable=True)
         except VerifierError as error:
             return Failed(item.unit, item.token, "reward", str(error), error.retryable)
-        return ScoredItem(item.unit, verdict.score, verdict.metrics, item.token)
+        return ScoredItem(item.unit, verdict.score, verdict.metrics, item.token, verdict.answer)
 
     async def _report(self) -> None:
         """Send the verdicts that have gathered by the time this gets its turn."""

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Raw, Struct
 
+from asyncrl.config import Reward
 from asyncrl.reward.verifier import Verdict
 
 HEADER_BYTES = 4
@@ -23,11 +24,9 @@ class Said(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Load(Said, frozen=True):
-    """The first frame: be a worker for this function."""
+    """The first frame: be a worker for these functions."""
 
-    function: str
-    options: dict[str, str | int | float | bool]
-    timeout_s: float
+    reward: Reward
 
 
 class Judge(Said, frozen=True):
@@ -45,7 +44,7 @@ class Loaded(Said, frozen=True):
 
 
 class Refused(Said, frozen=True):
-    """The function cannot be used; the worker exits."""
+    """A function cannot be used; the worker exits."""
 
     reason: str
 
@@ -61,6 +60,12 @@ class Judged(Said, frozen=True):
 
 ToWorker = Load | Judge
 FromWorker = Loaded | Refused | Judged
+
+
+def hung(timeout_s: float) -> str:
+    """What is said of a sample that got no verdict in time."""
+    return f"the function hung: no verdict within {timeout_s:g} s; make it faster or raise reward.timeout_s"
+
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

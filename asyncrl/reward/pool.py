@@ -16,9 +16,10 @@ from typing import Self
 import msgspec
 from msgspec import Raw
 
+from asyncrl.config import Reward
 from asyncrl.errors import VerifierError
 from asyncrl.reward.seat import Case, Seat
-from asyncrl.reward.verifier import Options, Sample, Verdict
+from asyncrl.reward.verifier import Sample, Verdict
 
 MAX_BATCH = 64
 """Samples in one frame to a worker: enough that the pipe costs little, few enough that one that hangs delays few."""
@@ -26,17 +27,15 @@ MAX_BATCH = 64
 
 class WorkerPool:
     """
-    Verdicts from a fixed number of worker processes.
+    Verdicts from as many worker processes as ``reward.workers``.
 
     Example:
-        async with WorkerPool("gsm8k") as pool:
+        async with WorkerPool(Reward(function="gsm8k")) as pool:
             verdict = await pool.judge(Sample(completion="#### 4", answer="4"))
     """
 
-    def __init__(
-        self, function: str, options: Options | None = None, *, workers: int = 1, timeout_s: float = 10.0
-    ) -> None:
-        self._seats = [Seat(function, options or {}, timeout_s) for _ in range(workers)]
+    def __init__(self, reward: Reward) -> None:
+        self._seats = [Seat(reward) for _ in range(reward.workers)]
         self._waiting: asyncio.Queue[Case] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -48,10 +47,10 @@ class WorkerPool:
 
     async def start(self) -> None:
         """
-        Start the workers; return once all have loaded the function.
+        Start the workers; return once all have loaded the functions.
 
         Raises:
-            ConfigError: It cannot be loaded; none of them is left running.
+            ConfigError: One cannot be loaded; no worker is left running.
         """
         try:
             started = await asyncio.gather(*(seat.fill() for seat in self._seats), return_exceptions=True)

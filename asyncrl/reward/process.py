@@ -10,10 +10,9 @@ from contextlib import suppress
 
 from msgspec import Raw
 
+from asyncrl.config import Reward
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.fault import hung
-from asyncrl.reward.pipe import Judge, Judged, Load, Loaded, Refused, Said, encode, receive
-from asyncrl.reward.verifier import Options
+from asyncrl.reward.pipe import Judge, Judged, Load, Loaded, Refused, Said, encode, hung, receive
 
 START_S = 60.0
 """Seconds to import the function and what it needs; heavy maths libraries take ten on a busy machine."""
@@ -42,21 +41,21 @@ class WorkerProcess:
         return self._process.returncode is None
 
     @classmethod
-    async def start(cls, function: str, options: Options, timeout_s: float) -> "WorkerProcess":
+    async def start(cls, reward: Reward) -> "WorkerProcess":
         """
-        Start a worker and wait until it has loaded the function.
+        Start a worker and wait until it has loaded the functions.
 
         Raises:
-            ConfigError: It cannot load it; the message is the worker's own.
+            ConfigError: It cannot load them; the message is the worker's own.
         """
         command = (sys.executable, "-m", "asyncrl.reward.worker")
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
         except OSError as error:
             raise ConfigError(f"cannot start the reward worker {command[0]}: {error.strerror}") from error
-        worker = cls(process, timeout_s)
+        worker = cls(process, reward.timeout_s)
         try:
-            await worker._load(Load(function, dict(options), timeout_s))
+            await worker._load(Load(reward))
         except BaseException:
             await worker.kill()
             raise
@@ -100,11 +99,9 @@ class WorkerProcess:
                 await self._send(load)
                 answer = await self._receive()
         except TimeoutError as error:
-            raise ConfigError(f"reward.function {load.function!r} was not imported within {START_S:g} s") from error
+            raise ConfigError(f"{_names(load.reward)} was not imported within {START_S:g} s") from error
         except VerifierError as error:
-            raise ConfigError(
-                f"reward.function {load.function!r} ended its process when it was imported: {error}"
-            ) from error
+            raise ConfigError(f"{_names(load.reward)} ended its process when it was imported: {error}") from error
         match answer:
             case Loaded(concurrent):
                 self.concurrent = concurrent
@@ -141,3 +138,10 @@ class WorkerProcess:
             return "the reward worker closed its pipe but lives; the function must leave file descriptors alone"
         how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code} ({signal.strsignal(-code)})"
         return f"the reward worker died: it {how}; look for its last words on stderr"
+
+
+def _names(reward: Reward) -> str:
+    """What a worker loads, as the configuration names it."""
+    if not reward.parts:
+        return f"reward.function {reward.function!r}"
+    return f"one of reward.parts ({', '.join(part.function for part in reward.parts)})"

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from msgspec import Raw, Struct
 
+from asyncrl.config import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.pipe import Judged
 from asyncrl.reward.process import WorkerProcess
-from asyncrl.reward.verifier import Options, Verdict
+from asyncrl.reward.verifier import Verdict
 
 
 class Case(Struct, frozen=True, eq=False):
@@ -40,10 +41,8 @@ class Case(Struct, frozen=True, eq=False):
 class Seat:
     """A place for one worker."""
 
-    def __init__(self, function: str, options: Options, timeout_s: float) -> None:
-        self._function = function
-        self._options = options
-        self._timeout_s = timeout_s
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
         self._worker: WorkerProcess | None = None
         self.replaced = 0
         """Workers lost so far."""
@@ -53,12 +52,12 @@ class Seat:
         The worker that sits here; a new one if there is none, or it is dead.
 
         Raises:
-            ConfigError: It cannot load the function.
+            ConfigError: It cannot load the functions.
         """
         if self._worker is not None and not self._worker.is_alive:
             await self.clear()
         if self._worker is None:
-            self._worker = await WorkerProcess.start(self._function, self._options, self._timeout_s)
+            self._worker = await WorkerProcess.start(self._reward)
         return self._worker
 
     async def clear(self) -> None:

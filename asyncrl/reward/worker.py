@@ -18,14 +18,15 @@ import msgspec
 from msgspec import Raw
 
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.fault import describe, hung
-from asyncrl.reward.pipe import Judge, Judged, Load, Loaded, Refused, Said, encode, read
-from asyncrl.reward.verifier import Sample, Verifier, resolve, verdict_of
+from asyncrl.plug_in import describe
+from asyncrl.reward import blend
+from asyncrl.reward.pipe import Judge, Judged, Load, Loaded, Refused, Said, encode, hung, read
+from asyncrl.reward.verifier import Sample, Verifier, is_async, verdict_of
 
 PR_SET_PDEATHSIG = 1
 """``prctl(2)``."""
 
-OURS = (__file__, str(Path(asyncio.__file__).parent))
+OURS = (__file__, blend.__file__, str(Path(asyncio.__file__).parent))
 """Frames of a traceback that are not the function's."""
 
 
@@ -37,18 +38,13 @@ def main() -> None:
     if not isinstance(load, Load):
         return
     try:
-        function = resolve(load.function, load.options)
+        function = blend.verifier_of(load.reward)
     except ConfigError as error:
         _write(outbox, Refused(str(error)))
         return
     _write(outbox, Loaded(is_async(function)))
     with asyncio.Runner() as runner:
-        Worker(function, load.timeout_s, outbox, runner).serve(inbox)
-
-
-def is_async(function: Verifier) -> bool:
-    """Calling it gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        Worker(function, load.reward.timeout_s, outbox, runner).serve(inbox)
 
 
 class Worker:

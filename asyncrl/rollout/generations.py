@@ -17,10 +17,11 @@ from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import UnsettledResults, check_goes_on, result
+from asyncrl.rollout.truncation import fit
 
 log = structlog.get_logger()
 
@@ -181,7 +182,8 @@ class Generations:
             item = await self._result(lease, unit, begun)
         except EngineError as error:
             log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
-            self.failures.append(Failed(unit, lease.token, "rollout", str(error), error.retryable))
+            is_overlong = isinstance(error, PromptTooLong)
+            self.failures.append(Failed(unit, lease.token, "rollout", str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")
             self.unsettled.add(item, self._clock())
@@ -213,15 +215,9 @@ class Generations:
 
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:
-            self._encoded = lease, self._engine.encode(lease.prompt)
-        prompt_ids = self._encoded[1]
-        if len(prompt_ids) > lease.max_prompt_tokens:
-            raise EngineError(
-                f"the prompt has {len(prompt_ids)} tokens, more than data.max_prompt_tokens = "
-                f"{lease.max_prompt_tokens}: raise the limit or remove the row",
-                retryable=False,
-            )
-        return prompt_ids
+            prompt_ids = self._engine.encode(lease.prompt)
+            self._encoded = lease, fit(prompt_ids, lease.max_prompt_tokens, lease.truncation)
+        return self._encoded[1]
 
     def _progress(self, running: _Running) -> PutItem | None:
         if running.request is None or (written := self._engine.written(running.request)) is None:

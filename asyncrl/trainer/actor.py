@@ -10,8 +10,9 @@ says again what its last steps were, and is given the same batches as before for
 
 The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging
 before they travel, so a transfer never sees a step half done; the next version is copied while the last one travels.
+A checkpoint is copied too, and written by a thread of its own.
 
-Safe to run inside someone else's process: no signal handler, no logging configuration; its thread ends with `run`.
+Safe to run inside someone else's process: no signal handler, no logging configuration; its threads end with `run`.
 """
 
 import asyncio
@@ -22,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import structlog
 from msgspec import Struct
 
@@ -31,11 +31,13 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.actor.payloads import PayloadClient
 from asyncrl.config import Config
-from asyncrl.errors import BrokenInvariant, LinkError, LinkRefused, TransferError
+from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.messages import (
     Batch,
     Beat,
     Commit,
+    Evaluated,
+    Evaluating,
     Message,
     Published,
     Publishing,
@@ -45,13 +47,15 @@ from asyncrl.messages import (
     Stop,
     StoreValue,
     Take,
-    Trajectory,
     Transfer,
     TransferFailed,
+    Work,
 )
-from asyncrl.trainer import checkpoint
-from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.checkpoint import Saves
+from asyncrl.trainer.checkpoint_writer import CheckpointWriter
+from asyncrl.trainer.fetching import fetch_step
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.step import Step
 from asyncrl.weights.publish import Publisher
 
 log = structlog.get_logger()
@@ -59,8 +63,6 @@ Result = TypeVar("Result")
 
 BATCHES_AHEAD = 2
 """Batches here at once: the one in training, and the next. So many steps can be taken without a broker."""
-FETCH_S = 120.0
-"""A spool that does not answer for this long has failed."""
 
 
 class _Times(Struct, frozen=True):
@@ -99,6 +101,7 @@ class TrainerActor:
         plan_hash: Of the publisher's plan.
         checkpoints: Folder they go to.
         start: What the learner has done already.
+        tell: Says something to the other ranks, if there are any.
     """
 
     def __init__(
@@ -109,26 +112,29 @@ class TrainerActor:
         link: Link,
         spool: Link,
         *,
-        tokenizer: checkpoint.Saves,
+        tokenizer: Saves,
         plan_hash: str,
         checkpoints: Path,
         start: Start = Start(),  # noqa: B008  immutable
+        tell: Callable[[Batch | Work], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._learner = learner
-        self._tokenizer = tokenizer
         self._publisher = publisher
         self._link = link
         self._payloads = PayloadClient(spool)
         self._plan_hash = plan_hash
-        self._checkpoints = checkpoints
+        self._checkpoints = CheckpointWriter(
+            checkpoints, config.checkpoint, tokenizer=tokenizer, link=link, clock=clock
+        )
         self._start = start
+        self._tell = tell
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
-        self._upcoming: asyncio.Task[list[TrainingSample]] | None = None
+        self._upcoming: asyncio.Task[Step] | None = None
         """The batch of the next step, on its way."""
         self._version = start.policy_version - 1
         """The newest staged."""
@@ -152,7 +158,7 @@ class TrainerActor:
             LinkError: The spool did not answer.
             DecodeError: The spool lost a trajectory of a batch.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
+        with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute, self._checkpoints:
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     tasks = self._tasks
@@ -187,6 +193,8 @@ class TrainerActor:
             case Published(policy_version=version):
                 self._live_version = max(self._live_version, version)
                 self._went_live.set()
+            case Evaluating() | Evaluated():
+                self._tasks.create_task(self._checkpoints.heard(message))
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
@@ -210,10 +218,12 @@ class TrainerActor:
     async def _step(self, step: int) -> None:
         started_s = self._clock()
         is_last = step + 1 == self._config.run.steps
-        samples = await self._next_batch(None if is_last else step + 1)
+        trained = await self._next_batch(None if is_last else step + 1)
         reach("trainer.batch_came")
         taken_s = self._clock()
-        metrics = await self._in_thread(self._learner.train, samples, self._version_before(step))
+        version_before = self._version_before(step)
+        self._tell(Work("train", step, version_before))
+        metrics = await self._in_thread(self._learner.train, trained, version_before)
         reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
@@ -229,28 +239,22 @@ class TrainerActor:
         is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
         return self._version if is_published else None
 
-    async def _next_batch(self, following: int | None) -> list[TrainingSample]:
+    async def _next_batch(self, following: int | None) -> Step:
         """What was asked for last, with the step after it asked for as soon as this one is here."""
         if self._upcoming is None:
             raise BrokenInvariant("a step began before its batch was asked for")
-        samples = await self._upcoming
+        step = await self._upcoming
         self._upcoming = None if following is None else self._tasks.create_task(self._batch(following))
-        return samples
+        return step
 
-    async def _batch(self, step: int) -> list[TrainingSample]:
+    async def _batch(self, step: int) -> Step:
         future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
         self._batches[step] = future
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
-        try:
-            trajectories = await self._payloads.fetch_all([sample.ref for sample in batch.samples], FETCH_S)
-        except TimeoutError:
-            raise LinkError(f"the spool did not send the batch of step {step} within {FETCH_S:g} s") from None
-        return [
-            _training_sample(trajectory, sample.reward)
-            for trajectory, sample in zip(trajectories, batch.samples, strict=True)
-        ]
+        self._tell(batch)
+        return await fetch_step(batch, self._learner, self._payloads, rank=0)
 
     async def _step_done(self, step: int, version: int, metrics: dict[str, float], times: _Times) -> None:
         step_s = times.wait_s + times.train_s + times.stage_s
@@ -282,6 +286,7 @@ class TrainerActor:
         while self._live_version < self._version - 1:
             self._went_live.clear()
             await self._went_live.wait()
+        self._tell(Work("gather", next_step))
         await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
         self._version += 1
         reach("trainer.staged")
@@ -303,23 +308,13 @@ class TrainerActor:
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
-        path = await self._in_thread(self._write_checkpoint, step)
-        reach("trainer.checkpoint_written")
-        await self._link.send(Commit(step, str(path)))
-
-    def _write_checkpoint(self, step: int) -> Path:
-        path = checkpoint.write(
-            self._checkpoints,
-            step=step + 1,
-            policy_version=self._version,
-            frontier={"next_step": step + 1},
-            stepped=self._stepped,
-            model=self._learner.policy.model,
-            tokenizer=self._tokenizer,
-            optimizer_state=self._learner.optimizer_state(),
+        """Copy all that it will hold; it is written while the next steps train."""
+        await self._checkpoints.idle()
+        self._tell(Work("snapshot", step))
+        snapshot = await self._in_thread(self._learner.snapshot)
+        self._checkpoints.begin(
+            self._tasks, step=step + 1, policy_version=self._version, stepped=self._stepped, snapshot=snapshot
         )
-        checkpoint.prune(self._checkpoints, self._config.checkpoint.keep)
-        return path
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         self._occupancy.begin()
@@ -327,17 +322,6 @@ class TrainerActor:
             return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
         finally:
             self._occupancy.end()
-
-
-def _training_sample(trajectory: Trajectory, reward: float) -> TrainingSample:
-    return TrainingSample(
-        group_id=trajectory.unit.group_id,
-        prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
-        completion_ids=np.frombuffer(trajectory.completion_ids, "<i4"),
-        behavior_logprobs=np.frombuffer(trajectory.behavior_logprobs, "<f4"),
-        reward=reward,
-        spans=trajectory.spans,
-    )
 
 
 def _every(interval: int, step: int) -> bool:

@@ -1,16 +1,16 @@
 """
-Trajectories as the trainer sees them, and as rectangles of tokens.
+Trajectories as the trainer sees them, and laid end to end as the model reads them.
 
-Shapes: B trajectories, W tokens of the longest one, N completion tokens of them all. Rows are padded on the right:
-a causal model's states at real positions do not see what comes after, so no attention mask is needed, and the
-fastest attention applies. What is computed on is gathered into [N] at once; beyond the model there is no padding.
+Shapes: S trajectories, W tokens of them all, N completion tokens of them all. There is no padding anywhere: sequences
+share one row, and attention keeps them apart (`asyncrl.trainer.packed_attention`).
 
-    row      p p p c c c · ·        p prompt, c completion, · padding
-    gathered     ▲ ▲ ▲              state at a position predicts the token after it
+    input_ids      p p p c c c p c c c        p prompt, c completion
+    position_ids   0 1 2 3 4 5 0 1 2 3
+    positions          ▲ ▲ ▲   ▲ ▲ ▲          the state at a position predicts the token after it
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class TrainingSample:
     reward: float
     spans: Sequence[Span] = ()
     """Who wrote which completion tokens, in order; empty if that is not known."""
+    index: int = 0
+    """Which of its group's trajectories."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the verdict."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -52,61 +56,46 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """What one forward and backward pass needs."""
+    """What a model needs for one forward and backward pass."""
 
     input_ids: Tensor
-    """[B, W] int64."""
+    """[1, W] int64."""
+    position_ids: Tensor
+    """[1, W] int64, from 0 in each sequence."""
     positions: Tensor
-    """[N] int64 into the B·W states: those that predict the completion tokens."""
+    """[N] int64 into the W states: those that predict the completion tokens."""
     token_ids: Tensor
     """[N] int64, the completion tokens."""
-    behavior_logprobs: Tensor
-    """[N] float32."""
-    advantages: Tensor
-    """[N] float32."""
-    weights: Tensor
-    """[N] float32, each token's share in the loss of the step."""
-    is_compared: Tensor | None
-    """[N] bool, written by the very weights in training; None if no token was."""
+    sequence_lengths: Sequence[int]
+    """Tokens of each sequence in the row; W together."""
+    lengths: Sequence[int]
+    """[S] completion tokens of each trajectory; N together."""
 
 
-def collate(
-    samples: Sequence[TrainingSample],
-    advantages: Sequence[float],
-    weights: Sequence[float],
-    is_compared: NDArray[np.bool_] | None = None,
-    *,
-    device: torch.device,
-) -> MicroBatch:
+def collate(samples: Sequence[TrainingSample], *, device: torch.device) -> MicroBatch:
     """
-    Pad trajectories to one rectangle.
+    Lay trajectories end to end.
 
     Args:
-        samples: B trajectories.
-        advantages: [B].
-        weights: [B], of each token of a trajectory.
-        is_compared: [N], as in `MicroBatch`.
+        samples: S trajectories. None of them is a row of one token and N = 0: a rank that has run out of trajectories
+            takes part with it in what the others compute.
         device: Where the tensors go.
     """
-    width = max(sample.num_tokens for sample in samples)
-    input_ids = np.zeros((len(samples), width), np.int64)
-    positions = []
-    for row, sample in enumerate(samples):
-        prompt = len(sample.prompt_ids)
-        input_ids[row, :prompt] = sample.prompt_ids
-        input_ids[row, prompt : sample.num_tokens] = sample.completion_ids
-        positions.append(np.arange(prompt - 1, sample.num_tokens - 1) + row * width)
+    rows = [np.concatenate((sample.prompt_ids, sample.completion_ids)) for sample in samples] or [np.zeros(1, np.int64)]
     lengths = [len(sample.completion_ids) for sample in samples]
+    sequence_lengths = [len(row) for row in rows]
+    ends = np.cumsum(sequence_lengths)
+    # The last state of a sequence predicts nothing that was written.
+    positions = [np.arange(end - length, end) - 1 for end, length in zip(ends, lengths, strict=False)]
 
-    def tensor(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+    def tensor(parts: Sequence[NDArray[np.integer]]) -> Tensor:
+        return torch.from_numpy(np.concatenate((np.zeros(0, np.int64), *parts))).to(device)
 
     return MicroBatch(
-        input_ids=tensor(input_ids),
-        positions=tensor(np.concatenate(positions)),
-        token_ids=tensor(np.concatenate([sample.completion_ids for sample in samples]).astype(np.int64)),
-        behavior_logprobs=tensor(np.concatenate([sample.behavior_logprobs for sample in samples]).astype(np.float32)),
-        advantages=tensor(np.repeat(np.asarray(advantages, np.float32), lengths)),
-        weights=tensor(np.repeat(np.asarray(weights, np.float32), lengths)),
-        is_compared=None if is_compared is None else tensor(is_compared),
+        input_ids=tensor(rows)[None],
+        position_ids=tensor([np.arange(length) for length in sequence_lengths])[None],
+        positions=tensor(positions),
+        token_ids=tensor([sample.completion_ids for sample in samples]),
+        sequence_lengths=sequence_lengths,
+        lengths=lengths,
     )

@@ -4,9 +4,11 @@ What a trainer needs to go on after it died, on disk, whole or not at all.
     checkpoints/
         step_000060/
             config.json, *.safetensors, tokenizer…    a Hugging Face model directory: serve it as it is
-            optimizer.safetensors                      AdamW's moments
+            trainer/optimizer.safetensors              AdamW's moments; in a folder, or engines would load them too
+            trainer/*.safetensors                      what else the learner has learned
             manifest.json                              step, frontier, random state; size and digest of every file above
         .step_000070.partial/                          somebody died here
+        best.json                                      which of them did best on held-out prompts: retention.py
 
 Everything is written to a hidden folder, the manifest last, flushed to the disk, and renamed: a folder called
 ``step_*`` is complete, unless the disk lies or a hand meddled, and `verify` finds that out. No pickle anywhere.
@@ -15,8 +17,8 @@ There is no scheduler state: the learning rate is a function of the step.
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -33,17 +35,19 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import Stepped
 from asyncrl.observe.atomic import flush
 from asyncrl.observe.disk import needed
+from asyncrl.trainer.snapshot import Snapshot
 
 log = structlog.get_logger()
 
 MANIFEST = "manifest.json"
-OPTIMIZER = "optimizer.safetensors"
+TENSORS = "trainer"
+"""Folder of the tensors that are no weights of the model."""
 FORMAT = 1
 """Of the manifest; a later one is refused, not guessed at."""
 
 
 class Saves(Protocol):
-    """A transformers model or tokenizer."""
+    """A transformers tokenizer."""
 
     def save_pretrained(self, save_directory: Path, /) -> object:
         """Write Hugging Face files into a folder."""
@@ -71,6 +75,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Torch's CPU generator."""
     stepped: list[Stepped] = []
     """What was said of the last steps: if the broker died just then, nobody heard it."""
+    state: dict[str, float] = {}
+    """As in `Snapshot`."""
     files: dict[str, FileEntry]
 
 
@@ -81,9 +87,8 @@ def write(
     policy_version: int,
     frontier: Mapping[str, int],
     stepped: Sequence[Stepped] = (),
-    model: Saves,
+    snapshot: Snapshot,
     tokenizer: Saves,
-    optimizer_state: Mapping[str, Tensor],
 ) -> Path:
     """
     Write ``directory/step_<step>``; when this returns it survives a power cut.
@@ -100,17 +105,19 @@ def write(
     partial = directory / f".{final.name}.partial"
     with _needed(final, partial):
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        model.save_pretrained(partial)
+        (partial / TENSORS).mkdir(parents=True)
+        snapshot.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
         _save_tokenizer(tokenizer, partial)
-        save_file({name: tensor.contiguous() for name, tensor in optimizer_state.items()}, partial / OPTIMIZER)
+        for name, tensors in snapshot.tensors.items():
+            save_file(tensors, _tensors_path(partial, name))
         reach("trainer.checkpoint_partial")
         manifest = Manifest(
             step=step,
             policy_version=policy_version,
             frontier=dict(frontier),
             stepped=list(stepped),
-            random_state=torch.get_rng_state().numpy().tobytes(),
+            state=snapshot.state,
+            random_state=snapshot.random_state,
             files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
@@ -195,17 +202,29 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_optimizer(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """
-    AdamW's moments by name, bit for bit as written.
+    What `Snapshot.tensors` had under ``name``, bit for bit.
 
     Raises:
         LedgerError: The file is missing or damaged.
     """
+    path = _tensors_path(folder, name)
     try:
-        return load_file(folder / OPTIMIZER)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise LedgerError(f"cannot read {folder / OPTIMIZER}: {error}; resume from an older checkpoint") from error
+        raise LedgerError(f"cannot read {path}: {error}; resume from an older checkpoint") from error
+
+
+def read_all_tensors(folder: Path, manifest: Manifest) -> dict[str, dict[str, Tensor]]:
+    """
+    `Snapshot.tensors`, bit for bit.
+
+    Raises:
+        LedgerError: A file is missing or damaged.
+    """
+    paths = (Path(name) for name in manifest.files)
+    return {path.stem: read_tensors(folder, path.stem) for path in paths if path.parent.name == TENSORS}
 
 
 def restore_random_state(manifest: Manifest) -> None:
@@ -213,9 +232,9 @@ def restore_random_state(manifest: Manifest) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(manifest.random_state), dtype=torch.uint8))
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
+def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
     """
-    Remove all but the newest ``keep`` complete checkpoints, and what was never finished.
+    Remove all but the newest ``keep`` complete checkpoints and those ``spared``, and what was never finished.
 
     Damaged ones older than the newest that is kept go too; a damaged one newer than all is left to be looked at.
 
@@ -226,27 +245,31 @@ def prune(directory: Path, keep: int) -> list[Path]:
         RunFailed: The disk does not let go of one.
     """
     folders = _checkpoints(directory)
-    kept = [folder for folder in folders if _is_complete(folder)][-keep:]
+    kept = [folder for folder, _ in complete(directory)][-keep:]
     older = folders[: folders.index(kept[-1])] if kept else []
-    doomed = [folder for folder in older if folder not in kept] + sorted(directory.glob(".step_*.partial"))
+    doomed = [folder for folder in older if folder not in kept and folder not in spared]
+    doomed += sorted(directory.glob(".step_*.partial"))
     for folder in doomed:
         with needed(folder):
             shutil.rmtree(folder)
     return doomed
 
 
+def complete(directory: Path) -> list[tuple[Path, Manifest]]:
+    """Checkpoints that lack no file and no byte, oldest first. What the bytes are is not looked at."""
+    found = []
+    for folder in _checkpoints(directory):
+        with suppress(LedgerError):
+            manifest = read_manifest(folder)
+            _check_sizes(folder, manifest)
+            found.append((folder, manifest))
+    return found
+
+
 def _checkpoints(directory: Path) -> list[Path]:
     """Folders called ``step_<number>``, oldest first."""
     folders = [path for path in directory.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
     return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        _check_sizes(folder, read_manifest(folder))
-    except LedgerError:
-        return False
-    return True
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
@@ -256,6 +279,10 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
             raise LedgerError(f"{path} is missing; resume from an older checkpoint")
         if (size := path.stat().st_size) != expected.size:
             raise LedgerError(f"{path}: expected {expected.size} bytes, got {size}; resume from an older checkpoint")
+
+
+def _tensors_path(folder: Path, name: str) -> Path:
+    return folder / TENSORS / f"{name}.safetensors"
 
 
 def _entry(path: Path) -> FileEntry:

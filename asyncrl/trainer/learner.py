@@ -1,75 +1,80 @@
 """
-One optimizer step: scored trajectories in, a better policy and its metrics out.
+One training step: scored trajectories in, a better policy and its metrics out.
 
-    samples ─▶ advantages ─▶ leave out the zeros ─▶ micro-batches ─▶ forward, loss, backward ─▶ clip ─▶ AdamW
-                   └──────── totals, over everything ─────────────────────────┘
+    step ─▶ look ─▶ estimate ─▶ each epoch, each mini-batch:  micro-batches ─▶ forward, loss, backward ─▶ clip ─▶ AdamW
+            log-probs,  advantages,         └────── weights of tokens, from the whole mini-batch ──────┘
+            if wanted   correction
 
-How a step is cut into micro-batches changes memory and time, never the loss: each token's weight in it comes from
-totals over the whole step. Everything here is synchronous; the trainer's actor runs it in a thread.
+How a step is cut into micro-batches and spread over ranks changes memory and time, never the loss: each token's weight
+in it comes from totals over the whole mini-batch. Everything here is synchronous; the trainer's actor runs it in a
+thread.
 
-What is computed again for trajectories and what is not: log-probs under the policy being trained are; those under the
-policy that sampled are the recorded ones, and the ratio is taken against them.
+Log-probs under the policy being trained are always computed again; those under the policy that sampled are the recorded
+ones. Those of the policy the step begins with, of the reference and of the critic are computed if the algorithm wants
+them: they cost a forward pass each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, pstdev
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algo.advantage import ADVANTAGES
-from asyncrl.algo.aggregate import AGGREGATIONS, Totals
-from asyncrl.algo.clipped import clipped_loss
-from asyncrl.algo.kl import KL_ESTIMATORS
+from asyncrl.algo.kl_controller import KlController
+from asyncrl.algo.value import value_loss
 from asyncrl.config import Config
-from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.batch import MicroBatch, TrainingSample, collate
+from asyncrl.trainer.assignment import owners, passes
+from asyncrl.trainer.batch import TrainingSample, collate
+from asyncrl.trainer.columns import Column, shared
+from asyncrl.trainer.constants import MiniBatch
+from asyncrl.trainer.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.learning_rate import learning_rate
 from asyncrl.trainer.logprob_gap import Comparable
-from asyncrl.trainer.micro_batches import micro_batches
-from asyncrl.trainer.optimizer_state import restore_state, state_tensors
+from asyncrl.trainer.models import Models
+from asyncrl.trainer.objective import objective
 from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.tally import Tally
+from asyncrl.trainer.ranks import Alone, Ranks, collective
+from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
+from asyncrl.trainer.selecting import selected
+from asyncrl.trainer.snapshot import Snapshot, host_copy
+from asyncrl.trainer.step import NOBODY, Described, Step, whole
+from asyncrl.trainer.tally import Tally, merged
 from asyncrl.weights.plan import TensorSpec
 
 
 class Learner:
     """
-    Owns the policy in training, its optimizer and, if the loss has a KL term, the reference it is held to.
+    Owns the models and their optimizers.
 
     Installs nothing global: the number of torch threads and the random seed are the process's affair.
     """
 
-    def __init__(self, config: Config, model_path: Path, *, reference_path: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, model_path: Path, *, reference_path: Path | None = None, ranks: Ranks | None = None
+    ) -> None:
         """
         Args:
-            config: Its ``algorithm``, ``trainer``, ``sampling``, ``rollout.kv``, ``model.dtype`` and ``run.steps`` are
-                read.
+            config: What it says of data, rollouts and the like is not read.
             model_path: Where the policy starts: the base model, or a checkpoint.
-            reference_path: The policy ``algorithm.kl_coef`` holds it to; None takes ``model_path``.
+            reference_path: The policy ``algorithm.kl_coef`` holds it to, and where a critic starts; None takes
+                ``model_path``.
+            ranks: Who trains together; None is this process alone. With others, every call here is collective.
 
         Raises:
             ConfigError: A model cannot be loaded, or not be trained as configured.
         """
         self._config = config
+        self._ranks = ranks or Alone()
+        self._recipe = Recipe(config)
         self._num_steps = 0
         self._comparable = Comparable(config)
-        trainer, dtype = config.trainer, config.model.dtype
-        self._policy = Policy(model_path, dtype=dtype, gradient_checkpointing=trainer.gradient_checkpointing)
-        self._reference = Policy(reference_path or model_path, dtype=dtype) if config.algorithm.kl_coef else None
-        self._parameters = self._policy.parameters()
-        for weight in self._parameters.values():
-            weight.grad = torch.zeros_like(weight)  # a step without any signal is a step with gradient zero, not None
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=trainer.lr,
-            betas=(trainer.beta1, trainer.beta2),
-            eps=trainer.eps,
-            weight_decay=trainer.weight_decay,
-            fused=True,
+        self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
+        self._policy = self._models.policy
+        self._kl_controller = KlController(
+            config.algorithm.kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
         )
 
     @property
@@ -82,41 +87,62 @@ class Learner:
         """The model in training: what a checkpoint saves."""
         return self._policy
 
-    def train(self, samples: Sequence[TrainingSample], policy_version: int | None = None) -> dict[str, float]:
+    def owners(self, described: Sequence[Described]) -> list[int]:
+        """[S] the rank that is to train each trajectory; `NOBODY` for those whose tokens no rank needs."""
+        owner = [NOBODY] * len(described)
+        needed = set(range(len(described)))
+        if not self._recipe.wanted and not self._recipe.needs_all:
+            advantages = self._recipe.advantages([one.outcome for one in described])
+            needed = {place for place in needed if advantages[place].any()}
+        for places in Step(described, {}, owner).mini_batches(self._config.trainer.mini_batches):
+            trained = [place for place in places if place in needed]
+            shares = owners([described[place].num_tokens for place in trained], self._ranks.size)
+            for place, rank in zip(trained, shares, strict=True):
+                owner[place] = rank
+        return owner
+
+    def train(self, step: Step | Sequence[TrainingSample], policy_version: int | None = None) -> dict[str, float]:
         """
-        Take one optimizer step on whole groups.
+        Take one step.
 
         Args:
-            samples: Trajectories, those of a group adjacent.
+            step: Its trajectories; a list of samples is a step all of which is here.
             policy_version: What the weights, as they are before the step, were published as; None if they were not.
 
         Returns:
-            Metrics. ``skipped`` is 1 if loss or gradient was not finite and the weights were left as they were. Those
-            of the log-prob gap are there if ``policy_version`` wrote a token.
+            Metrics, the same on all ranks. ``skipped`` counts updates whose loss or gradient was not finite: the
+            weights were left as they were. Those of the log-prob gap are there if ``policy_version`` wrote a token.
 
         Raises:
             AsyncrlError: There are no samples, or a group is scattered.
             ConfigError: A trajectory is longer than a micro-batch may be.
         """
-        advantages = self._advantages(samples)
-        totals = self._totals(samples)
-        tally = self._backward(samples, advantages, totals, policy_version)
-        metrics = tally.metrics()
-        metrics |= self._update(metrics["loss"])
-        rewards = [sample.reward for sample in samples]
-        return metrics | {
-            "reward_mean": fmean(rewards),
-            "reward_std": pstdev(rewards),
-            "advantage_mean": fmean(advantages),
-            "advantage_std": pstdev(advantages),
-            "zero_advantage_fraction": advantages.count(0.0) / len(advantages),
-            "num_tokens": float(totals.num_tokens),
-            "num_trajectories": float(totals.num_trajectories),
-        }
+        if not isinstance(step, Step):
+            step = whole(step)
+        columns = self._look(step)
+        estimates = estimate(self._recipe, step.outcomes, columns, kl_coef=self._kl_controller.coef)
+        lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
+        updates: list[dict[str, float]] = []
+        for _ in range(self._config.trainer.epochs):
+            for places in step.mini_batches(self._config.trainer.mini_batches):
+                mini_batch = self._mini_batch(step, places, columns, estimates)
+                # After an update the weights are no longer those that were published.
+                update = self._update(step, places, mini_batch, lr, None if updates else policy_version)
+                share = lr / self._config.trainer.lr
+                updates.append(update | self._teach_critic(step, places, columns, estimates, share))
+        self._num_steps += 1
+        if (kl := estimates.metrics.get("kl_in_reward")) is not None:
+            self._kl_controller.update(kl, len(step.described))
+        return merged(updates) | dict(estimates.metrics) | _described(step, estimates) | {"lr": lr}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights to publish, tied ones once, by Hugging Face name. Borrowed until the next `train`."""
+        """Weights to publish, tied ones once, by Hugging Face name. Borrowed until the next `train`. Collective."""
         return self._policy.named_weights()
+
+    def gather_weights(self) -> None:
+        """What a rank does while the first one reads its `named_weights`. Collective."""
+        for _ in self.named_weights():
+            pass
 
     def specs(self) -> list[TensorSpec]:
         """What `named_weights` yields, in its order."""
@@ -124,97 +150,133 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """AdamW's moments by name. Borrowed until the next `train`."""
-        return state_tensors(self._optimizer, self._parameters)
+        return self._models.descent.state()
 
-    def resume(self, num_steps: int, optimizer_state: Mapping[str, Tensor]) -> None:
+    def snapshot(self) -> Snapshot:
+        """All that a checkpoint holds of it, copied. Collective; only the first rank's has tensors in it."""
+        keeps = self._ranks.rank == 0
+        return Snapshot(
+            model=self._policy.model,
+            weights=host_copy(self._policy.state_dict(), keeps=keeps),
+            tensors={name: host_copy(part, keeps=keeps) for name, part in self._models.tensors().items()},
+            state={"kl_coef": self._kl_controller.coef},
+            random_state=torch.get_rng_state().numpy().tobytes(),
+        )
+
+    def resume(
+        self, num_steps: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, float] | None = None
+    ) -> None:
         """
         Go on as if this learner had taken ``num_steps`` steps.
 
+        Args:
+            tensors: `Snapshot.tensors`, on every rank.
+            state: `Snapshot.state`.
+
         Raises:
-            LedgerError: The state is not that of this model's optimizer.
+            LedgerError: They are not of these models.
         """
-        restore_state(self._optimizer, self._parameters, optimizer_state)
+        self._models.restore(tensors)
+        self._kl_controller.coef = (state or {}).get("kl_coef", self._kl_controller.coef)
         self._num_steps = num_steps
 
-    def _advantages(self, samples: Sequence[TrainingSample]) -> list[float]:
-        """[len(samples)], centred within groups."""
-        estimate = ADVANTAGES[self._config.algorithm.advantage]
-        groups = [(key, list(group)) for key, group in groupby(samples, key=lambda sample: sample.group_id)]
-        seen = {group_id for group_id, _ in groups}
-        if not samples or len(seen) != len(groups):
-            raise AsyncrlError(
-                f"train: expected whole groups, samples of a group adjacent; got {len(samples)} samples of {len(seen)} "
-                f"groups in {len(groups)} runs"
-            )
-        return [advantage for _, group in groups for advantage in estimate([sample.reward for sample in group])]
+    # ── before the first gradient ───────────────────────────────────────────────────────────
 
-    def _totals(self, samples: Sequence[TrainingSample]) -> Totals:
-        """Of every trajectory of the step, those with zero advantage included."""
-        norm = self._config.algorithm.aggregation_norm or float(self._config.sampling.max_tokens)
-        return Totals(sum(len(sample.completion_ids) for sample in samples), len(samples), norm)
+    @torch.no_grad()
+    def _look(self, step: Step) -> dict[str, Column]:
+        """What the algorithm wants to know of every token of the step, under the policies it begins with."""
+        if not (wanted := self._recipe.wanted):
+            return {}
+        own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
+        own[BEHAVIOR] = {place: sample.behavior_logprobs for place, sample in step.samples.items()}
+        for places in self._passes(step, range(len(step.described))):
+            batch = collate([step.samples[place] for place in places], device=self._policy.device)
+            for name, values in self._models.look(batch, wanted).items():
+                parts = torch.split(values.float().cpu(), list(batch.lengths))
+                own[name] |= {place: part.numpy() for place, part in zip(places, parts, strict=True)}
+        lengths = [outcome.length for outcome in step.outcomes]
+        return shared(own, lengths=lengths, owner=step.owner, ranks=self._ranks)
 
-    def _backward(
-        self,
-        samples: Sequence[TrainingSample],
-        advantages: Sequence[float],
-        totals: Totals,
-        policy_version: int | None,
-    ) -> Tally:
-        """Gradient of this rank's trajectories into ``.grad``. Sums: a caller may add those of other ranks."""
-        weigh = AGGREGATIONS[self._config.algorithm.aggregation or "token-mean"]
-        # Without a KL term a trajectory with advantage zero has loss zero and gradient zero, whatever its ratio.
-        used = [i for i in range(len(samples)) if advantages[i] or self._reference is not None]
-        lengths = [samples[i].num_tokens for i in used]
-        tally = Tally()
-        for indices in micro_batches(lengths, self._config.trainer.max_tokens_per_micro_batch):
-            rows = [used[i] for i in indices]
-            chosen = [samples[i] for i in rows]
-            batch = collate(
-                chosen,
-                [advantages[i] for i in rows],
-                [weigh(len(sample.completion_ids), totals) for sample in chosen],
-                self._comparable.tokens(chosen, policy_version),
-                device=self._policy.device,
-            )
-            self._loss(batch, tally).backward()  # type: ignore[no-untyped-call]
-        return tally
-
-    def _loss(self, batch: MicroBatch, tally: Tally) -> Tensor:
-        """[] this micro-batch's share of the step's loss."""
-        algorithm, temperature = self._config.algorithm, self._config.sampling.temperature
-        logprobs = self._policy.logprobs(batch, temperature=temperature)
-        clipped = clipped_loss(
-            logprobs,
-            batch.behavior_logprobs,
-            batch.advantages,
-            clip_low=algorithm.clip_low or 0.2,
-            clip_high=algorithm.clip_high or 0.28,
-            dual_clip=3.0 if algorithm.dual_clip is None else algorithm.dual_clip,
+    def _passes(self, step: Step, places: Sequence[int]) -> list[list[int]]:
+        num_tokens = [one.num_tokens for one in step.described]
+        max_tokens = self._config.trainer.max_tokens_per_micro_batch
+        return passes(
+            places, num_tokens, step.owner, rank=self._ranks.rank, size=self._ranks.size, max_tokens=max_tokens
         )
-        losses, kl_ref = clipped.losses, None
-        if self._reference is not None:
-            with torch.no_grad():
-                ref_logprobs = self._reference.logprobs(batch, temperature=temperature)
-            kl_ref = KL_ESTIMATORS[algorithm.kl](logprobs, ref_logprobs)
-            losses = losses + algorithm.kl_coef * kl_ref
-        loss = torch.dot(losses, batch.weights)
-        tally.add(batch, logprobs, clipped, loss, kl_ref)
-        return loss
 
-    def _update(self, loss: float) -> dict[str, float]:
-        """
-        Clip, step, and clear the gradient. A step that is not finite is thrown away, and said so.
+    # ── an update ───────────────────────────────────────────────────────────────────────────
 
-        The loss is looked at too: the clamps in it give NaN a gradient of zero, which would pass for a sound one.
-        """
-        trainer = self._config.trainer
-        lr = learning_rate(self._num_steps, trainer, self._config.run.steps)
-        self._num_steps += 1
-        for settings in self._optimizer.param_groups:
-            settings["lr"] = lr
-        bound = trainer.grad_clip or float("inf")
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), bound))
-        if is_finite := isfinite(grad_norm) and isfinite(loss):
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)
-        return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not is_finite)}
+    def _mini_batch(
+        self, step: Step, places: Sequence[int], columns: Mapping[str, Column], estimates: Estimates
+    ) -> MiniBatch:
+        recipe = self._recipe
+        return MiniBatch(
+            samples=step.samples,
+            estimates=estimates,
+            weigh=recipe.weigh([estimates.length(place) for place in places]),
+            old_logprobs=columns[LOGPROBS] if recipe.is_decoupled else None,
+            ref_logprobs=columns[REFERENCE] if recipe.has_reference and not recipe.penalises_reward else None,
+            picked=selected(recipe, step, places, columns, estimates, seed=self._num_steps),
+        )
+
+    def _update(
+        self, step: Step, places: Sequence[int], mini_batch: MiniBatch, lr: float, policy_version: int | None
+    ) -> dict[str, float]:
+        """One optimizer step on the trajectories at ``places``."""
+        algorithm, temperature = self._config.algorithm, self._config.sampling.temperature
+        advantages, device = mini_batch.estimates.advantages, self._policy.device
+        used = [place for place in places if self._recipe.needs_all or advantages[place].any()]
+        tally = Tally()
+        for chosen in self._passes(step, used):
+            samples = [step.samples[place] for place in chosen]
+            batch = collate(samples, device=device)
+            scores = self._policy.score(batch, temperature=temperature, entropy=algorithm.entropy_coef > 0)
+            compared = self._comparable.tokens(samples, policy_version) if samples else None
+            constants = mini_batch.constants(chosen, compared, device=device)
+            parts = objective(self._recipe, algorithm, scores, constants)
+            with collective():
+                # Sharded gradients are averaged over ranks, but the weights of tokens make them a sum already.
+                (parts.loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
+            tally.add(batch, scores.logprobs, constants, parts)
+        metrics = tally.metrics(self._ranks)
+        return metrics | self._models.descent.step(metrics["loss"], lr=lr)
+
+    def _teach_critic(
+        self, step: Step, places: Sequence[int], columns: Mapping[str, Column], estimates: Estimates, lr_share: float
+    ) -> dict[str, float]:
+        """One optimizer step of the critic on the trajectories at ``places``."""
+        critic, targets = self._models.critic, estimates.value_targets
+        if critic is None or targets is None:
+            return {}
+        num_tokens = sum(estimates.size(place) for place in places)
+        total = 0.0
+        for chosen in self._passes(step, places):
+            batch = collate([step.samples[place] for place in chosen], device=self._policy.device)
+            old, returns = (
+                torch.from_numpy(np.concatenate([np.empty(0), *(column[place] for place in chosen)]))
+                .float()
+                .to(self._policy.device)
+                for column in (columns[VALUES], targets)
+            )
+            part = value_loss(critic.values(batch), old, returns, value_clip=self._config.critic.value_clip)
+            loss = part.losses.sum() / max(num_tokens, 1)
+            with collective():
+                (loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        total = sum(np.frombuffer(b"".join(self._ranks.gather(np.float64(total).tobytes())), np.float64).tolist())
+        return {"critic_loss": total, **critic.step(total, lr_share=lr_share)}
+
+
+def _described(step: Step, estimates: Estimates) -> dict[str, float]:
+    """Metrics of the trajectories, whether they were trained on or not."""
+    rewards = [outcome.score for outcome in step.outcomes]
+    advantages = [float(one.mean()) if len(one) else 0.0 for one in estimates.advantages]
+    return {
+        "reward_mean": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        "advantage_mean": fmean(advantages),
+        "advantage_std": pstdev(advantages),
+        "zero_advantage_fraction": fmean(not one.any() for one in estimates.advantages),
+        "num_tokens": float(sum(outcome.length for outcome in step.outcomes)),
+        "num_trajectories": float(len(rewards)),
+    }

@@ -11,6 +11,7 @@ they were drawn from, which the trainer does not know; then nothing is compared.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -64,8 +65,17 @@ class Comparable:
         return mask
 
 
+class Total(NamedTuple):
+    """Of the compared tokens."""
+
+    sum: float
+    """Nats."""
+    highest: float
+    num_tokens: float
+
+
 class LogprobGap:
-    """Mean and maximum over the compared tokens of a step. Stays on the device until it is asked."""
+    """Sum and maximum over the compared tokens of a step. Stays on the device until it is asked."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
@@ -82,14 +92,9 @@ class LogprobGap:
         compared = torch.where(is_compared, gap, 0.0)
         self._parts.append(torch.stack((compared.sum(), compared.max(), is_compared.sum(dtype=torch.float32))))
 
-    def metrics(self) -> dict[str, float]:
-        """Empty if no token was compared: that is not a gap of zero."""
+    def total(self) -> Total | None:
+        """None if no token was compared: that is not a gap of zero."""
         if not self._parts:
-            return {}
+            return None
         total, highest, tokens = torch.stack(self._parts).double().unbind(1)
-        num_tokens = float(tokens.sum())
-        return {
-            "logprob_gap_mean": float(total.sum()) / num_tokens,
-            "logprob_gap_max": float(highest.max()),
-            "logprob_gap_tokens": num_tokens,
-        }
+        return Total(float(total.sum()), float(highest.max()), float(tokens.sum()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from asyncrl.errors import LedgerError
 
@@ -38,9 +39,15 @@ def restore_state(
     optimizer.state.clear()
     for name, weight in parameters.items():
         if f"{name}/{MOMENTS[0]}" in tensors:
-            optimizer.state[weight] = {
-                moment: tensors[f"{name}/{moment}"].to(weight.device, copy=True) for moment in MOMENTS
-            }
+            optimizer.state[weight] = {moment: _like(weight, tensors[f"{name}/{moment}"]) for moment in MOMENTS}
+
+
+def _like(weight: nn.Parameter, moment: Tensor) -> Tensor:
+    """A copy where the weight is; of a weight that is spread over ranks, this rank's share."""
+    if isinstance(weight, DTensor) and moment.dim():
+        moment = moment.to(weight.device_mesh.device_type)
+        return distribute_tensor(moment, weight.device_mesh, weight.placements, src_data_rank=None)
+    return moment.to(weight.device, copy=True)
 
 
 def _check(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:

@@ -1,17 +1,33 @@
 """
-What happened to the tokens of a step, gathered micro-batch by micro-batch.
+What happened to the tokens of a step, gathered micro-batch by micro-batch and rank by rank.
 
 Sums stay tensors and are read once, at the end: reading one waits for the device.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
+from msgspec import Struct
 from torch import Tensor
 
-from asyncrl.algo.clipped import ClippedLoss
 from asyncrl.trainer.batch import MicroBatch
+from asyncrl.trainer.constants import Constants
 from asyncrl.trainer.logprob_gap import LogprobGap
+from asyncrl.trainer.objective import Parts
+from asyncrl.trainer.ranks import Ranks
+
+COUNTS = ("trained_tokens", "micro_batches", "packed_tokens")
+
+
+class _Counted(Struct, frozen=True):
+    """One rank's."""
+
+    sums: dict[str, float]
+    numbers: dict[str, float]
+    """Of tokens in each sum that is to be a mean."""
+    highest: dict[str, float]
 
 
 class Tally:
@@ -21,45 +37,89 @@ class Tally:
         self._sums: dict[str, Tensor] = {}
         self._shift_max: list[Tensor] = []
         self._gap = LogprobGap()
-        self._counts = Counter({"trained_tokens": 0, "micro_batches": 0, "padded_tokens": 0})
+        self._counts: Counter[str] = Counter()
+        self._numbers: Counter[str] = Counter()
 
-    def add(
-        self, batch: MicroBatch, logprobs: Tensor, clipped: ClippedLoss, loss: Tensor, kl_ref: Tensor | None
-    ) -> None:
+    def add(self, batch: MicroBatch, logprobs: Tensor, constants: Constants, parts: Parts) -> None:
         """
         Count one micro-batch.
 
         Args:
             batch: What went in.
-            logprobs: [N] under the policy before the step.
-            clipped: What `clipped_loss` said of them.
-            loss: [] share of the step's loss.
-            kl_ref: [N] KL to the reference, if there is one.
+            logprobs: [N] under the policy before the update.
+            constants: What it was compared with.
+            parts: What came of it.
         """
         if not logprobs.numel():
             return
-        shift = (logprobs.detach() - batch.behavior_logprobs).abs()
+        logprobs = logprobs.detach()
+        shift = (logprobs - constants.behavior_logprobs).abs()
         self._shift_max.append(shift.max())
-        if batch.is_compared is not None:
-            self._gap.add(shift, batch.is_compared)
-        self._sum("loss", loss)
-        self._sum("kl", -clipped.log_ratio)
-        self._sum("clip_fraction", clipped.is_clipped)
-        self._sum("dual_clip_fraction", clipped.is_dual_clipped)
-        self._sum("log_ratio_abs_mean", shift)
-        if kl_ref is not None:
-            self._sum("kl_ref", kl_ref)
-        self._counts.update(trained_tokens=logprobs.numel(), micro_batches=1, padded_tokens=batch.input_ids.numel())
+        if constants.is_compared is not None:
+            self._gap.add(shift, constants.is_compared)
+        self._sum("loss", parts.loss)
+        self._mean("kl", constants.old_logprobs - logprobs)
+        self._mean("log_ratio_abs_mean", shift)
+        for name, values in parts.metrics.items():
+            if values.numel():
+                self._mean(name, values)
+        self._counts.update(trained_tokens=logprobs.numel(), micro_batches=1, packed_tokens=batch.input_ids.numel())
 
-    def metrics(self) -> dict[str, float]:
-        """Means over trained tokens, save the log-prob gap; ``loss`` is a sum: the token weights already divide it."""
-        tokens = max(self._counts["trained_tokens"], 1)
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """
+        Means over the tokens of all ranks; ``loss`` is a sum: the token weights already divide it. Collective.
+        """
+        said = ranks.gather(msgspec.msgpack.encode(self._counted()))
+        counted = [msgspec.msgpack.decode(one, type=_Counted) for one in said]
+        sums = _added([one.sums for one in counted])
+        numbers = _added([one.numbers for one in counted])
+        highest = {name: max(one.highest.get(name, 0.0) for one in counted) for name in _names(counted)}
+        counts = dict.fromkeys(COUNTS, 0.0) | {name: sums.pop(name) for name in COUNTS if name in sums}
+        means = {name: total / numbers[name] if name in numbers else total for name, total in sums.items()}
+        gap = {"logprob_gap_tokens": numbers["logprob_gap_mean"]} if "logprob_gap_mean" in numbers else {}
+        return {"loss": 0.0, **means, **highest, **gap, **counts}
+
+    def _counted(self) -> _Counted:
         sums = {name: float(total) for name, total in self._sums.items()}
-        means = {name: total if name == "loss" else total / tokens for name, total in sums.items()}
-        shift_max = float(torch.stack(self._shift_max).max()) if self._shift_max else 0.0
-        counts = {name: float(count) for name, count in self._counts.items()}
-        return {"loss": 0.0, **means, "log_ratio_abs_max": shift_max, **self._gap.metrics(), **counts}
+        sums |= {name: float(count) for name, count in self._counts.items()}
+        numbers = {name: float(number) for name, number in self._numbers.items()}
+        highest = {"log_ratio_abs_max": float(torch.stack(self._shift_max).max()) if self._shift_max else 0.0}
+        if total := self._gap.total():
+            sums["logprob_gap_mean"], numbers["logprob_gap_mean"] = total.sum, total.num_tokens
+            highest["logprob_gap_max"] = total.highest
+        return _Counted(sums, numbers, highest)
+
+    def _mean(self, name: str, values: Tensor) -> None:
+        self._sum(name, values)
+        self._numbers[name] += values.numel()
 
     def _sum(self, name: str, values: Tensor) -> None:
         total = values.detach().sum(dtype=torch.float32)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+
+def _names(counted: Sequence[_Counted]) -> list[str]:
+    return sorted({name for one in counted for name in one.highest})
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def merged(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """
+    The metrics of a step of several updates.
+
+    Counts and skipped updates are added up, maxima are the highest, everything else is the mean over the updates.
+    """
+    names = {name: None for update in updates for name in update}
+    return {name: _merge(name, [update[name] for update in updates if name in update]) for name in names}
+
+
+def _merge(name: str, values: list[float]) -> float:
+    if name in (*COUNTS, "logprob_gap_tokens", "skipped"):
+        return sum(values)
+    if name.endswith("_max"):
+        return max(values)
+    return sum(values) / len(values)

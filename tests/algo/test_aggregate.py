@@ -20,26 +20,20 @@ def test_two_trajectories_by_hand(name, loss) -> None:
     assert 3 * weigh(2, totals) + 12 * weigh(3, totals) == pytest.approx(loss)
 
 
-@pytest.mark.parametrize("name", AGGREGATIONS)
-def test_weights_reproduce_the_masked_formulas_on_ragged_batches(name) -> None:
-    """The padded-and-masked form in which the papers' code writes them, the last trajectory without any token."""
-    random = np.random.default_rng(3)
-    lengths = np.append(random.integers(1, 12, size=30), 0)
-    mask = np.arange(12) < lengths[:, None]
-    losses = random.normal(size=mask.shape)
-    sums = (losses * mask).sum(1)
-    expected = {
-        "token-mean": sums.sum() / mask.sum(),
-        "token-sum": sums.sum(),
-        "seq-mean-token-sum": sums.mean(),
-        "seq-mean-token-sum-norm": sums.mean() / 12,
-        "seq-mean-token-mean": (sums / (lengths + 1e-8)).mean(),
-    }[name]
-
-    totals = Totals(int(mask.sum()), len(lengths), norm=12.0)
-    weights = [AGGREGATIONS[name](int(length), totals) for length in lengths]
-
-    assert np.dot(weights, sums) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        # the same two, and a third trajectory of which every token was rejected
+        ("token-mean", 3.0),
+        ("token-sum", 15.0),
+        ("seq-mean-token-sum", 5.0),
+        ("seq-mean-token-sum-norm", 0.5),
+        ("seq-mean-token-mean", 5.5 / 3),
+    ],
+)
+def test_a_trajectory_without_tokens_counts_among_trajectories(name, loss) -> None:
+    weigh, totals = AGGREGATIONS[name], Totals(num_tokens=5, num_trajectories=3, norm=10.0)
+    assert 3 * weigh(2, totals) + 12 * weigh(3, totals) + 0 * weigh(0, totals) == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

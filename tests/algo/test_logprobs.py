@@ -1,55 +1,126 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from asyncrl.algo.logprobs import logprobs_of_hidden, logprobs_of_logits
+from asyncrl.algo.logprobs import Scores, score_states
 
 N, H, V = 23, 8, 50
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_values_and_gradients_match_softmax_in_float64(temperature) -> None:
+class Formula:
+    """Float64 NumPy, the whole [N, V] at once."""
+
+    def __init__(self, states: np.ndarray, weight: np.ndarray, bias: np.ndarray, ids: np.ndarray, temperature: float):
+        scaled = (states @ weight.T + bias) / temperature
+        self.p = np.exp(scaled - scaled.max(1, keepdims=True))
+        self.p /= self.p.sum(1, keepdims=True)
+        self.logprobs = np.log(self.p[np.arange(len(ids)), ids])
+        self.entropy = -(self.p * np.log(self.p)).sum(1)
+        self.sum_pi_squared = (self.p**2).sum(1)
+        self.inputs = states, weight, ids, temperature
+
+    def gradients(self, push: np.ndarray, push_entropy: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Of sum(push · logprobs + push_entropy · entropy), in states, weight and bias."""
+        states, weight, ids, temperature = self.inputs
+        of_logprob = np.eye(V)[ids] - self.p
+        of_entropy = -self.p * (np.log(self.p) + self.entropy[:, None])
+        logits = (push[:, None] * of_logprob + push_entropy[:, None] * of_entropy) / temperature
+        return logits @ weight, logits.T @ states, logits.sum(0)
+
+
+@pytest.fixture
+def inputs() -> tuple[np.ndarray, ...]:
     random = np.random.default_rng(4)
-    values, ids = random.normal(scale=3.0, size=(N, V)), random.integers(0, V, N)
-    scaled = values / temperature
-    probs = np.exp(scaled - scaled.max(1, keepdims=True))
-    probs /= probs.sum(1, keepdims=True)
-    grads = (np.eye(V)[ids] - probs) / temperature
-
-    logits = torch.tensor(values, dtype=torch.float32, requires_grad=True)
-    logprobs = logprobs_of_logits(logits, torch.tensor(ids), temperature=temperature)
-    logprobs.sum().backward()
-
-    np.testing.assert_allclose(logprobs.detach(), np.log(probs[np.arange(N), ids]), rtol=1e-6, atol=1e-5)
-    np.testing.assert_allclose(logits.grad, grads, atol=1e-6)
+    shapes = (N, H), (V, H), (V,)
+    return *(random.normal(scale=1.5, size=shape) for shape in shapes), random.integers(0, V, N)
 
 
-def test_two_even_tokens_have_a_log_prob_of_minus_log_two() -> None:
-    logprobs = logprobs_of_logits(torch.tensor([[5.0, 5.0]]), torch.tensor([1]), temperature=0.5)
-    assert logprobs.item() == pytest.approx(-0.693147, abs=1e-6)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+@pytest.mark.parametrize("rows", [1, 4, N - 1, N], ids=lambda rows: f"{rows} rows at a time")
+def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(inputs, rows, temperature) -> None:
+    formula = Formula(*inputs, temperature)
+    tensors = [torch.tensor(array, requires_grad=array.dtype == np.float64) for array in inputs]
+    scores = score_states(
+        *tensors,
+        temperature=temperature,
+        dtype=torch.float64,
+        entropy=True,
+        sum_pi_squared=True,
+        chunk=rows * V,
+    )
+    push, push_entropy = np.random.default_rng(5).normal(size=(2, N))
+    (scores.logprobs @ torch.tensor(push) + scores.entropy @ torch.tensor(push_entropy)).backward()
+
+    for name in Scores._fields:
+        np.testing.assert_allclose(getattr(scores, name).detach(), getattr(formula, name), rtol=1e-10, atol=1e-12)
+    for tensor, expected in zip(tensors, formula.gradients(push, push_entropy), strict=False):
+        np.testing.assert_allclose(tensor.grad, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("rows", [1, 4, N - 1, N])
-def test_chunks_of_the_vocabulary_change_neither_value_nor_gradient(rows) -> None:
-    def run(chunk: int) -> tuple[torch.Tensor, ...]:
-        torch.manual_seed(0)
-        head, hidden = nn.Linear(H, V, bias=False), torch.randn(N, H, requires_grad=True)
-        ids = torch.randint(V, (N,))
-        logprobs = logprobs_of_hidden(hidden, head, ids, temperature=0.8, vocab_size=V, chunk=chunk)
-        logprobs.square().sum().backward()
-        return logprobs.detach(), hidden.grad, head.weight.grad
+@pytest.mark.parametrize("wanted", [{}, {"entropy": True}, {"sum_pi_squared": True}], ids=str)
+def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs, wanted) -> None:
+    tensors = [torch.tensor(array) for array in inputs]
+    scores = score_states(*tensors, temperature=1.0, dtype=torch.float64, **wanted)
 
-    for whole, chunked in zip(run(N * V), run(rows * V), strict=True):
-        torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-6)
+    assert {name for name in Scores._fields[1:] if getattr(scores, name) is not None} == set(wanted)
+    np.testing.assert_allclose(scores.logprobs, Formula(*inputs, 1.0).logprobs, rtol=1e-10)
 
 
-def test_a_chunk_smaller_than_a_row_is_one_row() -> None:
-    head, hidden = nn.Linear(H, V), torch.randn(3, H)
-    ids = torch.tensor([1, 2, 3])
-    assert logprobs_of_hidden(hidden, head, ids, temperature=1.0, vocab_size=V, chunk=1).shape == (3,)
+def test_two_even_tokens_have_log_prob_minus_log_two_and_entropy_log_two() -> None:
+    head = torch.tensor([[1.0], [1.0]])
+    scores = score_states(
+        torch.ones(1, 1), head, None, torch.tensor([1]), temperature=0.5, entropy=True, sum_pi_squared=True
+    )
+    assert [float(part) for part in scores] == pytest.approx([-0.693147, 0.693147, 0.5], abs=1e-6)
 
 
-def test_no_tokens_give_no_log_probs() -> None:
-    empty = torch.zeros(0, dtype=torch.int64)
-    assert logprobs_of_hidden(torch.zeros(0, H), nn.Linear(H, V), empty, temperature=1.0, vocab_size=V).shape == (0,)
+def test_a_frozen_head_gets_no_gradient_and_costs_none(inputs) -> None:
+    states, weight, bias, ids = (torch.tensor(array) for array in inputs)
+    states.requires_grad_()
+    score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64).logprobs.sum().backward()
+    assert weight.grad is None
+    np.testing.assert_allclose(states.grad, Formula(*inputs, 1.0).gradients(np.ones(N), np.zeros(N))[0], rtol=1e-9)
+
+
+def test_bfloat16_products_come_out_as_float32_and_stay_near(inputs) -> None:
+    states, weight, bias, ids = (torch.tensor(array) for array in inputs)
+    tensors = [tensor.float().requires_grad_() for tensor in (states, weight, bias)]
+    scores = score_states(*tensors, ids, temperature=1.0, dtype=torch.bfloat16, chunk=4 * V)
+    scores.logprobs.sum().backward()
+
+    assert scores.logprobs.dtype == torch.float32
+    assert all(tensor.grad.dtype == torch.float32 for tensor in tensors)
+    np.testing.assert_allclose(scores.logprobs.detach(), Formula(*inputs, 1.0).logprobs, atol=0.1)
+
+
+def test_no_tokens_give_no_scores_and_gradients_of_zero(inputs) -> None:
+    tensors = [torch.tensor(array, requires_grad=True) for array in inputs[:3]]
+    none = torch.zeros(0, dtype=torch.int64)
+    scores = score_states(tensors[0][:0], *tensors[1:], none, temperature=1.0, dtype=torch.float64, entropy=True)
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
+
+    assert scores.logprobs.shape == scores.entropy.shape == (0,)
+    assert all(not tensor.grad.any() for tensor in tensors)
+
+
+def test_logits_of_all_tokens_exist_at_no_time(inputs) -> None:
+    """Forward and backward: no tensor that torch hands out has more numbers than a chunk."""
+    tensors = [torch.tensor(array, requires_grad=array.dtype == np.float64) for array in inputs]
+    with _Largest() as largest:
+        score_states(
+            *tensors, temperature=1.0, dtype=torch.float64, entropy=True, chunk=12 * V
+        ).logprobs.sum().backward()
+    assert largest.numbers == 12 * V < N * V
+
+
+class _Largest(TorchFunctionMode):
+    """Remembers the largest tensor that any function gave back."""
+
+    numbers = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.numbers = max(self.numbers, out.numel())
+        return out

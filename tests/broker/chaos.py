@@ -32,7 +32,7 @@ def age_rules(staleness: int, order: str, lag: int, on_straggler: str | None) ->
 
 
 CONFIGS = st.builds(
-    lambda groups, size, publish, staleness, every, attempts, order, lag, on_straggler, filter_: a_config(
+    lambda groups, size, publish, staleness, every, samples, attempts, order, lag, on_straggler, filter_: a_config(
         run={"steps": 5},
         data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
         schedule={
@@ -44,7 +44,7 @@ CONFIGS = st.builds(
             "filter": filter_,
             **age_rules(staleness, order, lag, on_straggler),
         },
-        evaluation={"every_versions": every},
+        evaluation={"every_versions": every, "samples": samples, "temperature": 1.0},
         checkpoint={"every_steps": every * publish},
     ),
     groups=st.integers(1, 3),
@@ -52,6 +52,7 @@ CONFIGS = st.builds(
     publish=st.integers(1, 2),
     staleness=st.integers(0, 2),
     every=st.integers(0, 2),
+    samples=st.integers(1, 3),
     attempts=st.integers(1, 3),
     order=st.sampled_from(["fifo", "completion"]),
     lag=st.integers(0, 2),

@@ -500,6 +500,18 @@ def test_weights_that_can_never_be_published_end_the_run(tmp_path: Path) -> None
     assert house.cause.startswith("version 0 could not be published in 5 tries: t: connection refused")
 
 
+def test_a_child_that_is_not_needed_may_stay_away(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        supervisor, operator = await house.welcomed("supervisor", "s"), await house.welcomed("supervisor", "operator")
+        await supervisor.send(Exited("tracker-wandb", "exited with 70", restarting=False, is_needed=False))
+        await operator.send(Drain("nobody"))
+        assert isinstance(await operator.receive(), Drained), "the run goes on"
+
+    house = run(tmp_path, script)
+
+    assert [(e["node"], e["restarting"]) for e in house.events("node.exited")] == [("tracker-wandb", False)]
+
+
 def test_a_child_that_is_not_restarted_ends_the_run_with_how_it_ended(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         supervisor, rollout = await house.welcomed("supervisor", "s"), await house.welcomed("rollout", "a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.broker.drops import LEAST_IN_A_ROW, DropBook
+from asyncrl.broker.drops import LEAST_IN_A_ROW, LEAST_OVERLONG, OVERLONG, DropBook
 from asyncrl.errors import RunFailed
 
 
@@ -20,4 +20,22 @@ def test_one_complete_group_starts_the_count_anew():
     for _ in range(10):
         for _ in range(LEAST_IN_A_ROW):
             drops.dropped("bad luck")
+        drops.completed()
+
+
+@pytest.mark.parametrize(("window", "limit"), [(1, LEAST_OVERLONG), (16, 256), (100, 1600)])
+def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window, limit):
+    drops = DropBook(window)
+    for _ in range(limit):
+        drops.dropped(OVERLONG)
+    with pytest.raises(RunFailed, match=rf"^{limit + 1} prompts were filtered .* data.max_prompt_tokens"):
+        drops.dropped(OVERLONG)
+
+
+def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_row():
+    drops = DropBook(window=1)
+    for _ in range(3):
+        for _ in range(LEAST_OVERLONG):
+            drops.dropped(OVERLONG)
+        drops.dropped("bad luck")
         drops.completed()

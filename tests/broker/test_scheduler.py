@@ -27,6 +27,8 @@ from asyncrl.messages import (
     Batch,
     Bye,
     Draining,
+    Evaluated,
+    Evaluating,
     Failed,
     Grade,
     Hold,
@@ -54,6 +56,10 @@ HELD_OUT = a_config(
     data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
     evaluation={"every_versions": 0, "max_tokens": 50},
     checkpoint={"every_steps": 1},
+)
+SAMPLED = a_config(
+    data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+    evaluation={"every_versions": 0, "samples": 3, "temperature": 1.0},
 )
 
 
@@ -217,7 +223,23 @@ def test_settled_batch_and_trim_and_nothing_else_wait_for_the_ledger() -> None:
     waited = {type(outgoing.message) for outgoing in sent if outgoing.after_commit}
     went = {type(outgoing.message) for outgoing in sent if not outgoing.after_commit}
     assert waited == {Settled, Batch, Trim}
-    assert went == {Lease, Grade, Hold, Release, Transfer, Published}
+    assert went == {Lease, Grade, Hold, Release, Transfer, Published, Evaluating, Evaluated}
+
+
+def test_a_trainer_hears_which_version_is_measured_and_what_came_out_also_one_that_comes_later() -> None:
+    cluster = a_published(HELD_OUT, num_held_out=2)
+    sent = overheard(cluster)
+    cluster.settle()
+    first = next(node for node in cluster.nodes.values() if isinstance(node, Trainer))
+    later = cluster.start_trainer()
+    cluster.exchange()
+
+    def said(peer: str) -> list[object]:
+        return [one.message for one in sent if one.peer == peer and isinstance(one.message, Evaluating | Evaluated)]
+
+    results = cluster.scheduler.evaluation.results
+    assert said(first.peer) == [results[0], Evaluating(4), results[1]], "version 0 was begun before we listened"
+    assert said(later.peer) == results
 
 
 def test_a_result_is_settled_with_its_record() -> None:
@@ -438,6 +460,24 @@ def test_what_cannot_be_retried_is_given_up_at_once() -> None:
     assert [event.fields["reason"] for event in events(cluster, "group.dropped")] == [
         "rollout: the prompt has 900 tokens"
     ]
+
+
+@pytest.mark.parametrize(
+    ("is_filtered", "reason"), [(True, "overlong_prompt"), (False, "rollout: the prompt has 900 tokens")]
+)
+def test_a_prompt_that_is_too_long_makes_room_for_exactly_one_other(is_filtered: bool, reason: str) -> None:
+    """Both of its indices fail, and it is dropped once; either way a dead letter tells which row it was."""
+    cluster = a_published(a_config(data={"train": "train.jsonl", "filter_overlong_prompts": is_filtered}))
+    (node,) = rollouts(cluster)
+    admitted = len(of(cluster, Admitted))
+    for index in (0, 1):
+        token, _ = node.running.pop(Unit(0, index))
+        node.say(Failed(Unit(0, index), token, "rollout", "the prompt has 900 tokens", False, is_overlong=True))
+    cluster.exchange()
+
+    assert [(r.group_id, r.reason) for r in of(cluster, Dropped)] == [(0, reason)]
+    assert [(r.unit.group_id, r.is_final) for r in of(cluster, FailedAttempt)] == [(0, True)]
+    assert len(of(cluster, Admitted)) == admitted + 1
 
 
 def test_a_run_whose_every_generation_fails_ends_with_the_reason() -> None:
@@ -720,6 +760,38 @@ def test_held_out_prompts_are_asked_greedily_and_with_their_own_length() -> None
 
     held_out = [lease for lease in leases if lease.split == "held_out"]
     assert [(lease.sampling.temperature, lease.sampling.max_tokens) for lease in held_out] == [(0.0, 50)]
+
+
+def test_a_held_out_prompt_is_leased_as_often_as_there_are_samples_within_the_credits() -> None:
+    cluster = a_published(SAMPLED, num_held_out=2, capacity=4)
+    (node,) = rollouts(cluster)
+    asked = sorted(unit for unit in node.running if unit.split == "held_out")
+    assert asked == [Unit(0, 0, "held_out"), Unit(0, 1, "held_out"), Unit(0, 2, "held_out"), Unit(1, 0, "held_out")]
+
+    cluster.settle()
+
+    assert [result.metrics["pass@3"] for result in cluster.scheduler.evaluation.results] == [1.0, 1.0]
+    assert {result.num_prompts for result in cluster.scheduler.evaluation.results} == {2}
+
+
+def test_a_held_out_sample_without_a_verdict_leaves_the_others_of_its_prompt() -> None:
+    config = a_config(
+        data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+        evaluation={"every_versions": 0, "samples": 3, "temperature": 1.0, "at_end": False},
+        schedule={"groups_per_step": 2, "group_size": 2, "max_attempts": 1},
+    )
+    cluster = a_published(config, num_held_out=1)
+    (node,) = rollouts(cluster)
+    for index in (1, 0, 2):
+        node.finish(Unit(0, index, "held_out"))
+        cluster.exchange()
+    (judge_,) = (node for node in cluster.nodes.values() if isinstance(node, Reward))
+    assert [item.unit.index for item in judge_.in_hand] == [1, 0, 2]
+    judge_.fail()
+    cluster.settle()
+
+    (result,) = cluster.scheduler.evaluation.results
+    assert (result.num_prompts, result.metrics["failed"], result.metrics["avg@3"]) == (1, 1.0, 1.0)
 
 
 def test_weights_go_live_while_a_node_is_held() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
@@ -36,7 +37,7 @@ def test_it_says_its_version():
 
 
 def test_the_commands_are_these():
-    looking = {"report", "audit", "events", "dead-letters", "config", "doctor"}
+    looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
     assert set(main.commands) == {"run", "resume", "drain", "plan", "make-model", "data", *looking}
     assert set(main.commands["config"].commands) == {"show"}
     assert set(main.commands["data"].commands) == {"prepare", "check"}
@@ -81,32 +82,36 @@ def test_a_run_without_a_model_is_refused(config):
     assert "model.path 'nowhere' is not a model directory" in result.stderr
 
 
-def test_data_check_says_what_a_dataset_holds(config, tmp_path):
-    result = asyncrl("data", "check", tmp_path / "train.parquet")
-    assert result.exit_code == 0
-    assert "4 rows" in result.output
-    assert "no problems" in result.output
+def test_rows_that_are_skipped_are_told_before_anything_starts(config, tmp_path):
+    rows = [{"prompt": "how many", "answer": "1"}, {"prompt": "", "answer": "1"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+
+    refused = asyncrl("run", config, "--dry-run")
+    skipped = asyncrl("run", config, "--dry-run", "--set", "data.on_bad_row=skip")
+
+    assert refused.exit_code == 78
+    assert "train.parquet row 1: 'prompt' is empty" in refused.stderr
+    assert "data.train:\n  1 row cannot be used\n         1  'prompt' is empty" in skipped.output
 
 
-def test_data_check_of_an_unusable_dataset_ends_with_78(tmp_path):
-    pq.write_table(pa.table({"prompt": [""], "answer": ["1"], "data_source": ["toy"]}), tmp_path / "bad.parquet")
-    result = asyncrl("data", "check", tmp_path / "bad.parquet")
-    assert result.exit_code == 78
-    assert result.stderr.startswith("asyncrl: ")
+def test_chats_for_a_model_without_a_chat_template_are_refused_before_anything_starts(config, tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "how many"}], "answer": "1"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+
+    assert "the model has no chat template" in asyncrl("run", config, "--dry-run").stderr
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert asyncrl("run", config, "--dry-run").exit_code == 0
 
 
-def test_data_prepare_writes_a_dataset_that_check_accepts(tmp_path):
-    (tmp_path / "raw.jsonl").write_text('{"question": "How many?", "answer": "6 * 7\\n#### 42"}\n')
-    out = tmp_path / "gsm8k.parquet"
-    result = asyncrl("data", "prepare", "gsm8k", tmp_path / "raw.jsonl", "-o", out)
-    assert (result.exit_code, result.output) == (0, f"{out}: 1 rows of gsm8k\n")
-    assert asyncrl("data", "check", out).exit_code == 0
+def test_several_files_of_a_run_are_looked_at_together(config, tmp_path):
+    more = tmp_path / "more.parquet"
+    files = f"data.train=['{tmp_path}/train.parquet', '{more}']"
+    pq.write_table(pa.Table.from_pylist([{"prompt": "?", "answer": "1"}]), more)
+    assert asyncrl("run", config, "--dry-run", "--set", files, "--set", "data.ratios=[3, 1]").exit_code == 0
 
-
-def test_data_prepare_of_a_missing_file_is_one_sentence(tmp_path):
-    result = asyncrl("data", "prepare", "gsm8k", tmp_path / "nowhere.jsonl", "-o", tmp_path / "out.parquet")
-    assert result.exit_code == 78
-    assert len(result.stderr.splitlines()) == 1
+    pq.write_table(pa.Table.from_pylist([{"question": "?", "answer": "1"}]), more)
+    refused = asyncrl("run", config, "--dry-run", "--set", files)
+    assert "more.parquet has no column 'prompt'" in refused.stderr
 
 
 def a_run(folder: Path, name: str) -> RunDirectory:
@@ -137,3 +142,66 @@ def test_report_of_nothing_is_one_sentence(tmp_path):
     result = asyncrl("report", tmp_path / "nowhere")
     assert result.exit_code not in (0, 1)
     assert len(result.stderr.splitlines()) == 1
+
+
+# ── eval and export ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_as_it_was():
+    """These commands send log lines to standard error, which under test is gone with the test."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_what_cannot_be_examined_is_said_in_one_sentence(config, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    result = asyncrl("eval", tmp_path / "nothing", "--config", config, "--data", tmp_path / "train.parquet")
+    assert result.exit_code == 78
+    assert (
+        result.stderr
+        == f"asyncrl: MODEL '{tmp_path}/nothing' is not a model directory: there is no config.json in it\n"
+    )
+
+
+def test_rows_that_no_verifier_is_for_are_known_before_anything_is_loaded(config, tmp_path):
+    result = asyncrl("eval", tmp_path / "model", "--data", tmp_path / "train.parquet")
+    assert result.exit_code == 78
+    assert "no reward is for rows with data_source 'toy'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param([], "there is no sound checkpoint in", id="no checkpoint"),
+        pytest.param(["--step", "3"], "there is no checkpoint of step 3", id="not this one"),
+        pytest.param(["--step", "best"], "there is no", id="none was measured"),
+        pytest.param(
+            ["--step", "last"], "--step 'last': expected a number of optimizer steps, or 'best'", id="no step"
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_said_in_one_sentence(tmp_path, options, message):
+    run = RunDirectory.create(tmp_path, "toy")
+    result = asyncrl("export", run.path, "-o", tmp_path / "out", *options)
+    assert result.exit_code == 78
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_exported_over_what_is_there(tmp_path):
+    run = RunDirectory.create(tmp_path, "toy")
+    result = asyncrl("export", run.path, "-o", tmp_path)
+    assert result.exit_code == 78
+    assert "nothing is written over" in result.stderr
+
+
+def test_a_run_that_does_not_exist_is_not_exported(tmp_path):
+    assert asyncrl("export", tmp_path / "none", "-o", tmp_path / "out").exit_code == 78
+
+
+def test_a_tracker_there_is_not_is_told_before_anything_starts(config):
+    refused = asyncrl("run", config, "--dry-run", "--set", "trackers.use=['wanbd']")
+    assert refused.exit_code == 78
+    assert "did you mean 'wandb'?" in refused.stderr

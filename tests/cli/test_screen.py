@@ -76,11 +76,13 @@ def test_without_a_terminal_there_are_plain_lines_only():
     with screen:
         screen.step(progress(0))
         screen.evaluated(Evaluated(10, 0.25, 64, {"length_mean": 12.0}))
+        screen.evaluated(Evaluated(20, 0.41, 64, {"length_mean": 9, "avg@4": 0.41, "pass@4": 0.8, "maj@4": 0.5}))
         screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
         screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
     assert written.getvalue().splitlines() == [
         step_line(progress(0), 0.0),
         "eval v10  held-out accuracy 25.0% of 64  len 12",
+        "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
         "rollout-0 was killed by SIGKILL; starting it again",
         "trainer-0 exited with 1: [bold] no markup",
     ]

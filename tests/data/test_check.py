@@ -5,14 +5,22 @@ import msgspec
 import pytest
 
 from asyncrl.config import Data
-from asyncrl.data.check import inspect
-from asyncrl.errors import DataError
+from asyncrl.data.check import inspect, unusable
+from asyncrl.data.dataset import BadRow
+from asyncrl.errors import DataError, EngineError
+from asyncrl.messages import Prompt
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> Path:
     path = folder / "rows.jsonl"
     path.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
     return path
+
+
+def num_words(prompt: Prompt) -> int:
+    if prompt.chat:
+        raise EngineError("no chat template", retryable=False)
+    return len(prompt.text.split())
 
 
 def test_a_good_dataset_is_described(tmp_path: Path) -> None:
@@ -29,34 +37,95 @@ def test_a_good_dataset_is_described(tmp_path: Path) -> None:
     assert inspection.text() == "\n".join(
         [
             f"{path}: 21 rows",
-            "  columns       prompt, answer, data_source",
-            "  data sources  b 18   a 3",
-            "  prompts       1 chat, 20 text",
-            "  prompt chars  min 1   5% 2   median 11   95% 20   max 21",
-            "  no problems",
+            "  columns        prompt, answer, data_source",
+            "  data sources   b 18   a 3",
+            "  prompts        1 chat, 20 text",
+            "  prompt chars   min 1   5% 2   median 11   95% 20   max 21",
+            "  every row can be used",
         ]
     )
 
 
-def test_bad_rows_are_named_up_to_the_fifth_and_counted(tmp_path: Path) -> None:
-    path = write(tmp_path, {"prompt": "fine", "answer": "1"}, *[{"prompt": "", "answer": "1"}] * 7)
+def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
+    fine, empty = {"prompt": "fine", "answer": "1"}, {"prompt": "", "answer": "1"}
+    picture = {"prompt": "<image>?", "answer": "1", "images": [{"path": "x.png"}]}
+    path = write(tmp_path, fine, empty, picture, empty, empty)
 
     inspection = inspect(path)
 
-    assert inspection.text().splitlines()[-7:] == [
-        "  7 problems",
-        *[f"    {path} line {line}: 'prompt' is empty" for line in range(2, 7)],
-        "    and 2 more",
+    assert inspection.text().splitlines()[-3:] == [
+        "  4 rows cannot be used",
+        f"         3  'prompt' is empty: {path} line 2, ...",
+        f"         1  it has images, and only text can be asked: {path} line 3",
     ]
-    with pytest.raises(DataError, match=r"^7 of 8 rows cannot be used; the first: .* line 2: 'prompt' is empty$"):
+    assert [row.place for row in inspection.bad] == [f"{path} line {line}" for line in (2, 3, 4, 5)]
+    with pytest.raises(DataError, match=r"^4 of 5 rows cannot be used; the first: .* line 2: 'prompt' is empty$"):
         inspection.require_usable()
+
+
+def test_many_reasons_are_counted_after_the_fifth() -> None:
+    bad = [BadRow(f"row {number}", f"reason {number}") for number in range(7)]
+
+    lines = unusable(bad)
+
+    assert lines[0] == "  7 rows cannot be used"
+    assert lines[5:] == ["         1  reason 4: row 4", "    and for 2 more reasons"]
 
 
 def test_a_dataset_without_one_good_row_is_still_described(tmp_path: Path) -> None:
     text = inspect(write(tmp_path, {"prompt": "", "answer": "1"})).text()
 
-    assert "  prompt chars  -" in text
-    assert "  1 problem\n" in text
+    assert "  prompt chars   -" in text
+    assert "  1 row cannot be used\n" in text
+
+
+def test_what_no_verifier_will_see_is_told(tmp_path: Path) -> None:
+    row = {"prompt": "?", "answer": "1", "extra_info": {"index": 1, "tools": {"a": 1}}}
+    path = write(tmp_path, row, row | {"extra_info": {"tools": {}, "tags": []}}, row | {"extra_info": None})
+
+    inspection = inspect(path)
+
+    assert inspection.left_behind == {"tools": 2, "tags": 1}
+    assert "  left behind    extra_info.tools 2   extra_info.tags 1" in inspection.text()
+
+
+def test_tokens_are_counted_by_whoever_knows_them(tmp_path: Path) -> None:
+    path = write(tmp_path, *({"prompt": "w " * n, "answer": "1"} for n in (1, 2, 3)))
+
+    inspection = inspect(path, count_tokens=num_words)
+
+    assert inspection.prompt_tokens == {"min": 1, "5%": 1, "median": 2, "95%": 3, "max": 3}
+    assert "  prompt tokens  min 1 " in inspection.text()
+    inspection.require_usable()
+
+
+def test_a_longer_prompt_cannot_be_used_nor_one_without_tokens(tmp_path: Path) -> None:
+    chat = {"prompt": [{"role": "user", "content": "?"}], "answer": "1"}
+    path = write(tmp_path, {"prompt": "one two three", "answer": "1"}, {"prompt": "one", "answer": "1"}, chat)
+
+    inspection = inspect(path, count_tokens=num_words, max_tokens=2)
+
+    assert [row.reason for row in inspection.bad] == ["no chat template", "it has more than 2 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, {"bad", "long"}),
+        ({"on_bad_row": "skip"}, {"long"}),
+        ({"filter_overlong_prompts": True}, {"bad"}),
+        ({"on_bad_row": "skip", "filter_overlong_prompts": True}, set()),
+    ],
+)
+def test_rows_that_the_configuration_leaves_out_are_listed_and_not_refused(
+    tmp_path: Path, settings: dict[str, Any], refused: set[str]
+) -> None:
+    path = write(tmp_path, {"prompt": "", "answer": "bad"}, {"prompt": "one two", "answer": "long"})
+
+    inspection = inspect(path, Data(train="", **settings), count_tokens=num_words, max_tokens=1)
+
+    assert len(inspection.bad) == 2
+    assert {"long" if "more than" in row.reason else "bad" for row in inspection.refused} == refused
 
 
 def test_columns_go_by_the_names_given(tmp_path: Path) -> None:

@@ -1,58 +1,45 @@
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.config import Data
-from asyncrl.data.prompts import PromptStream, held_out_stream, permutation, train_stream
+from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import DataError
 
+SIZES = {"a": 5, "b": 3, "c": 11}
 
-class SevenRows:
-    path = Path("seven rows")
-    columns = ["prompt", "answer"]
 
-    def __len__(self) -> int:
-        return 7
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each size; row n of file a asks "a" and answers n."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name, size in SIZES.items():
+        rows = [{"prompt": name, "answer": str(n), "data_source": f"source {name}"} for n in range(size)]
+        (folder / name).write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    return folder
 
-    def __getitem__(self, row: int) -> dict[str, str]:
-        return {"prompt": f"p{row}", "answer": str(row)}
 
-    def place(self, row: int) -> str:
-        return f"row {row}"
+def data_of(folder: Path, *names: str, **others: Any) -> Data:
+    paths = [str(folder / name) for name in names]
+    return Data(**{"train": paths if len(paths) > 1 else paths[0], **others})
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
-    path = tmp_path / "five.jsonl"
-    path.write_bytes(b"\n".join(msgspec.json.encode({"prompt": f"p{n}", "answer": str(n)}) for n in range(5)))
-    return Data(train=str(path), held_out=str(path))
+def data(folder: Path) -> Data:
+    return data_of(folder, "a", held_out=str(folder / "a"))
 
 
-def test_the_order_of_an_epoch_never_changes() -> None:
-    """Written down: a run resumed on another machine or Python must not ask prompts twice, or never."""
-    assert permutation(8, seed=0, epoch=0) == [0, 5, 3, 7, 1, 6, 4, 2]
-    assert permutation(8, seed=0, epoch=1) == [4, 0, 2, 5, 1, 7, 3, 6]
-    assert permutation(8, seed=1, epoch=0) == [1, 3, 0, 4, 5, 6, 2, 7]
+# ── one file ────────────────────────────────────────────────────────────────────────────────
 
 
-@given(st.integers(0, 300), st.integers(0, 2**40), st.integers(0, 1000))
-def test_every_row_comes_once_an_epoch(size: int, seed: int, epoch: int) -> None:
-    assert sorted(permutation(size, seed, epoch)) == list(range(size))
-
-
-def test_every_order_is_as_likely_as_any_other() -> None:
-    """All 6 orders of 3 rows, 6000 seeds: each within 5 standard deviations (29 each) of 1000."""
-    seen: dict[tuple[int, ...], int] = {}
-    for seed in range(6000):
-        order = tuple(permutation(3, seed, 0))
-        seen[order] = seen.get(order, 0) + 1
-
-    assert len(seen) == 6
-    assert all(abs(times - 1000) < 145 for times in seen.values())
+def test_the_order_of_a_file_never_changes(data: Data) -> None:
+    """Written down: a ledger of rows must mean the same rows to the next asyncrl."""
+    assert [draw.row for draw in islice(train_stream(data, seed=0).since(0), 10)] == [4, 0, 3, 2, 1, 2, 0, 4, 1, 3]
 
 
 def test_epochs_differ_and_cover_the_dataset(data: Data) -> None:
@@ -66,20 +53,103 @@ def test_epochs_differ_and_cover_the_dataset(data: Data) -> None:
     assert all(draw.prompt.answer == str(draw.row) for draw in draws)
 
 
-@given(st.lists(st.integers(0, 40), max_size=20))
-def test_a_stream_asked_anywhere_gives_what_it_gives_in_order(asked: list[int]) -> None:
-    """The whole cursor is the next group id: nothing depends on what was asked before."""
-    data = Data(train="seven rows")
-    in_order = list(islice(PromptStream(SevenRows(), data, 9).since(0), 41))
-    stream = PromptStream(SevenRows(), data, 9)
-
-    assert [stream.at(group_id) for group_id in asked] == [in_order[group_id] for group_id in asked]
-
-
 def test_without_shuffling_rows_come_in_file_order(data: Data) -> None:
     stream = train_stream(msgspec.structs.replace(data, shuffle=False), seed=3)
 
     assert [draw.row for draw in islice(stream.since(3), 4)] == [3, 4, 0, 1]
+
+
+@pytest.mark.parametrize("group_id", [-1, 3, 4])
+def test_a_group_outside_a_bounded_stream_is_an_index_error(data: Data, group_id: int) -> None:
+    with pytest.raises(IndexError, match="outside the 3 prompts"):
+        held_out_stream(data, max_prompts=3).at(group_id)
+
+
+# ── several files ───────────────────────────────────────────────────────────────────────────
+
+
+def test_several_files_are_shuffled_as_one_whose_rows_are_numbered_through(folder: Path) -> None:
+    draws = list(islice(train_stream(data_of(folder, "a", "b"), seed=0).since(0), 8))
+
+    assert sorted(draw.row for draw in draws) == list(range(8))
+    assert {draw.epoch for draw in draws} == {0}
+    assert all(draw.prompt.text == ("a" if draw.row < 5 else "b") for draw in draws)
+    assert [draw.prompt.text for draw in draws] not in (list("aaaaabbb"), list("bbbaaaaa"))
+
+
+def test_with_ratios_each_file_has_epochs_of_its_own(folder: Path) -> None:
+    """Two turns of the 5 rows of a, then one of the 3 rows of b: 9 groups are one epoch of b and 6 rows of a."""
+    draws = list(islice(train_stream(data_of(folder, "a", "b", ratios=[2, 1]), seed=1).since(0), 9))
+
+    of_a = [draw for draw in draws if draw.prompt.text == "a"]
+    of_b = [draw for draw in draws if draw.prompt.text == "b"]
+    assert [draw.prompt.text for draw in draws] == list("aab" * 3)
+    assert [draw.epoch for draw in of_a] == [0, 0, 0, 0, 0, 1]
+    assert sorted(draw.row for draw in of_b) == [5, 6, 7], "numbered behind the rows of a"
+    assert [draw.epoch for draw in of_b] == [0, 0, 0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(ratios=st.lists(st.integers(1, 7), min_size=3, max_size=3), seed=st.integers(0, 2**40), shuffle=st.booleans())
+def test_whatever_the_ratios_a_row_comes_once_an_epoch_of_its_file(
+    folder: Path, ratios: list[int], seed: int, shuffle: bool
+) -> None:
+    stream = train_stream(data_of(folder, "a", "b", "c", ratios=ratios, shuffle=shuffle), seed)
+    had: dict[str, list[tuple[int, int]]] = {name: [] for name in SIZES}
+    for number, draw in enumerate(islice(stream.since(0), 90), start=1):
+        had[draw.prompt.text].append((draw.epoch, int(draw.prompt.answer)))
+        shares = [len(had[name]) * sum(ratios) - number * ratio for name, ratio in zip(SIZES, ratios, strict=True)]
+        assert all(abs(share) < sum(ratios) for share in shares), "within one of its ratio in every prefix"
+    for name, size in SIZES.items():
+        for epoch in range(len(had[name]) // size):
+            draws = had[name][epoch * size : (epoch + 1) * size]
+            assert sorted(draws) == [(epoch, row) for row in range(size)]
+
+
+@given(asked=st.lists(st.integers(0, 40), max_size=20), ratios=st.sampled_from([[], [1, 2]]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+def test_a_stream_asked_anywhere_gives_what_it_gives_in_order(
+    folder: Path, asked: list[int], ratios: list[int]
+) -> None:
+    """The whole cursor is the next group id: nothing depends on what was asked before."""
+    data = data_of(folder, "a", "b", ratios=ratios)
+    in_order = list(islice(train_stream(data, 9).since(0), 41))
+    stream = train_stream(data, 9)
+
+    assert [stream.at(group_id) for group_id in asked] == [in_order[group_id] for group_id in asked]
+
+
+# ── some of the rows ────────────────────────────────────────────────────────────────────────
+
+
+def test_so_many_rows_are_drawn_by_the_seed_once_for_all_epochs(folder: Path) -> None:
+    def rows(seed: int) -> list[list[int]]:
+        stream = train_stream(data_of(folder, "c", max_rows=4), seed)
+        draws = [draw.row for draw in islice(stream.since(0), 8)]
+        return [sorted(draws[:4]), sorted(draws[4:])]
+
+    assert rows(0)[0] == rows(0)[1]
+    assert len(set(rows(0)[0])) == 4
+    assert len({tuple(rows(seed)[0]) for seed in range(5)}) > 1
+
+
+def test_without_shuffling_they_are_the_first(folder: Path) -> None:
+    stream = train_stream(data_of(folder, "a", "b", max_rows=6, shuffle=False), 0)
+    assert [draw.row for draw in islice(stream.since(0), 7)] == [0, 1, 2, 3, 4, 5, 0]
+
+
+def test_more_rows_than_there_are_is_all_of_them(folder: Path) -> None:
+    stream = train_stream(data_of(folder, "b", max_rows=100), 0)
+    assert sorted(draw.row for draw in islice(stream.since(0), 3)) == [0, 1, 2]
+
+
+def test_a_file_with_a_share_and_no_row_is_refused(folder: Path) -> None:
+    data = data_of(folder, "a", "b", ratios=[1, 1], max_rows=2, shuffle=False)
+    with pytest.raises(DataError, match=r"b' has a share in data\.ratios, but no row that is trained on"):
+        train_stream(data, 0)
+
+
+# ── held-out prompts ────────────────────────────────────────────────────────────────────────
 
 
 def test_held_out_prompts_are_the_first_rows_in_file_order(data: Data) -> None:
@@ -90,18 +160,56 @@ def test_held_out_prompts_are_the_first_rows_in_file_order(data: Data) -> None:
     assert held_out_stream(data, max_prompts=100).limit == 5
 
 
-@pytest.mark.parametrize("group_id", [-1, 3, 4])
-def test_a_group_outside_a_bounded_stream_is_an_index_error(data: Data, group_id: int) -> None:
-    with pytest.raises(IndexError, match="outside the 3 prompts"):
-        held_out_stream(data, max_prompts=3).at(group_id)
+def test_several_held_out_files_give_so_many_each(folder: Path) -> None:
+    data = data_of(folder, "c", held_out=[str(folder / "a"), str(folder / "b")])
+
+    draws = list(held_out_stream(data, max_prompts=2).since(0))
+
+    assert [(draw.prompt.text, draw.prompt.answer) for draw in draws] == [
+        ("a", "0"),
+        ("a", "1"),
+        ("b", "0"),
+        ("b", "1"),
+    ]
 
 
-def test_a_bad_row_is_told_before_the_first_prompt_is_asked(tmp_path: Path) -> None:
+# ── rows that cannot be used ────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def with_bad_rows(tmp_path: Path) -> Data:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": null}\n')
+    good, bad = '{"prompt": "a", "answer": "1"}\n', '{"prompt": "b", "answer": null}\n'
+    path.write_text(good + bad + good + bad + good)
+    return Data(train=str(path), held_out=str(path))
 
-    with pytest.raises(DataError, match=r"rows\.jsonl line 2: 'answer' must be text or a number, got null"):
-        train_stream(Data(train=str(path)), seed=0)
+
+def test_a_bad_row_is_told_before_the_first_prompt_is_asked(with_bad_rows: Data) -> None:
+    with pytest.raises(DataError) as caught:
+        train_stream(with_bad_rows, seed=0)
+
+    assert str(caught.value) == (
+        f"{with_bad_rows.train} line 2: 'answer' must be text or a number, got null (and 1 more of 5 rows); repair it, "
+        f"or leave such rows out with data.on_bad_row = 'skip'"
+    )
+
+
+def test_skipped_rows_are_counted_and_keep_their_numbers(with_bad_rows: Data) -> None:
+    data = msgspec.structs.replace(with_bad_rows, on_bad_row="skip")
+
+    train, held_out = train_stream(data, seed=0), held_out_stream(data, max_prompts=2)
+
+    assert sorted(draw.row for draw in islice(train.since(0), 3)) == [0, 2, 4]
+    assert train.at(3).epoch == 1
+    assert [draw.row for draw in held_out.since(0)] == [0, 2]
+    assert [row.place for row in train.census.bad] == [f"{data.train} line 2", f"{data.train} line 4"]
+
+
+def test_a_dataset_of_bad_rows_alone_is_refused_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "", "answer": "1"}\n')
+
+    with pytest.raises(DataError, match=r"none of the 1 rows can be used; the first: .* line 1: 'prompt' is empty"):
+        train_stream(Data(train=str(tmp_path / "rows.jsonl"), on_bad_row="skip"), seed=0)
 
 
 def test_a_missing_column_is_told_before_any_row(tmp_path: Path) -> None:
@@ -110,3 +218,11 @@ def test_a_missing_column_is_told_before_any_row(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="has no column 'prompt': it has question, answer"):
         train_stream(Data(train=str(path)), seed=0)
+
+
+def test_the_census_knows_sources_and_forms(folder: Path, tmp_path: Path) -> None:
+    stream: PromptStream = train_stream(data_of(folder, "a", "b"), 0)
+    assert (stream.census.data_sources, stream.census.has_chats) == (frozenset({"source a", "source b"}), False)
+
+    (tmp_path / "chats").write_text('{"prompt": [{"role": "user", "content": "?"}], "answer": 1}')
+    assert train_stream(Data(train=str(tmp_path / "chats")), 0).census.has_chats

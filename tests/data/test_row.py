@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config import Data
-from asyncrl.data.row import prompt_of, require_columns
+from asyncrl.data.row import left_behind, prompt_of, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
@@ -140,3 +140,22 @@ def test_a_data_source_column_somebody_named_must_exist(tmp_path: Path) -> None:
     require_columns(rows, DATA)
     with pytest.raises(DataError, match="has no column 'origin'"):
         require_columns(rows, Data(train="x", data_source_column="origin"))
+
+
+@pytest.mark.parametrize("space", ["", "\n  "])
+def test_a_chat_may_be_json_text(tmp_path: Path, space: str) -> None:
+    text = space + msgspec.json.encode(CHAT).decode()
+    assert prompt_of(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA) == Prompt(chat=CHAT, answer="5")
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2] is what?", '["role", "content"]', '[{"role": "user"}]', '[{"role": "user", "content": "cut', "[]"]
+)
+def test_text_that_only_looks_like_one_is_asked_as_it_is(tmp_path: Path, text: str) -> None:
+    assert prompt_of(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA).text == text
+
+
+def test_nested_values_are_known_to_stay_behind() -> None:
+    assert left_behind({"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]}) == ["tools", "tags"]
+    assert left_behind(None) == []
+    assert left_behind('{"index": 7}') == ["(all of it)"]

@@ -113,9 +113,9 @@ def as_sample(completion: Completion) -> TrainingSample:
 def trainer_logprobs(policy: Policy, completions: list[Completion], temperature: float) -> list[np.ndarray]:
     """[T] of each completion, as the trainer's own code computes them."""
     samples = [as_sample(completion) for completion in completions]
-    batch = collate(samples, [0.0] * len(samples), [0.0] * len(samples), device=policy.device)
+    batch = collate(samples, device=policy.device)
     with torch.no_grad():
-        flat = policy.logprobs(batch, temperature=temperature).numpy()
+        flat = policy.score(batch, temperature=temperature).logprobs.numpy()
     return np.split(flat, np.cumsum([len(completion.completion_ids) for completion in completions])[:-1])
 
 

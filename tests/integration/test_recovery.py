@@ -38,6 +38,19 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint_with_the_same_batches(star
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
+@pytest.mark.slow
+def test_when_a_rank_of_the_trainer_is_killed_all_of_them_go_on_from_the_checkpoint(start_run):
+    run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
+    run.until(lambda: run.steps_done() >= 6)
+    run.kill_node("trainer-0-rank-1")
+    run.until(lambda: len(exits(run)) == 1 and run.steps_done() >= 9)
+    run.kill_node("trainer-0")
+    assert_complete(run)
+    (first, second) = exits(run)
+    assert first == ("trainer-0", "exited with 70: trainer-0-rank-1 was killed by SIGKILL")
+    assert second == ("trainer-0", "was killed by SIGKILL")
+
+
 def test_a_killed_broker_starts_again_where_it_was(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)

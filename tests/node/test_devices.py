@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config import Rollout, Vllm
+from asyncrl.config import Rollout, Trainer, Vllm
 from asyncrl.errors import ConfigError
-from asyncrl.node.devices import Devices, chosen, find, require, share
+from asyncrl.node.devices import Devices, apart, chosen, find, require, share
 
 
 def machine(dev: Path, *names: str) -> Path:
@@ -180,3 +180,31 @@ def test_one_replica_refuses_to_start_with_too_few_devices():
     require(Devices("cuda", ()), Rollout(engine="transformers"))
     with pytest.raises(ConfigError, match="tensor_parallel_size = 2 needs 2 devices, but this process may use 1"):
         require(Devices("cuda", ("0",)), vllm(2))
+
+
+# ── trainer and rollouts ────────────────────────────────────────────────────────────────────
+
+FOUR = Devices("cuda", ("0", "1", "2", "3"), "by hand")
+
+
+def test_the_trainer_takes_the_first_devices_and_rollouts_get_the_others():
+    trainer, left = apart(FOUR, Trainer(device="cuda", ranks=2))
+    assert (trainer.ids, left.ids) == (("0", "1"), ("2", "3"))
+    assert [one.ids for one in share(left, vllm(), 2)] == [("2",), ("3",)]
+
+
+def test_a_trainer_on_the_cpu_leaves_all_devices_to_rollouts():
+    assert apart(FOUR, Trainer(ranks=2)) == (None, FOUR)
+
+
+def test_too_few_devices_for_the_trainer_are_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"trainer.ranks = 5 needs 5 devices, but this machine has 4 \(by hand\)"):
+        apart(FOUR, Trainer(device="cuda", ranks=5))
+    with pytest.raises(ConfigError, match="needs 1 device, but this machine has 0"):
+        apart(FOUR, Trainer(device="npu"))
+
+
+def test_what_the_trainer_has_is_missing_where_rollouts_want_it():
+    _, left = apart(FOUR, Trainer(device="cuda", ranks=3))
+    with pytest.raises(ConfigError, match=r"has 1 \(by hand, less 3 devices for the trainer\)"):
+        share(left, vllm(), 2)

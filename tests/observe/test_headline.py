@@ -12,6 +12,8 @@ EXPECTED = {
     "wall time": "20.0 s",
     "held-out accuracy before": "25.0 %",
     "held-out accuracy after": "75.0 %",
+    "held-out, of several completions": "–",
+    "held-out, by data source": "–",
     "held-out prompts": "64",
     "reward, first 10 steps": "0.45",
     "reward, last 10 steps": "0.45",

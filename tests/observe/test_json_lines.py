@@ -87,3 +87,30 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
 
     with pytest.raises(LedgerError, match=r"events\.jsonl line 2 is not a JSON object"):
         JsonLines(path).read()
+
+
+def test_lines_may_be_read_from_where_the_last_one_ended(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    assert lines.since(0) == []
+    lines.append({"step": 1})
+    lines.append({"step": 2})
+    (_, first), (_, second) = lines.since(0)
+    assert lines.since(first) == [({"step": 2}, second)]
+    assert lines.since(second) == []
+    with lines.path.open("ab") as file:
+        file.write(b'{"step": 3')
+    assert lines.since(second) == [], "not yet whole"
+
+
+def test_a_damaged_line_is_named_by_where_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n{]\n')
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl at byte 9 is not a JSON object"):
+        JsonLines(path).since(9)
+
+
+def test_a_file_that_is_shorter_than_it_was_is_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n')
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl has lost what lay before byte 10"):
+        JsonLines(path).since(10)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.config import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
     Failed,
@@ -96,7 +97,7 @@ def played(play: Play, *, function: str = "gsm8k", max_in_hand: int = 8) -> list
     """Run an actor in a world, until the play is over and the actor has stopped."""
 
     async def run() -> list[Message]:
-        async with WorkerPool(function, timeout_s=0.3) as pool:
+        async with WorkerPool(Reward(function=function, timeout_s=0.3)) as pool:
             world = World(pool, max_in_hand)
             running = asyncio.create_task(world.actor.run())
             spool = asyncio.create_task(world.serve_spool())
@@ -118,8 +119,8 @@ def test_each_grade_is_answered_with_its_verdict() -> None:
 
     assert offer == Offer(8)
     assert verdicts(scored) == [
-        ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70),
-        ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}, 71),
+        ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4"),
+        ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}, 71, "5"),
     ]
 
 
@@ -133,7 +134,7 @@ def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:
 
     assert isinstance(failed, Failed)
     assert failed.unit == Unit(0, 1)
-    assert scored == Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70)])
+    assert scored == Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4")])
 
 
 def test_credits_are_a_running_total_offered_again_by_quarters() -> None:
@@ -154,7 +155,7 @@ def test_one_credit_is_offered_again_each_time() -> None:
         world.broker.say(world.completion(0, "#### 4"))
         return [await world.broker.hear() for _ in range(3)]
 
-    scored = Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70)])
+    scored = Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4")])
     assert played(play, max_in_hand=1) == [Offer(1), scored, Offer(2)]
 
 
@@ -213,7 +214,7 @@ def end_of(broker: LinkError | None = None, spool: LinkError | None = None) -> N
     """Run an actor whose links break."""
 
     async def run() -> None:
-        async with WorkerPool("gsm8k") as pool:
+        async with WorkerPool(Reward(function="gsm8k")) as pool:
             world = World(pool, max_in_hand=1)
             if broker:
                 world.broker.say(broker)
@@ -239,7 +240,7 @@ def test_a_reset_link_and_a_lost_spool_are_raised_as_they_are() -> None:
 
 def test_cancelling_ends_the_run() -> None:
     async def cancel() -> bool:
-        async with WorkerPool("gsm8k") as pool:
+        async with WorkerPool(Reward(function="gsm8k")) as pool:
             world = World(pool, max_in_hand=1)
             running = asyncio.create_task(world.actor.run())
             await world.broker.hear()
@@ -255,7 +256,7 @@ def test_time_in_hand_is_busy_time() -> None:
 
     async def run() -> tuple[float, float]:
         nonlocal now_s
-        async with WorkerPool("gsm8k") as pool:
+        async with WorkerPool(Reward(function="gsm8k")) as pool:
             world = World(pool, max_in_hand=1)
             actor = RewardActor(pool=pool, link=world.broker, spool=world.spool, max_in_hand=1, clock=lambda: now_s)
             running = asyncio.create_task(actor.run())

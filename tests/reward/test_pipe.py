@@ -6,7 +6,8 @@ import io
 import msgspec
 import pytest
 
-from asyncrl.reward.pipe import FromWorker, Judge, Judged, Load, encode, read, receive
+from asyncrl.config import Reward
+from asyncrl.reward.pipe import FromWorker, Judge, Judged, Load, encode, hung, read, receive
 from asyncrl.reward.verifier import Sample, Verdict
 
 
@@ -28,7 +29,7 @@ def heard(*chunks: bytes) -> list[FromWorker | None]:
 
 def test_a_worker_reads_frames_until_the_stream_ends() -> None:
     sample = msgspec.Raw(msgspec.msgpack.encode(Sample(completion="#### 4", answer="4")))
-    load = Load("gsm8k", {"method": "strict"}, 0.3)
+    load = Load(Reward(function="gsm8k", options={"method": "strict"}, timeout_s=0.3))
     stream = io.BytesIO(encode(load) + encode(Judge([sample, sample])))
 
     assert read(stream) == load
@@ -49,3 +50,7 @@ def test_the_pool_reads_frames_in_order() -> None:
 )
 def test_half_a_frame_or_nonsense_means_the_worker_is_gone(damaged: bytes) -> None:
     assert heard(damaged) == [None]
+
+
+def test_a_hang_is_told_with_its_limit() -> None:
+    assert "within 0.3 s" in hung(0.3)

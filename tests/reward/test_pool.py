@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample, Verdict
@@ -48,7 +49,7 @@ def judged(
     """What a pool says of each, all asked at once."""
 
     async def judge() -> list[Verdict | BaseException]:
-        async with WorkerPool(function, workers=workers, timeout_s=timeout_s) as pool:
+        async with WorkerPool(Reward(function=function, workers=workers, timeout_s=timeout_s)) as pool:
             samples = [Sample(completion=text, answer="4") for text in completions]
             return await asyncio.gather(*map(pool.judge, samples), return_exceptions=True)
 
@@ -85,7 +86,7 @@ def test_a_function_that_cannot_be_loaded_is_a_config_error_at_the_start(functio
 
 def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) -> None:
     async def close_while_some_wait() -> list[Verdict | BaseException]:
-        pool = WorkerPool(f"{functions}:score", workers=1, timeout_s=3600.0)
+        pool = WorkerPool(Reward(function=f"{functions}:score", timeout_s=3600.0))
         with pytest.raises(VerifierError, match="was not started"):
             await pool.judge(Sample(completion="1"))
         await pool.start()
@@ -106,7 +107,7 @@ def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) 
 
 def test_a_caller_that_loses_interest_disturbs_nobody(functions: Path) -> None:
     async def lose_interest() -> Verdict:
-        async with WorkerPool(f"{functions}:score", workers=1, timeout_s=5.0) as pool:
+        async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
             bored = asyncio.create_task(pool.judge(Sample(completion="0")))
             other = asyncio.create_task(pool.judge(Sample(completion="2")))
             await asyncio.sleep(0)
@@ -120,12 +121,12 @@ def test_a_sample_that_is_no_valid_text_fails_alone() -> None:
     found = judged("gsm8k", "\udcff", "#### 4")
 
     assert "no valid text" in str(found[0])
-    assert found[1] == Verdict(1.0, {"correct": 1.0})
+    assert found[1] == Verdict(1.0, {"correct": 1.0}, "4")
 
 
 def test_replaced_workers_are_counted(functions: Path) -> None:
     async def die_twice() -> int:
-        async with WorkerPool(f"{functions}:score", workers=1, timeout_s=5.0) as pool:
+        async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
             await asyncio.gather(*(pool.judge(Sample(completion="die")) for _ in range(2)), return_exceptions=True)
             return pool.replaced
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.config import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.pipe import Judged
 from asyncrl.reward.process import WorkerProcess
@@ -48,7 +49,7 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
 
     async def judge() -> tuple[list[int], VerifierError]:
         settled: list[Judged] = []
-        worker = await WorkerProcess.start(function, {}, timeout_s=0.3)
+        worker = await WorkerProcess.start(Reward(function=function, timeout_s=0.3))
         with pytest.raises(VerifierError) as caught:
             await worker.judge([raw(text) for text in completions], settled.append)
         await worker.kill()
@@ -87,7 +88,7 @@ def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tm
     os.mkfifo(fifo)
 
     async def spawn_and_kill() -> bytes:
-        worker = await WorkerProcess.start(f"{functions}:decide", {}, timeout_s=10.0)
+        worker = await WorkerProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
         await worker.judge([raw("spawn")], lambda judged: None)
         reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
         await worker.kill()
@@ -101,6 +102,6 @@ def test_a_worker_that_cannot_load_its_function_says_why(tmp_path: Path) -> None
     (tmp_path / "abort.py").write_text("import os\nos._exit(5)\n")
 
     with pytest.raises(ConfigError, match="did you mean 'exact'"):
-        asyncio.run(WorkerProcess.start("exat", {}, timeout_s=1.0))
+        asyncio.run(WorkerProcess.start(Reward(function="exat", timeout_s=1.0)))
     with pytest.raises(ConfigError, match=r"ended its process when it was imported: .* exited with code 5"):
-        asyncio.run(WorkerProcess.start(f"{tmp_path}/abort.py:score", {}, timeout_s=1.0))
+        asyncio.run(WorkerProcess.start(Reward(function=f"{tmp_path}/abort.py:score", timeout_s=1.0)))

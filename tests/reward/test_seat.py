@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.config import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.seat import Case, Seat
 from asyncrl.reward.verifier import Sample, Verdict
@@ -38,7 +39,7 @@ def outcomes(function: str, *completions: str, lose_interest_in: int | None = No
     """What each case came to, and how many workers that took beyond the first."""
 
     async def judge() -> tuple[list[object], int]:
-        seat = Seat(function, {}, timeout_s=5.0)
+        seat = Seat(Reward(function=function, timeout_s=5.0))
         future = asyncio.get_running_loop().create_future
         cases = [Case(msgspec.Raw(msgspec.msgpack.encode(Sample(completion=text))), future()) for text in completions]
         if lose_interest_in is not None:
@@ -81,7 +82,7 @@ def test_a_worker_that_cannot_be_replaced_fails_the_cases_and_says_why(functions
 
 def test_an_idle_worker_that_died_is_replaced_before_anybody_is_blamed(functions: Path) -> None:
     async def judge() -> bool:
-        seat = Seat("gsm8k", {}, timeout_s=5.0)
+        seat = Seat(Reward(function="gsm8k", timeout_s=5.0))
         first = await seat.fill()
         await first.kill()
         second = await seat.fill()
@@ -93,4 +94,4 @@ def test_an_idle_worker_that_died_is_replaced_before_anybody_is_blamed(functions
 
 def test_a_bad_function_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
-        asyncio.run(Seat("nope", {}, timeout_s=1.0).fill())
+        asyncio.run(Seat(Reward(function="nope", timeout_s=1.0)).fill())

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.config import Reward
 from asyncrl.reward.pipe import HEADER_BYTES, FromWorker, Judge, Judged, Load, Loaded, Refused, Said, encode
 from asyncrl.reward.verifier import Sample, Verdict
-from asyncrl.reward.worker import is_async
 
 FUNCTIONS = """
 import os, subprocess, sys
@@ -89,14 +89,14 @@ def child(process: "subprocess.Popen[bytes]") -> Child:
 
 
 def test_prints_of_the_function_and_its_children_do_not_reach_the_pipe(child: Child, functions: Path) -> None:
-    child.say(Load(f"{functions}:talkative", {}, 1.0))
+    child.say(Load(Reward(function=f"{functions}:talkative", timeout_s=1.0)))
 
     assert child.hear() == Loaded(concurrent=False)
     assert child.judge("a", "b") == [Judged(index, Verdict(1.0, {"correct": 1.0})) for index in (0, 1)]
 
 
 def test_an_exception_is_a_value_with_file_and_line_and_the_worker_goes_on(child: Child, functions: Path) -> None:
-    child.say(Load(f"{functions}:explode", {}, 1.0))
+    child.say(Load(Reward(function=f"{functions}:explode", timeout_s=1.0)))
     child.hear()
     line = FUNCTIONS.splitlines().index("    return int(sample.completion)") + 1
 
@@ -111,7 +111,7 @@ def test_an_exception_is_a_value_with_file_and_line_and_the_worker_goes_on(child
 
 
 def test_sys_exit_in_the_function_is_a_value_too(child: Child, functions: Path) -> None:
-    child.say(Load(f"{functions}:leave", {}, 1.0))
+    child.say(Load(Reward(function=f"{functions}:leave", timeout_s=1.0)))
     child.hear()
 
     first, second = child.judge("now", "again")
@@ -121,7 +121,7 @@ def test_sys_exit_in_the_function_is_a_value_too(child: Child, functions: Path) 
 
 
 def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None:
-    child.say(Load(f"{functions}:dictionary", {}, 1.0))
+    child.say(Load(Reward(function=f"{functions}:dictionary", timeout_s=1.0)))
     child.hear()
 
     assert child.judge("") == [Judged(0, Verdict(0.5, {"correct": 0.0, "terse": 1.0}))]
@@ -130,7 +130,7 @@ def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None
 def test_an_async_function_judges_a_batch_together_and_only_the_one_that_waits_too_long_fails(
     child: Child, functions: Path
 ) -> None:
-    child.say(Load(f"{functions}:waits", {}, 0.3))
+    child.say(Load(Reward(function=f"{functions}:waits", timeout_s=0.3)))
 
     assert child.hear() == Loaded(concurrent=True)
     answers = {judged.index: judged for judged in child.judge("hang", "1", "x", "3")}
@@ -142,7 +142,7 @@ def test_an_async_function_judges_a_batch_together_and_only_the_one_that_waits_t
 
 
 def test_a_plain_function_may_return_something_to_await(child: Child, functions: Path) -> None:
-    child.say(Load(f"{functions}:awaitable", {}, 1.0))
+    child.say(Load(Reward(function=f"{functions}:awaitable", timeout_s=1.0)))
 
     assert child.hear() == Loaded(concurrent=False)
     right, wrong = child.judge("2", "two")
@@ -153,7 +153,7 @@ def test_a_plain_function_may_return_something_to_await(child: Child, functions:
 def test_a_function_that_cannot_be_loaded_is_refused_and_the_worker_ends(
     child: Child, process: "subprocess.Popen[bytes]"
 ) -> None:
-    child.say(Load("gsm8", {}, 1.0))
+    child.say(Load(Reward(function="gsm8", timeout_s=1.0)))
 
     answer = child.hear()
 
@@ -163,7 +163,7 @@ def test_a_function_that_cannot_be_loaded_is_refused_and_the_worker_ends(
 
 
 def test_the_worker_ends_with_its_stdin(child: Child, process: "subprocess.Popen[bytes]") -> None:
-    child.say(Load("gsm8k", {}, 1.0))
+    child.say(Load(Reward(function="gsm8k", timeout_s=1.0)))
     child.hear()
     assert process.stdin is not None
 
@@ -178,10 +178,11 @@ def test_a_hanging_worker_dies_with_its_parent(tmp_path: Path) -> None:
     hang.write_text("import os, time\ndef hang(sample):\n    os.write(2, b'hanging\\n')\n    time.sleep(3600)\n")
     parent_code = (
         "import asyncio\n"
+        "from asyncrl.config import Reward\n"
         "from asyncrl.reward.pool import WorkerPool\n"
         "from asyncrl.reward.verifier import Sample\n"
         "async def main():\n"
-        f"    async with WorkerPool({str(hang) + ':hang'!r}, timeout_s=3600) as pool:\n"
+        f"    async with WorkerPool(Reward(function={str(hang) + ':hang'!r}, timeout_s=3600)) as pool:\n"
         "        await pool.judge(Sample(completion=''))\n"
         "asyncio.run(main())\n"
     )
@@ -193,16 +194,3 @@ def test_a_hanging_worker_dies_with_its_parent(tmp_path: Path) -> None:
 
         # The worker holds the other end of this pipe: its end is the end of everything that could write to it.
         assert parent.stderr.read() == b""
-
-
-def test_async_functions_are_told_from_plain_ones() -> None:
-    class Later:
-        async def __call__(self, sample: Sample) -> float:
-            return 1.0
-
-    async def later(sample: Sample) -> float:
-        return 1.0
-
-    assert is_async(later)
-    assert is_async(Later())
-    assert not is_async(lambda sample: 1.0)

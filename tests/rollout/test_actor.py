@@ -328,10 +328,21 @@ def test_a_prompt_that_is_too_long_is_refused_with_a_sentence():
         stage.say(lease(text="one two three four five", indices=(0,)))
         failed = await stage.hear(Failed)
         assert failed.reason == (
-            "the prompt has 5 tokens, more than data.max_prompt_tokens = 4: raise the limit or remove the row"
+            "the prompt has 5 tokens, more than data.max_prompt_tokens = 4: raise it, set data.truncation, or remove "
+            "the row"
         )
-        assert not failed.retryable
+        assert (failed.retryable, failed.is_overlong) == (False, True)
         assert not stage.engine.requests
+
+    scene(play)
+
+
+def test_a_prompt_that_is_too_long_is_cut_where_the_lease_says_so():
+    async def play(stage):
+        cut = msgspec.structs.replace(lease(text="one three fiver sixers ?", indices=(0, 1)), truncation="left")
+        stage.say(cut)
+        await stage.engine.started(2)
+        assert [request.prompt_ids for request in stage.engine.requests] == [[5, 5, 6, 1]] * 2
 
     scene(play)
 

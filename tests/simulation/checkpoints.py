@@ -46,17 +46,17 @@ class CheckpointFolder:
         del self._kept[max(self._kept)]
         return True
 
-    def write(self, directory: object, *, step: int, policy_version: int, optimizer_state: Any, **others: Any) -> str:
+    def write(self, directory: object, *, step: int, policy_version: int, snapshot: Trained, **others: Any) -> str:
         """As `checkpoint.write`, in one moment: renaming a folder is atomic."""
         reach("trainer.checkpoint_partial")
         if self._disk.is_full:
             raise RunFailed("cannot write a checkpoint: the disk is full")
         if PROCESS.get().is_alive:
-            self._kept[step] = Checkpoint(step, policy_version, list(others["stepped"]), optimizer_state)
+            self._kept[step] = Checkpoint(step, policy_version, list(others["stepped"]), snapshot)
             self.highest = max(self.highest, step)
         return f"step_{step:06d}"
 
-    def prune(self, directory: object, keep: int) -> None:
+    def prune(self, directory: object, keep: int, spared: object) -> None:
         """As `checkpoint.prune`."""
         for step in sorted(self._kept)[:-keep]:
             del self._kept[step]

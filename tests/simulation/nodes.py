@@ -5,10 +5,9 @@ As `asyncrl.node.rollout`, `.reward` and `.trainer`, without what loads models.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 from asyncrl.actor.greeting import Identity, join, spool_link
@@ -22,7 +21,7 @@ from asyncrl.reward.verifier import Sample, Verdict
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.step import Described, Step
 
 from .checkpoints import CheckpointFolder, Trained
 from .disk import Disk
@@ -167,11 +166,14 @@ class SimLearner:
     def __init__(self, world: World, trained: Trained) -> None:
         self._world = world
         self.trained = trained
-        self.policy = SimpleNamespace(model=None)
 
-    def train(self, samples: Iterable[TrainingSample], policy_version: int | None) -> dict[str, float]:
+    def owners(self, described: Sequence[Described]) -> list[int]:
+        """As `Learner.owners`."""
+        return [0] * len(described)
+
+    def train(self, trained: Step, policy_version: int | None) -> dict[str, float]:
         """As `Learner.train`."""
-        samples = list(samples)
+        samples = list(trained.samples.values())
         step = len(self.trained)
         if PROCESS.get().is_alive:
             self._world.invariants.trains(step, samples, self.trained)
@@ -182,8 +184,8 @@ class SimLearner:
         """As `Learner.named_weights`."""
         return self.trained
 
-    def optimizer_state(self) -> Any:
-        """As `Learner.optimizer_state`."""
+    def snapshot(self) -> Any:
+        """As `Learner.snapshot`."""
         return self.trained
 
 

@@ -28,7 +28,7 @@ from asyncrl.node import broker as broker_process
 from asyncrl.node import serving
 from asyncrl.rollout import actor as rollout_actor
 from asyncrl.rollout import results as rollout_results
-from asyncrl.trainer import actor as trainer_actor
+from asyncrl.trainer import checkpoint_writer, retention
 
 from .broker_node import Directory, Prompts, run_broker
 from .disk import Disk
@@ -224,7 +224,8 @@ def stand_ins(world: World) -> Iterator[None]:
         (zmq_link, "FdSocket", world.network.attach),
         (serving, "identity", world.identity),
         (broker_process, "identity", world.identity),
-        (trainer_actor, "checkpoint", world.checkpoints),
+        (checkpoint_writer, "checkpoint", world.checkpoints),
+        (retention, "checkpoint", world.checkpoints),
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
         (rollout_results, "RESEND_S", RESEND_S),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -15,8 +14,7 @@ from transformers.utils import logging
 from asyncrl.config import Config
 from asyncrl.run_file import decode
 from asyncrl.trainer.batch import TrainingSample
-
-VOCAB = 32
+from tests.trainer.ragged_samples import VOCAB, ragged_samples
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -80,24 +78,5 @@ def config() -> Callable[..., Config]:
 
 @pytest.fixture
 def make_samples() -> Callable[..., list[TrainingSample]]:
-    """Ragged trajectories near a uniform policy; every third group has equal rewards."""
-
-    def make(num_groups: int = 6, group_size: int = 4, seed: int = 0) -> list[TrainingSample]:
-        random = np.random.default_rng(seed)
-        samples = []
-        for group_id in range(num_groups):
-            prompt = random.integers(0, VOCAB, random.integers(1, 9)).astype(np.int32)
-            for index in range(group_size):
-                length = int(random.integers(1, 20))
-                samples.append(
-                    TrainingSample(
-                        group_id=group_id,
-                        prompt_ids=prompt,
-                        completion_ids=random.integers(0, VOCAB, length).astype(np.int32),
-                        behavior_logprobs=random.normal(-3.4, 0.6, length).astype(np.float32),
-                        reward=1.0 if group_id % 3 == 2 else float(index % 2) + 0.1 * index,
-                    )
-                )
-        return samples
-
-    return make
+    """`ragged_samples`."""
+    return ragged_samples

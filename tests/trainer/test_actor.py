@@ -6,14 +6,13 @@ import threading
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.errors import DecodeError, LinkError, LinkRefused, TransferError
+from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
 from asyncrl.messages import (
     Batch,
     Commit,
@@ -40,8 +39,9 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.run_file import decode
-from asyncrl.trainer import actor as trainer
+from asyncrl.trainer import checkpoint_writer, fetching, retention
 from asyncrl.trainer.actor import Start, TrainerActor
+from asyncrl.trainer.step import Described, Step
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"
@@ -56,20 +56,22 @@ class FakeLearner:
         self.may_train.set()
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
-        self.policy = SimpleNamespace(model="model")
 
-    def train(self, samples: list[Any], policy_version: int | None) -> dict[str, float]:
+    def owners(self, described: list[Described]) -> list[int]:
+        return [0] * len(described)
+
+    def train(self, step: Step, policy_version: int | None) -> dict[str, float]:
         self.versions.append(policy_version)
         self.may_train.wait(10)
         self._log.append(f"train {len(self.batches)}")
-        self.batches.append(samples)
+        self.batches.append(list(step.samples.values()))
         return {"num_tokens": 6.0, "loss": 0.5}
 
     def named_weights(self) -> list[tuple[str, str]]:
         return [("w", f"after {len(self.batches)} steps")]
 
-    def optimizer_state(self) -> dict[str, Any]:
-        return {}
+    def snapshot(self) -> str:
+        return f"after {len(self.batches)} steps"
 
 
 class FakePublisher:
@@ -96,17 +98,20 @@ class FakePublisher:
 
 
 class FakeCheckpoints:
-    """Stands in for the module `checkpoint`."""
+    """Stands in for the module `checkpoint`; each write waits for `may_write`."""
 
     def __init__(self) -> None:
+        self.may_write = threading.Event()
+        self.may_write.set()
         self.written: list[dict[str, Any]] = []
         self.pruned: list[int] = []
 
     def write(self, folder: Path, **contents: Any) -> Path:
+        self.may_write.wait(10)
         self.written.append(contents)
         return folder / f"step_{contents['step']:06d}"
 
-    def prune(self, _folder: Path, keep: int) -> None:
+    def prune(self, _folder: Path, keep: int, _spared: list[Path]) -> None:
         self.pruned.append(keep)
 
 
@@ -120,7 +125,8 @@ class Stage:
         self.now_s = 0.0
         self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log, self.advance)
         self.checkpoints = FakeCheckpoints()
-        monkeypatch.setattr(trainer, "checkpoint", self.checkpoints)
+        for module in (checkpoint_writer, retention):
+            monkeypatch.setattr(module, "checkpoint", self.checkpoints)
         self.actor = TrainerActor(
             decode(base | sections),
             self.learner,
@@ -157,6 +163,12 @@ class Stage:
         """The next message, which must be of this kind."""
         message = (await self.broker.receive())[1]
         assert isinstance(message, kind), message
+        return message
+
+    async def hear_at_last(self, kind: type[M]) -> M:
+        """The next message of this kind."""
+        while not isinstance(message := (await self.broker.receive())[1], kind):
+            pass
         return message
 
     async def fetch(self) -> Fetch:
@@ -204,8 +216,8 @@ def transfer(policy_version: int, epoch: int = 1) -> Transfer:
     return Transfer(epoch, policy_version, members, keep=True, deadline_s=5.0)
 
 
-def compute_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("trainer-compute")]
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("trainer-")]
 
 
 Play = Callable[[Stage], Awaitable[None]]
@@ -223,6 +235,7 @@ def scene(monkeypatch):
         playing = asyncio.ensure_future(play(stage))
         await asyncio.wait([running, playing], return_when=asyncio.FIRST_COMPLETED)
         stage.learner.may_train.set()
+        stage.checkpoints.may_write.set()
         if not playing.done():
             playing.cancel()
             running.result()
@@ -231,7 +244,7 @@ def scene(monkeypatch):
         stage.say(Stop("the run is complete"))
         await running
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert not compute_threads()
+        assert not own_threads()
         return stage
 
     return run
@@ -381,16 +394,66 @@ def test_checkpoints_come_every_so_many_steps_and_say_what_they_contain(scene):
         stage.say(Published(1))
         await stage.give(0)
         await stage.give(1)
-        await stage.hear(Publishing)
-        await stage.hear(Stepped)
-        assert await stage.hear(Commit) == Commit(0, "checkpoints/step_000001")
+        assert await stage.hear_at_last(Commit) == Commit(0, "checkpoints/step_000001")
 
     stage = scene(play, checkpoint={"every_steps": 1, "keep": 3})
     first = stage.checkpoints.written[0]
     assert (first["step"], first["policy_version"], first["frontier"]) == (1, 1, {"next_step": 1})
-    assert (first["model"], first["tokenizer"]) == ("model", "tokenizer")
+    assert (first["snapshot"], first["tokenizer"]) == ("after 1 steps", "tokenizer")
     assert [stepped.step for stepped in first["stepped"]] == [0]
     assert stage.checkpoints.pruned[0] == 3
+
+
+def test_a_checkpoint_is_written_while_the_next_step_trains_and_the_one_after_it_waits(scene):
+    async def play(stage):
+        stage.checkpoints.may_write.clear()
+        await stage.begin()
+        for version in (0, 1, 2, 3):
+            stage.say(Published(version))
+        await stage.give(0)
+        await stage.give(1)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        assert (await stage.hear(Stepped)).step == 0
+        await stage.give(2)
+        assert await stage.hear(Publishing) == Publishing(2, 2)
+        assert (await stage.hear(Stepped)).step == 1, "trained although no checkpoint is written yet"
+        assert stage.checkpoints.written == []
+        assert stage.log[-1] == "stage 2: after 2 steps"
+        stage.checkpoints.may_write.set()
+        assert await stage.hear_at_last(Commit) == Commit(0, "checkpoints/step_000001")
+        assert await stage.hear_at_last(Commit) == Commit(1, "checkpoints/step_000002")
+
+    stage = scene(play, checkpoint={"every_steps": 1})
+    assert [contents["snapshot"] for contents in stage.checkpoints.written[:2]] == ["after 1 steps", "after 2 steps"]
+
+
+def test_a_checkpoint_that_is_being_written_at_the_end_is_whole(scene):
+    async def play(stage):
+        stage.checkpoints.may_write.clear()
+        await stage.begin()
+        stage.say(Published(1))
+        await stage.give(0)
+        await stage.give(1)
+        await stage.hear(Publishing)
+        await stage.hear(Stepped)
+
+    stage = scene(play, checkpoint={"every_steps": 1})
+    assert stage.checkpoints.written[0]["step"] == 1
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_it(scene, monkeypatch):
+    async def play(stage):
+        monkeypatch.setattr(stage.checkpoints, "write", full)
+        await stage.begin()
+        stage.say(Published(1))
+        await stage.give(0)
+        await asyncio.Event().wait()
+
+    def full(*_arguments, **_contents):
+        raise RunFailed("cannot write step_000001: No space left on device")
+
+    with pytest.raises(RunFailed, match="No space left on device"):
+        scene(play, checkpoint={"every_steps": 1})
 
 
 def test_transfers_run_in_the_order_they_were_asked(scene):
@@ -509,7 +572,7 @@ def test_a_trajectory_the_spool_lost_ends_it(scene):
 
 
 def test_a_spool_that_does_not_answer_ends_it(scene, monkeypatch):
-    monkeypatch.setattr(trainer, "FETCH_S", 0.0)
+    monkeypatch.setattr(fetching, "FETCH_S", 0.0)
 
     async def play(stage):
         await stage.begin()
@@ -532,7 +595,7 @@ def test_a_rejected_trainer_says_why(scene):
 
 def test_a_learner_that_fails_ends_it_with_its_error(scene):
     async def play(stage):
-        def broken(_samples, _policy_version):
+        def broken(_step, _policy_version):
             raise ArithmeticError("no finite gradient")
 
         stage.learner.train = broken
@@ -554,6 +617,6 @@ def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
         with pytest.raises(asyncio.CancelledError):
             await running
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert not compute_threads()
+        assert not own_threads()
 
     asyncio.run(main())

@@ -13,22 +13,31 @@ def sample(prompt: list[int], completion: list[int], logprobs: list[float]) -> T
     return TrainingSample(7, *arrays, reward=1.0)
 
 
-def test_states_before_each_completion_token_are_gathered() -> None:
+def test_sequences_lie_end_to_end_and_states_before_completion_tokens_are_gathered() -> None:
     first, second = sample([5, 6], [7, 8, 9], [-1.0, -2.0, -3.0]), sample([4], [3], [-0.5])
-    batch = collate([first, second], [1.0, -1.0], [0.25, 0.5], device=CPU)
+    batch = collate([first, second], device=CPU)
 
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 4, 3]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
     assert batch.positions.tolist() == [1, 2, 3, 5]
     assert batch.token_ids.tolist() == [7, 8, 9, 3]
-    assert batch.behavior_logprobs.tolist() == [-1.0, -2.0, -3.0, -0.5]
-    assert batch.advantages.tolist() == [1.0, 1.0, 1.0, -1.0]
-    assert batch.weights.tolist() == [0.25, 0.25, 0.25, 0.5]
+    assert batch.sequence_lengths == [5, 2]
+    assert batch.lengths == [3, 1]
 
 
-def test_a_trajectory_without_tokens_takes_a_row_and_no_state() -> None:
-    batch = collate([sample([1, 2], [], [])], [1.0], [1.0], device=CPU)
-    assert batch.input_ids.tolist() == [[1, 2]]
-    assert batch.positions.tolist() == []
+def test_a_trajectory_without_tokens_is_read_and_predicts_nothing() -> None:
+    batch = collate([sample([1, 2], [], []), sample([3], [4], [-1.0])], device=CPU)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4]]
+    assert batch.positions.tolist() == [2]
+    assert batch.lengths == [0, 1]
+
+
+def test_no_trajectories_are_one_token_that_predicts_nothing() -> None:
+    batch = collate([], device=CPU)
+    assert batch.input_ids.shape == batch.position_ids.shape == (1, 1)
+    assert batch.positions.shape == batch.token_ids.shape == (0,)
+    assert batch.sequence_lengths == [1]
+    assert batch.lengths == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import errno
 import resource
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,17 +11,19 @@ from structlog.testing import capture_logs
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.trainer.checkpoint import (
     MANIFEST,
-    OPTIMIZER,
+    complete,
     newest_sound,
     prune,
     read_manifest,
-    read_optimizer,
+    read_tensors,
     restore_random_state,
     verify,
     write,
 )
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.snapshot import OPTIMIZER, Snapshot
 
+OPTIMIZER_FILE = "trainer/optimizer.safetensors"
 MODEL = "model.safetensors"
 
 
@@ -39,9 +42,8 @@ def save(tmp_path, learner, tokenizer):
             step=step,
             policy_version=step + 1,
             frontier={"next_group": 16 * step},
-            model=learner.policy.model,
+            snapshot=learner.snapshot(),
             tokenizer=tokenizer,
-            optimizer_state=learner.optimizer_state(),
         )
 
     return save
@@ -58,15 +60,61 @@ def test_a_checkpoint_holds_everything_bit_for_bit(save, learner, model_path, co
 
     assert folder.name == "step_000060"
     assert (manifest.step, manifest.policy_version, manifest.frontier) == (60, 61, {"next_group": 960})
-    assert {MODEL, OPTIMIZER, "config.json", "tokenizer.json"} <= manifest.files.keys()
-    state, saved = learner.optimizer_state(), read_optimizer(folder)
+    assert {MODEL, OPTIMIZER_FILE, "config.json", "tokenizer.json"} <= manifest.files.keys()
+    state, saved = learner.snapshot().tensors[OPTIMIZER], read_tensors(folder, OPTIMIZER)
     assert state.keys() == saved.keys()
     assert all(torch.equal(state[name], saved[name]) for name in state)
 
     resumed = Learner(config(), folder)
-    resumed.resume(1, saved)
+    resumed.resume(1, {OPTIMIZER: saved})
     assert resumed.train(make_samples(seed=5)) == learner.train(make_samples(seed=5))
     assert all(torch.equal(weight, dict(resumed.named_weights())[name]) for name, weight in learner.named_weights())
+
+
+def test_steps_taken_after_the_snapshot_do_not_change_what_is_written(
+    tmp_path, learner, tokenizer, make_samples
+) -> None:
+    snapshot = learner.snapshot()
+    weights = {name: weight.clone() for name, weight in learner.named_weights()}
+    moments = {name: moment.clone() for name, moment in snapshot.tensors[OPTIMIZER].items()}
+    learner.train(make_samples(seed=5))
+    torch.rand(1)
+
+    folder = write(tmp_path, step=1, policy_version=1, frontier={}, snapshot=snapshot, tokenizer=tokenizer)
+
+    saved = load_file(folder / MODEL)
+    assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
+    assert not all(torch.equal(saved[name], weight) for name, weight in learner.named_weights())
+    saved = read_tensors(folder, OPTIMIZER)
+    assert saved.keys() == moments.keys()
+    assert all(torch.equal(saved[name], moment) for name, moment in moments.items())
+    assert read_manifest(folder).random_state == snapshot.random_state
+
+
+def test_it_holds_whatever_else_was_learned(tmp_path, learner, tokenizer) -> None:
+    base = learner.snapshot()
+    snapshot = Snapshot(
+        model=base.model,
+        weights=base.weights,
+        tensors={**base.tensors, "critic": {"score.weight": torch.arange(4.0)}, "critic_optimizer": {}},
+        state={"kl_coef": 0.1},
+        random_state=base.random_state,
+    )
+    folder = write(tmp_path, step=1, policy_version=1, frontier={}, snapshot=snapshot, tokenizer=tokenizer)
+    manifest = verify(folder)
+    assert manifest.state == {"kl_coef": 0.1}
+    assert {"trainer/critic.safetensors", "trainer/critic_optimizer.safetensors"} <= manifest.files.keys()
+    assert read_tensors(folder, "critic")["score.weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert read_tensors(folder, "critic_optimizer") == {}
+    assert [path.name for path in folder.glob("*.safetensors")] == [MODEL], "engines load every one they see there"
+
+
+def test_a_manifest_without_a_state_is_one_with_an_empty_state(save) -> None:
+    path = save(1) / MANIFEST
+    raw = msgspec.json.decode(path.read_bytes())
+    del raw["state"]
+    path.write_bytes(msgspec.json.encode(raw))
+    assert verify(path.parent).state == {}
 
 
 def test_the_random_state_comes_back(save) -> None:
@@ -77,7 +125,7 @@ def test_the_random_state_comes_back(save) -> None:
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(save) -> None:
-    suffixes = {path.suffix for path in save(1).iterdir()}
+    suffixes = {path.suffix for path in save(1).rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".safetensors", ".jinja"}
 
 
@@ -86,7 +134,9 @@ def test_nothing_in_a_checkpoint_is_a_pickle(save) -> None:
     [
         pytest.param(lambda folder: (folder / MODEL).unlink(), f"{MODEL} is missing", id="a file is gone"),
         pytest.param(
-            lambda folder: (folder / OPTIMIZER).write_bytes(b"short"), f"{OPTIMIZER}: expected .* got 5", id="cut short"
+            lambda folder: (folder / OPTIMIZER_FILE).write_bytes(b"short"),
+            f"{OPTIMIZER_FILE}: expected .* got 5",
+            id="cut short",
         ),
         pytest.param(
             lambda folder: flip_last_byte(folder / MODEL), f"{MODEL} differs .* expected sha256", id="one bit flipped"
@@ -111,9 +161,9 @@ def test_a_later_format_is_not_guessed_at(save) -> None:
 
 def test_a_damaged_optimizer_is_a_ledger_error(save) -> None:
     folder = save(1)
-    (folder / OPTIMIZER).write_bytes(b"\0" * 64)
-    with pytest.raises(LedgerError, match=OPTIMIZER):
-        read_optimizer(folder)
+    (folder / OPTIMIZER_FILE).write_bytes(b"\0" * 64)
+    with pytest.raises(LedgerError, match=OPTIMIZER_FILE):
+        read_tensors(folder, OPTIMIZER)
 
 
 def test_the_newest_sound_checkpoint_is_found_behind_damaged_ones(save, tmp_path) -> None:
@@ -145,9 +195,8 @@ def write_with(folder: Path, learner: Learner, tokenizer: Fails) -> None:
         step=2,
         policy_version=2,
         frontier={},
-        model=learner.policy.model,
+        snapshot=learner.snapshot(),
         tokenizer=tokenizer,
-        optimizer_state={},
     )
 
 
@@ -201,6 +250,13 @@ def test_prune_keeps_the_newest_complete_ones(save, tmp_path) -> None:
 
     assert removed == ["step_000001", "step_000003", ".step_000006.partial"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000004", "step_000005"]
+
+
+def test_prune_spares_what_it_is_told_to(save, tmp_path) -> None:
+    for step in (1, 2, 3):
+        save(step)
+    assert [path.name for path in prune(tmp_path, keep=1, spared=[tmp_path / "step_000001"])] == ["step_000002"]
+    assert [folder.name for folder, _ in complete(tmp_path)] == ["step_000001", "step_000003"]
 
 
 def test_prune_of_nothing_but_damage_removes_no_checkpoint(save, tmp_path) -> None:

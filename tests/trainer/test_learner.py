@@ -5,13 +5,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from asyncrl.algo.advantages.table import ADVANTAGES
 from asyncrl.algo.aggregate import AGGREGATIONS
+from asyncrl.algo.kl import KL_ESTIMATORS
+from asyncrl.algo.losses.table import LOSSES
 from asyncrl.config import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
+from asyncrl.presets import PRESETS
 from asyncrl.trainer.learner import Learner
 
 BETA1 = 0.9
+TAUGHT = [name for name, estimator in ADVANTAGES.items() if "baseline" not in estimator.needs]
+"""Estimators that need nothing but the step itself."""
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
@@ -178,10 +184,82 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model_path, config, make_samples,
         learner.train(make_samples(seed=seed))
     learner.policy.model.save_pretrained(tmp_path)
     resumed = Learner(settings, tmp_path)
-    resumed.resume(learner.num_steps, learner.optimizer_state())
+    resumed.resume(learner.num_steps, learner.snapshot().tensors)
 
     assert resumed.train(make_samples(seed=2)) == learner.train(make_samples(seed=2))
     assert all(torch.equal(weight, dict(resumed.named_weights())[name]) for name, weight in learner.named_weights())
+
+
+EVERYTHING = [
+    *({"loss": name} | ({"dro_beta": 0.1} if name == "dro" else {}) for name in LOSSES),
+    *({"advantage": name} | ({"reward_weights": {"form": 1.0}} if name == "gdpo" else {}) for name in TAUGHT),
+    *({"kl_coef": 0.1, "kl": name} for name in (*KL_ESTIMATORS, "k3+")),
+    {"kl_coef": 0.1, "kl_in": "reward", "kl": "k1", "kl_target": 0.01, "kl_horizon": 1000},
+    {"entropy_coef": 0.01},
+    *({"loss": preset.loss or "gspo", "correction": {"preset": name}} for name, preset in PRESETS.items()),
+]
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING, ids=str)
+def test_every_algorithm_takes_the_same_step_however_it_is_cut(model_path, config, make_samples, algorithm) -> None:
+    steps = []
+    for max_tokens in (36, 10_000):
+        learner = Learner(config(algorithm=algorithm, trainer={"max_tokens_per_micro_batch": max_tokens}), model_path)
+        steps.append((learner.train(make_samples()), gradients(learner)))
+    (metrics, grads), (at_once, grads_at_once) = steps
+
+    assert metrics["skipped"] == 0.0
+    assert metrics["loss"] == pytest.approx(at_once["loss"], rel=1e-4, abs=1e-5)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, grads_at_once[name], rtol=1e-4, atol=1e-5)
+
+
+def test_several_updates_a_step_are_told_as_one(model_path, config, make_samples) -> None:
+    once = Learner(config(), model_path).train(make_samples())
+    several = Learner(config(trainer={"mini_batches": 3, "epochs": 2}), model_path).train(make_samples())
+
+    assert several["trained_tokens"] == 2 * once["trained_tokens"]
+    assert several["lr"] == once["lr"]
+    assert several["log_ratio_abs_mean"] != once["log_ratio_abs_mean"], "later updates see other weights"
+
+
+def test_a_critic_learns_what_to_expect(model_path, config, make_samples) -> None:
+    learner = Learner(config(algorithm={"advantage": "gae", "lam": 0.9}, critic={"lr": 1e-2}), model_path)
+    metrics = [learner.train(make_samples()) for _ in range(6)]
+
+    assert metrics[-1]["critic_loss"] < 0.7 * metrics[0]["critic_loss"]
+    assert {"critic", "critic_optimizer"} <= learner.snapshot().tensors.keys()
+
+
+def test_the_weight_of_a_kl_in_the_reward_adapts_and_is_kept(model_path, config, make_samples) -> None:
+    settings = config(
+        algorithm={"kl_coef": 0.1, "kl_in": "reward", "kl": "k1", "kl_target": 0.01, "kl_horizon": 100},
+    )
+    learner = Learner(settings, model_path)
+    metrics = [learner.train(make_samples()) for _ in range(3)]
+    snapshot = learner.snapshot()
+    resumed = Learner(settings, model_path)
+    resumed.resume(3, snapshot.tensors, snapshot.state)
+
+    assert metrics[0]["kl_coef"] == 0.1
+    assert metrics[1]["kl_coef"] < 0.1, "there was no KL at first"
+    assert resumed.snapshot().state == snapshot.state
+
+
+def test_adapters_learn_beside_the_base_and_are_published_merged(model_path, config, make_samples, tmp_path) -> None:
+    settings = config(trainer={"lora": {"rank": 2}, "lr": 1e-2})
+    learner = Learner(settings, model_path)
+    for seed in range(2):
+        learner.train(make_samples(seed=seed))
+    snapshot = learner.snapshot()
+    snapshot.model.save_pretrained(tmp_path, state_dict=snapshot.weights)
+    merged = Learner(config(), tmp_path)
+    resumed = Learner(settings, model_path)
+    resumed.resume(2, snapshot.tensors, snapshot.state)
+
+    for name, weight in learner.named_weights():
+        torch.testing.assert_close(dict(merged.named_weights())[name], weight)
+    assert resumed.train(make_samples(seed=2)) == learner.train(make_samples(seed=2))
 
 
 @pytest.mark.parametrize("order", [[], [0, 4, 1, 2]], ids=["no samples", "a scattered group"])

@@ -49,13 +49,13 @@ def test_what_a_cut_distribution_wrote_is_not_compared_and_that_is_said_once(con
     assert [line["event"] for line in logs] == ["logprob_gap.unmeasured"]
 
 
-def test_the_mean_is_over_compared_tokens_of_all_micro_batches() -> None:
+def test_the_total_is_of_the_compared_tokens_of_all_micro_batches() -> None:
     gap = LogprobGap()
-    assert gap.metrics() == {}, "no token compared is not a gap of zero"
+    assert gap.total() is None, "no token compared is not a gap of zero"
     gap.add(torch.tensor([0.25, 9.0, 0.5]), torch.tensor([True, False, True]))
     gap.add(torch.tensor([0.75, float("nan")]), torch.tensor([True, False]))
 
-    assert gap.metrics() == {"logprob_gap_mean": 0.5, "logprob_gap_max": 0.75, "logprob_gap_tokens": 3.0}
+    assert gap.total() == (1.5, 0.75, 3.0)
 
 
 def test_steps_without_such_tokens_have_no_gap_metrics(model_path, config, make_samples) -> None:

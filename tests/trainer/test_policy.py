@@ -1,7 +1,9 @@
+import itertools
+
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from asyncrl.errors import ConfigError
@@ -11,15 +13,13 @@ from asyncrl.weights.plan import TensorSpec
 
 
 def batch_of(samples):
-    return collate(samples, [1.0] * len(samples), [1.0] * len(samples), device=torch.device("cpu"))
+    return collate(samples, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_in_a_padded_rectangle_are_those_of_each_trajectory_alone(
-    model_path, make_samples, temperature
-) -> None:
+def test_logprobs_in_one_row_are_those_of_each_trajectory_alone(model_path, make_samples, temperature) -> None:
     samples = make_samples()
-    got = Policy(model_path).logprobs(batch_of(samples), temperature=temperature)
+    got = Policy(model_path).score(batch_of(samples), temperature=temperature).logprobs
 
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     alone = []
@@ -33,7 +33,7 @@ def test_logprobs_in_a_padded_rectangle_are_those_of_each_trajectory_alone(
 def test_gradient_checkpointing_changes_no_gradient(model_path, make_samples) -> None:
     def gradients(*, gradient_checkpointing: bool) -> list[torch.Tensor]:
         policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
-        policy.logprobs(batch_of(make_samples()), temperature=1.0).sum().backward()
+        policy.score(batch_of(make_samples()), temperature=1.0).logprobs.sum().backward()
         return [weight.grad for weight in policy.parameters().values()]
 
     for plain, checkpointed in zip(
@@ -65,24 +65,32 @@ def test_specs_describe_what_is_published_in_its_order(model_path) -> None:
 
 def test_bfloat16_products_stay_near_float32_ones(model_path, make_samples) -> None:
     batch = batch_of(make_samples())
-    exact = Policy(model_path).logprobs(batch, temperature=1.0)
-    rough = Policy(model_path, dtype="bfloat16").logprobs(batch, temperature=1.0)
+    exact = Policy(model_path).score(batch, temperature=1.0).logprobs
+    rough = Policy(model_path, dtype="bfloat16").score(batch, temperature=1.0).logprobs
     assert 0 < (exact - rough).abs().mean() < 0.02
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        Policy(tmp_path)
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_nothing_to_score_still_gives_every_parameter_a_gradient_of_zero(model_path, gradient_checkpointing) -> None:
+    """Ranks that share a model run equally many passes, whether they have trajectories left or not."""
+    policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
+    scores = policy.score(batch_of([]), temperature=1.0, entropy=True)
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
+
+    assert scores.logprobs.shape == (0,)
+    assert all(weight.grad is not None and not weight.grad.any() for weight in policy.parameters().values())
 
 
-def test_a_model_with_missing_weights_is_refused(save_model) -> None:
-    """transformers only warns, and trains random numbers."""
-    path = save_model()
-    weights = load_file(path / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"1 weights are missing.*'model\.norm\.weight'"):
-        Policy(path)
+def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_path, make_samples) -> None:
+    batch = batch_of(make_samples())
+    scores = Policy(model_path).score(batch, temperature=0.7, entropy=True, sum_pi_squared=True)
+
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    starts = np.cumsum([0, *batch.sequence_lengths])
+    rows = [model(input_ids=batch.input_ids[:, start:end]).logits[0] for start, end in itertools.pairwise(starts)]
+    log_p = (torch.cat(rows)[batch.positions] / 0.7).log_softmax(-1)
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_that_caps_its_logits_is_refused(tmp_path) -> None:
@@ -98,10 +106,3 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path) -> None:
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="soft-capping"):
         Policy(tmp_path)
-
-
-def test_dropout_is_off_or_refused(save_model) -> None:
-    path = save_model(attention_dropout=0.5)
-    assert not any(module.training for module in Policy(path).model.modules() if isinstance(module, nn.Module))
-    with pytest.raises(ConfigError, match=r"attention_dropout=0\.5"):
-        Policy(path, gradient_checkpointing=True)

@@ -12,10 +12,11 @@ class Exact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Judge only what follows the last occurrence of this; a completion without it scores 0."""
     ignore_case: bool = False
 
-    def __call__(self, sample: Sample, /) -> float:
-        """The score."""
+    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+        """Score and answer."""
         _, marker, said = sample.completion.rpartition(self.after) if self.after else ("", "whole", sample.completion)
-        return float(bool(marker) and self._plain(said) == self._plain(sample.answer))
+        said = self._plain(said)
+        return {"score": float(bool(marker) and said == self._plain(sample.answer)), "answer": said if marker else ""}
 
     def _plain(self, text: str) -> str:
         text = text.strip()

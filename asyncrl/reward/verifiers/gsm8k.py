@@ -33,11 +33,12 @@ class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     method: Literal["strict", "flexible"] = "strict"
     """``strict``: the last number after ``#### ``. ``flexible``: the last number, however it is introduced."""
 
-    def __call__(self, sample: Sample, /) -> float:
-        """The score; the answer may be the bare number or a whole worked solution."""
+    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+        """Score and number; the answer may be the bare number or a whole worked solution."""
         pattern = STRICT if self.method == "strict" else FLEXIBLE
         found = pattern.findall(sample.completion[-TAIL_CHARS:])
-        return float(bool(found) and _plain(found[-1]) == _plain(sample.answer.rpartition("####")[2]))
+        said = _plain(found[-1]) if found else ""
+        return {"score": float(bool(said) and said == _plain(sample.answer.rpartition("####")[2])), "answer": said}
 
 
 def _plain(number: str) -> str:

@@ -22,9 +22,9 @@ class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tolerance: Annotated[float, Meta(ge=0)] = 1e-6
     """Largest difference, as a share of the larger of the two, or absolute where that is below 1."""
 
-    def __call__(self, sample: Sample, /) -> float:
+    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
         """
-        The score.
+        Score and number.
 
         Raises:
             VerifierError: The answer is no finite number, so that no completion could be right.
@@ -34,8 +34,9 @@ class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise VerifierError(f"the answer {sample.answer[:80]!r} has no finite number in it; mend or drop the row")
         said = _number(sample.completion[-TAIL_CHARS:])
         if said is None:
-            return 0.0
-        return float(math.isclose(said, answer, rel_tol=self.tolerance, abs_tol=self.tolerance))
+            return {"score": 0.0, "answer": ""}
+        correct = math.isclose(said, answer, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        return {"score": float(correct), "answer": f"{said:.12g}"}
 
 
 def _number(text: str) -> float | None:

@@ -1,14 +1,39 @@
 """Between text and token ids: what the engine asks of a tokenizer."""
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from asyncrl.errors import EngineError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 
+TemplateKwargs = Mapping[str, str | int | float | bool]
+"""``data.chat_template_kwargs``."""
+NO_KWARGS: TemplateKwargs = MappingProxyType({})
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+
+def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+    """
+    That of a model directory.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {model_path!r} cannot be loaded: {error}") from error
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template_kwargs: TemplateKwargs = NO_KWARGS
+) -> list[int]:
     """
     Token ids of a prompt: plain text as the tokenizer's defaults have it, a chat through its template.
+
+    Args:
+        template_kwargs: Handed to the template.
 
     Raises:
         EngineError: Not retryable; the prompt is empty, has both forms, or the tokenizer has no chat template.
@@ -23,7 +48,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
         raise EngineError(
             "the tokenizer has no chat template, and the prompt is a chat; use plain text", retryable=False
         )
-    encoded = tokenizer.apply_chat_template(prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True)
+    encoded = tokenizer.apply_chat_template(
+        prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
+    )
     return list(encoded["input_ids"])
 
 

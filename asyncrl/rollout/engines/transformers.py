@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
@@ -45,6 +45,7 @@ class TransformersEngine:
         max_tokens_per_slot: int,
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
+        chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
     ) -> None:
         """
         Allocate the cache; nothing is computed yet.
@@ -56,6 +57,7 @@ class TransformersEngine:
             max_tokens_per_slot: Longest prompt and completion together.
             kv: After new weights, compute the cache of running completions again, or go on with the old one.
             policy_version: Whose weights the model has now.
+            chat_template_kwargs: Handed to the tokenizer's chat template with every chat.
 
         Raises:
             ConfigError: The model's attention does not fit the slots, or its weights cannot be replaced.
@@ -63,6 +65,7 @@ class TransformersEngine:
         parameters.check_loadable(model)
         self._model = model.eval()
         self._tokenizer = tokenizer
+        self._template_kwargs = chat_template_kwargs
         self._kv = kv
         self._max_tokens = max_tokens_per_slot
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
@@ -94,6 +97,7 @@ class TransformersEngine:
         dtype: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
         policy_version: int = 0,
+        chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
     ) -> "TransformersEngine":
         """
         An engine of a model directory.
@@ -101,8 +105,8 @@ class TransformersEngine:
         Raises:
             ConfigError: The directory holds no model or no tokenizer, or the model is not one this engine can run.
         """
+        tokenizer = text.load_tokenizer(model_path)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(
                 model_path, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
             )
@@ -116,6 +120,7 @@ class TransformersEngine:
             max_tokens_per_slot=max_tokens_per_slot,
             kv=kv,
             policy_version=policy_version,
+            chat_template_kwargs=chat_template_kwargs,
         )
 
     def __repr__(self) -> str:
@@ -129,7 +134,7 @@ class TransformersEngine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """As `Engine.encode`."""
-        return text.encode(self._tokenizer, prompt)
+        return text.encode(self._tokenizer, prompt, self._template_kwargs)
 
     def decode(self, token_ids: list[int]) -> str:
         """As `Engine.decode`."""

@@ -1,14 +1,13 @@
 """The number after ####."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import Sample, verdict_of
 from asyncrl.reward.verifiers.gsm8k import TAIL_CHARS, Gsm8k
 
 DATA = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
@@ -16,7 +15,7 @@ STRICT, FLEXIBLE = Gsm8k(), Gsm8k(method="flexible")
 
 
 def score(verifier: Gsm8k, completion: str, answer: str) -> float:
-    return verifier(Sample(completion=completion, answer=answer))
+    return verdict_of(verifier(Sample(completion=completion, answer=answer))).score
 
 
 @pytest.mark.parametrize(
@@ -67,15 +66,33 @@ def test_whatever_comes_before_a_right_ending_is_right(before: str, answer: int)
     assert score(FLEXIBLE, f"{before}\n#### {answer:,}", str(answer)) == 1.0
 
 
+def mutations(answer: str, other: str) -> list[str]:
+    """Wrong answers that look like the right one, which is a whole number without commas."""
+    sign, digits = ("-", answer[1:]) if answer.startswith("-") else ("", answer)
+    swaps = [
+        sign + digits[:place] + digits[place + 1] + digits[place] + digits[place + 2 :]
+        for place in range(len(digits) - 1)
+        if digits[place] != digits[place + 1]
+    ]
+    replaced = [sign + digits[:-1] + str((int(digits[-1]) + shift) % 10) for shift in (1, 5, 9)]
+    longer = [answer + "0", answer + "7", sign + "1" + digits, answer + ".5", answer + ".05"]
+    garbage = [answer + ",000", sign + "9," + digits, answer + ",1", answer + ",,,7"]
+    signs = [digits if sign else "-" + digits, "-$" + digits if not sign else "$" + digits]
+    return [str(int(answer) + 1), str(int(answer) - 1), *swaps, *replaced, *longer, *garbage, *signs, other]
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="the GSM8K test split is not here")
 def test_every_reference_solution_scores_one_and_every_mutated_one_zero() -> None:
     solutions = [json.loads(line)["answer"] for line in DATA.read_text(encoding="utf-8").splitlines()]
+    answers = [solution.rpartition("#### ")[2].replace(",", "") for solution in solutions]
 
     assert len(solutions) == 1319
-    for solution in solutions:
-        answer = solution.rpartition("#### ")[2]
-        mutated = re.sub(r"[0-9]$", lambda last: str((int(last[0]) + 1) % 10), solution)
+    for row, (solution, answer) in enumerate(zip(solutions, answers, strict=True)):
+        other = next(text for text in answers[row + 1 :] + answers if int(text) != int(answer))
+        wrong = {text for text in mutations(answer, other) if text != "-0"}
         for verifier in (STRICT, FLEXIBLE):
-            assert score(verifier, solution, answer.replace(",", "")) == 1.0
+            assert score(verifier, solution, answer) == 1.0
             assert score(verifier, solution, solution) == 1.0
-            assert score(verifier, mutated, answer) == 0.0
+            paid = [text for text in wrong if score(verifier, solution.rpartition("####")[0] + f"#### {text}", answer)]
+            assert paid == []
+        assert score(STRICT, solution.replace("####", "so"), answer) == 0.0

@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engines import text
 
@@ -11,6 +11,24 @@ def test_plain_text_is_given_to_the_tokenizer_as_it_is(tokenizer):
 
 def test_a_chat_goes_through_the_template_and_ends_where_the_policy_begins(tokenizer):
     assert text.encode(tokenizer, Prompt(chat=[{"role": "user", "content": "w5 w9"}])) == [1, 5, 9, 2]
+
+
+def test_a_template_gets_its_arguments(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content }}{% if thinking %} w7{% endif %}")
+    chat = Prompt(chat=[{"role": "user", "content": "w5"}])
+
+    assert text.encode(tokenizer, chat) == [5]
+    assert text.encode(tokenizer, chat, {"thinking": True}) == [5, 7]
+
+
+def test_a_tokenizer_is_that_of_the_directory(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    assert text.encode(text.load_tokenizer(str(tmp_path)), Prompt(text="w5 w9")) == [5, 9]
+
+
+def test_a_directory_without_a_tokenizer_is_a_mistake(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path .* cannot be loaded"):
+        text.load_tokenizer(str(tmp_path))
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer):

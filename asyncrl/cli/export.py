@@ -1,0 +1,48 @@
+"""`asyncrl export`: the model of a checkpoint, as a directory that transformers and vLLM load."""
+
+from pathlib import Path
+from typing import Literal
+
+from asyncrl.errors import ConfigError
+from asyncrl.node.process import configure_logging
+from asyncrl.observe.model_card import model_card
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_record import read_run
+from asyncrl.trainer.export import Dtype, chosen, export
+
+
+def export_run(path: Path, out: Path, *, step: str | None = None, dtype: Dtype | None = None) -> str:
+    """
+    Write the model of one checkpoint of a run to ``out``.
+
+    Args:
+        step: A number of optimizer steps, or ``best``; None takes the newest checkpoint that is sound.
+        dtype: What its weights become; None leaves them as they were trained.
+
+    Returns:
+        What was done, in one line.
+
+    Raises:
+        ConfigError: There is no such run or checkpoint, or ``out`` exists.
+        LedgerError: The checkpoint is damaged.
+        RunFailed: The disk does not take it.
+    """
+    configure_logging("export")
+    if out.exists():  # Known before gigabytes are read.
+        raise ConfigError(f"{out} exists, and nothing is written over: name a directory that does not")
+    record, name = read_run(path), out.resolve().name
+    folder, manifest = chosen(RunDirectory(path).checkpoints, _step(step))
+    card = model_card(record, name, step=manifest.step, policy_version=manifest.policy_version, dtype=dtype)
+    export(folder, manifest, out, card=card, dtype=dtype)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return f"{out}: step {manifest.step} of {record.name}, {size / 1e6:,.1f} MB"
+
+
+def _step(text: str | None) -> int | Literal["best"] | None:
+    if text is None:
+        return None
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise ConfigError(f"--step {text!r}: expected a number of optimizer steps, or 'best'")
+    return int(text)

@@ -1,0 +1,56 @@
+"""Loads what a rank of the trainer computes with: from the newest checkpoint that can be read, or the base model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from asyncrl.config import Config
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.trainer import checkpoint
+from asyncrl.trainer.actor import Start
+from asyncrl.trainer.checkpoint import Saves
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks import Ranks
+from asyncrl.weights.device import require
+
+log = structlog.get_logger()
+
+
+def load_learner(config: Config, directory: RunDirectory, form: Callable[[], Ranks]) -> tuple[Learner, Saves, Start]:
+    """
+    A learner, its tokenizer, and what it has done already. Collective.
+
+    Args:
+        form: Makes the group of all ranks.
+
+    Raises:
+        ConfigError: There is no such model, or it cannot be trained as configured, or not on this machine.
+        RankDied: Another rank is gone.
+    """
+    torch.set_num_threads(config.trainer.threads)
+    torch.manual_seed(config.run.seed)
+    disable_progress_bar()  # a log is not a terminal
+    require(config.trainer.device)
+    base = Path(config.model.path)
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    ranks = form()
+    if (folder := _agreed(directory.checkpoints, ranks)) is None:
+        return Learner(config, base, ranks=ranks), tokenizer, Start()
+    manifest = checkpoint.read_manifest(folder)
+    log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
+    # The checkpoint's model has the adapters of LoRA merged into it; those go on beside the base.
+    learner = Learner(config, base if config.trainer.lora.rank else folder, reference_path=base, ranks=ranks)
+    learner.resume(manifest.step, checkpoint.read_all_tensors(folder, manifest), manifest.state)
+    checkpoint.restore_random_state(manifest)
+    return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)
+
+
+def _agreed(checkpoints: Path, ranks: Ranks) -> Path | None:
+    """The first rank reads every byte of what is there, and the others take what it found sound."""
+    found = checkpoint.newest_sound(checkpoints) if ranks.rank == 0 else None
+    name = ranks.gather(found[0].name.encode() if found else b"")[0].decode()
+    return checkpoints / name if name else None

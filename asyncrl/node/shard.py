@@ -1,0 +1,68 @@
+"""``python -m asyncrl.node.shard``: a further rank of a trainer, started by the first one and by nobody else."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
+from asyncrl.config import from_json
+from asyncrl.errors import AsyncrlError
+from asyncrl.node.learner import load_learner
+from asyncrl.node.process import run_process
+from asyncrl.node.ranks import COLLECTIVE_S, START_S
+from asyncrl.node.serving import loading, serve
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks import Group
+from asyncrl.trainer.shard import ShardActor
+
+
+async def run_shard(address: str, who: Identity, rank: int, store: Path, stopping: asyncio.Event) -> None:
+    """
+    Do what the first rank says until it says Stop.
+
+    Args:
+        address: Of the first rank's hub.
+        store: File over which the ranks find each other.
+
+    Raises:
+        RankDied: Another rank is gone.
+        LinkError, ConfigError: It could not start.
+    """
+    link, welcome = await join(address, who, START_S)
+    config = from_json(welcome.config)
+    groups: list[Group] = []
+
+    def form() -> Group:
+        trainer = config.trainer
+        groups.append(Group(store, rank=rank, size=trainer.ranks, timeout_s=COLLECTIVE_S, kind=trainer.device))
+        return groups[0]
+
+    def load() -> Learner:
+        return load_learner(config, RunDirectory(Path(welcome.run_dir)), form)[0]
+
+    try:
+        learner = await loading(link, welcome.beat_s, load)
+    except AsyncrlError as error:
+        await leave(link, str(error))
+        raise
+    spool = spool_link(welcome, who)
+    try:
+        await serve(ShardActor(learner, rank, link, spool), link, beat_s=welcome.beat_s, stopping=stopping)
+    finally:
+        await spool.aclose()
+        for group in groups:
+            group.close()
+
+
+def main(address: str, name: str, rank: int, store: Path) -> int:
+    """The exit code."""
+
+    async def job(stopping: asyncio.Event) -> None:
+        await run_shard(address, identity("shard", name), rank, store, stopping)
+
+    return run_process(job, name=name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))

@@ -1,0 +1,85 @@
+"""Weights & Biases, online or offline."""
+
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import ConfigError
+from asyncrl.observe.atomic import replacing
+from asyncrl.observe.run_directory import Summary
+from asyncrl.observe.trackers.tracker import Tracked
+
+MODES = ("online", "offline")
+
+
+class WandB:
+    """
+    One run there for each run here: a process that starts again goes on with it.
+
+    Metrics have an axis of their own, ``step``, because theirs refuses what comes late, as evaluations do.
+
+    Args:
+        mode: ``online`` needs ``wandb login`` or WANDB_API_KEY; what ``offline`` writes, ``wandb sync`` sends later.
+
+    Raises:
+        ConfigError: There is no such mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str = "asyncrl",
+        entity: str = "",
+        group: str = "",
+        tags: Sequence[str] = (),
+        mode: str = "online",
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"trackers.options.wandb.mode is {mode!r}, expected one of {', '.join(MODES)}")
+        self._settings = {"project": project, "entity": entity or None, "group": group or None, "mode": mode}
+        self._tags = list(tags)
+        self._run: Any = None
+
+    def start(self, run: Tracked, /) -> None:
+        """Log in as the environment says, and begin or go on."""
+        import wandb
+
+        self._run = wandb.init(
+            id=_identity(run),
+            resume="allow",
+            name=run.name,
+            dir=str(run.folder),
+            config=run.config,
+            tags=self._tags,
+            settings=wandb.Settings(console="off", silent=True),
+            **self._settings,
+        )
+        for section in ("train/*", "eval/*", "events/*"):
+            self._run.define_metric(section, step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        """Handed to W&B's own process, which sends it when it can."""
+        self._run.log({"step": step, **metrics})
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
+        """The last of each kind is in the run's summary."""
+        self._run.summary[f"event.{kind}"] = msgspec.json.encode({"step": step, **fields}).decode()
+
+    def finish(self, summary: Summary | None, /) -> None:
+        """Everything is sent, or written if offline."""
+        if summary is None:
+            self._run.finish()
+            return
+        self._run.summary.update(msgspec.to_builtins(summary))
+        self._run.finish(exit_code=0 if summary.status == "finished" else 1)
+
+
+def _identity(run: Tracked) -> str:
+    """The same for every process that tracks this run, and no other run's."""
+    path = run.folder / "run_id"
+    if not path.exists():
+        with replacing(path) as unfinished:
+            unfinished.write_text(token_hex(8))
+    return path.read_text()

@@ -1,0 +1,65 @@
+"""A batch of the broker's becomes a step of this rank's: who trains what, and the tokens of one's own."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from asyncrl.actor.payloads import PayloadClient
+from asyncrl.algo.outcomes import Outcome
+from asyncrl.errors import LinkError
+from asyncrl.messages import Batch, Sample, Trajectory
+from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.step import Described, Step
+
+FETCH_S = 120.0
+"""A spool that does not answer for this long has failed."""
+
+
+async def fetch_step(batch: Batch, learner: Learner, payloads: PayloadClient, *, rank: int) -> Step:
+    """
+    Fetch what ``rank`` trains of a batch, and no more.
+
+    Raises:
+        LinkError: The spool did not answer in time.
+        DecodeError: The spool lost a trajectory.
+    """
+    described = [_described(sample) for sample in batch.samples]
+    owner = learner.owners(described)
+    places = [place for place in range(len(owner)) if owner[place] == rank]
+    return Step(described, await _fetch(batch, places, payloads), owner)
+
+
+async def _fetch(batch: Batch, places: Sequence[int], payloads: PayloadClient) -> dict[int, TrainingSample]:
+    wanted = [batch.samples[place] for place in places]
+    try:
+        trajectories = await payloads.fetch_all([sample.ref for sample in wanted], FETCH_S)
+    except TimeoutError:
+        raise LinkError(f"the spool did not send the batch of step {batch.step} within {FETCH_S:g} s") from None
+    return {
+        place: _training_sample(trajectory, sample)
+        for place, trajectory, sample in zip(places, trajectories, wanted, strict=True)
+    }
+
+
+def _described(sample: Sample) -> Described:
+    outcome = Outcome(
+        group_id=sample.unit.group_id,
+        length=sample.summary.num_tokens,
+        score=sample.reward,
+        metrics=sample.metrics,
+    )
+    return Described(sample.unit.index, sample.summary.prompt_tokens, outcome)
+
+
+def _training_sample(trajectory: Trajectory, sample: Sample) -> TrainingSample:
+    return TrainingSample(
+        group_id=trajectory.unit.group_id,
+        prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
+        completion_ids=np.frombuffer(trajectory.completion_ids, "<i4"),
+        behavior_logprobs=np.frombuffer(trajectory.behavior_logprobs, "<f4"),
+        reward=sample.reward,
+        spans=trajectory.spans,
+        index=sample.unit.index,
+        metrics=sample.metrics,
+    )

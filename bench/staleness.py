@@ -1,0 +1,242 @@
+"""
+What staleness costs, and which loss stands it: held-out accuracy of the same run with older and older trajectories.
+
+    python bench/staleness.py [CONFIG] [--set a.b=value] [--staleness 0,1,4,8] [--methods clipped,gspo] [--seeds 3]
+
+Every staleness with every method and seed is one `asyncrl run`, one after another; they differ in nothing else. Runs
+are kept in ``--runs``, and those that are complete are not run again: stop it at any time, and start it again.
+
+    clipped          the ratio to the policy that sampled, clipped
+    decoupled        clipped against the policy the step began with
+    gspo, cispo      their ratios, to the policy that sampled
+    tis + geo-rs     decoupled; weighted by the truncated ratio of each sequence to the policy that sampled, and
+                     sequences left out by their geometric mean ratio (the preset decoupled_geo_rs_seq_tis)
+
+A line for each staleness and method, over its seeds: ``accuracy`` at the end, ``mean_accuracy`` over the evaluations
+after the start, which tells how fast it learned. That a run may be as stale as S does not make it so: rollouts have to
+be ahead. ``staleness_mean`` is what it was, ``staleness_full`` what it would be if they always were: the first S steps
+cannot be. Last of all the picture is drawn, of whatever there is.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from picture import picture
+
+from asyncrl.observe.charts import Series, line_chart
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_record import RunRecord, read_run
+from asyncrl.run_file import load
+
+HERE = Path(__file__).parent
+QUICKSTART = HERE.parent / "conf" / "quickstart.toml"
+
+METHODS = {
+    "clipped": ["algorithm.loss=clipped"],
+    "decoupled": ["algorithm.loss=clipped", "algorithm.correction.mode=decoupled"],
+    "gspo": ["algorithm.loss=gspo"],
+    "cispo": ["algorithm.loss=cispo"],
+    "tis + geo-rs": ["algorithm.loss=clipped", "algorithm.correction.preset=decoupled_geo_rs_seq_tis"],
+}
+OFTEN = "evaluation.every_versions=5"
+"""A curve of nine points instead of five; whoever sets something else gets that."""
+
+MEANS = ("log_ratio_abs_mean", "clip_fraction", "rollout_rs_masked_fraction", "rollout_is_eff_sample_size", "skipped")
+"""Metrics of steps, told as their mean over the run if it has them; a name may have something before it."""
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    method: str
+    staleness: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.method.replace(' + ', '-')}-s{self.staleness:g}-seed{self.seed}"
+
+    def settings(self, runs: Path) -> list[str]:
+        """What makes it differ from the others."""
+        here = [f"run.dir={json.dumps(str(runs))}", f'run.name="{self.name}"', f"run.seed={self.seed}"]
+        return [*METHODS[self.method], f"schedule.staleness={self.staleness:g}", *here]
+
+
+def main(options: argparse.Namespace) -> None:
+    cells = [Cell(*of) for of in product(options.methods, options.staleness, range(options.seeds))]
+    failed = []
+    for number, cell in enumerate(cells, 1):
+        overrides = [OFTEN, *options.overrides, *cell.settings(options.runs)]
+        if not is_done(options.runs / cell.name, options.config, overrides):
+            print(f"run {number} of {len(cells)}: {cell.name}", file=sys.stderr, flush=True)
+            if code := run(options.config, overrides, options.runs / f"{cell.name}.log"):
+                failed.append(f"{cell.name} ended with {code}: see {options.runs / cell.name}.log")
+    records = found(cells, options.runs)
+    for (method, staleness), seeds in grouped(records).items():
+        print_line({"method": method, "staleness": staleness, **told(seeds, staleness)})
+    options.picture.write_text(drawn(records), encoding="utf-8")
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
+    """Whether there is a complete run of just these settings. What is left of one that was stopped is removed."""
+    directory = RunDirectory(path)
+    if not directory.config.exists():
+        return False
+    if load(directory.config) != load(config, overrides):
+        raise SystemExit(f"{path} was run with other settings: remove it, or choose other --runs")
+    summary = directory.read_summary()
+    if summary is not None and summary.status == "finished":
+        return True
+    shutil.rmtree(path)
+    return False
+
+
+def run(config: Path, overrides: list[str], log: Path) -> int:
+    """One run, to its end; its exit code."""
+    command = [sys.executable, "-m", "asyncrl", "run", str(config)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as said:
+        settings = [part for override in overrides for part in ("--set", override)]
+        return subprocess.run([*command, *settings], check=False, stdout=said, stderr=said, env=ENVIRONMENT).returncode
+
+
+Records = dict[Cell, RunRecord]
+Groups = dict[tuple[str, float], list[RunRecord]]
+"""Runs by method and staleness: they differ in their seed only."""
+
+
+def found(cells: Iterable[Cell], runs: Path) -> Records:
+    """Those that are complete."""
+    records = {cell: read_run(runs / cell.name) for cell in cells if (runs / cell.name).is_dir()}
+    return {cell: record for cell, record in records.items() if record.status == "finished"}
+
+
+def grouped(records: Records) -> Groups:
+    """In the order of the cells."""
+    groups: Groups = {}
+    for cell, record in records.items():
+        groups.setdefault((cell.method, cell.staleness), []).append(record)
+    return groups
+
+
+# ── what came out ───────────────────────────────────────────────────────────────────────────
+
+
+def told(seeds: Sequence[RunRecord], staleness: float) -> dict[str, Any]:
+    """Of the runs of one method and staleness."""
+    last = [last_accuracy(record) for record in seeds]
+    steps = len(seeds[0].curve("staleness_mean"))
+    return {
+        "seeds": len(seeds),
+        "accuracy": round(fmean(last), 4),
+        "accuracy_min": round(min(last), 4),
+        "accuracy_max": round(max(last), 4),
+        "mean_accuracy": round(fmean(map(mean_accuracy, seeds)), 4),
+        "staleness_mean": round(fmean(record.mean("staleness_mean") or 0.0 for record in seeds), 2),
+        "staleness_full": round(fmean(min(step, staleness) for step in range(steps)), 2),
+        "wall_s": round(fmean(record.wall_s or 0.0 for record in seeds), 1),
+        **means(seeds),
+    }
+
+
+def last_accuracy(record: RunRecord) -> float:
+    """Where it got."""
+    return record.held_out()[-1].accuracy
+
+
+def mean_accuracy(record: RunRecord) -> float:
+    """Of the evaluations after the start, where all are alike."""
+    return fmean(evaluation.accuracy for evaluation in record.held_out() if evaluation.policy_version)
+
+
+def means(seeds: Sequence[RunRecord]) -> dict[str, float]:
+    """Those of `MEANS` that were recorded."""
+    keys = [key for key in seeds[0].metrics[-1] if key.endswith(MEANS)]
+    values = {key: [value for record in seeds if (value := record.mean(key)) is not None] for key in keys}
+    return {key: float(f"{fmean(of_seeds):.4g}") for key, of_seeds in values.items() if of_seeds}
+
+
+def drawn(records: Records) -> str:
+    """A chart for each staleness, and one of what staleness does to each method."""
+    groups = grouped(records)
+    charts = []
+    for staleness in dict.fromkeys(cell.staleness for cell in records):
+        series = [curve(method, seeds) for (method, s), seeds in groups.items() if s == staleness]
+        title = f"Held-out accuracy, staleness {staleness:g}"
+        charts.append(line_chart(title, series, x_label="policy version", zero=True, percent=True))
+    for title, of in (("at the end", last_accuracy), ("on the way, mean of the evaluations", mean_accuracy)):
+        series = [against_staleness(method, groups, of) for method in dict.fromkeys(cell.method for cell in records)]
+        charts.append(line_chart(f"Held-out accuracy {title}", series, x_label="staleness", percent=True))
+    num_seeds = max(map(len, groups.values()), default=0)
+    return picture(f"Staleness: mean of {num_seeds} seeds, and the range they span", charts)
+
+
+def curve(method: str, seeds: Sequence[RunRecord]) -> Series:
+    """Accuracy over versions."""
+    by_version: dict[float, list[float]] = {}
+    for record in seeds:
+        for evaluation in record.held_out():
+            by_version.setdefault(float(evaluation.policy_version), []).append(evaluation.accuracy)
+    return series_of(method, by_version)
+
+
+def against_staleness(method: str, groups: Groups, of: Callable[[RunRecord], float]) -> Series:
+    """One number of a run over staleness."""
+    return series_of(method, {s: [of(run) for run in seeds] for (name, s), seeds in groups.items() if name == method})
+
+
+def series_of(method: str, values: dict[float, list[float]]) -> Series:
+    """Mean and range of the values at each x."""
+    places = sorted(values)
+    return Series(
+        points=[(x, fmean(values[x])) for x in places],
+        label=method,
+        colour=list(METHODS).index(method),
+        dots=True,
+        band=[(x, min(values[x]), max(values[x])) for x in places],
+    )
+
+
+def print_line(fields: dict[str, Any]) -> None:
+    print(json.dumps({"bench": "staleness", **fields}), flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    parser.add_argument("--staleness", type=lambda text: [float(s) for s in text.split(",")], default=[0, 1, 4, 8])
+    parser.add_argument("--methods", type=methods, default=list(METHODS), help=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="where runs are kept")
+    parser.add_argument("--picture", type=Path, default=HERE / "staleness.svg")
+    return parser.parse_args()
+
+
+def methods(text: str) -> list[str]:
+    """Names, checked."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(METHODS)}")
+    return names
+
+
+if __name__ == "__main__":
+    main(parsed())

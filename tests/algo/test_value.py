@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.algo.value import value_loss
+
+from .losses.padded import random_padded, slope
+
+
+@pytest.mark.parametrize(
+    ("value", "loss", "grad", "is_clipped"),
+    [
+        # the old prediction is 0 and the return 1
+        pytest.param(0.0, 0.5, -1.0, False, id="as before: half the squared error"),
+        pytest.param(0.3, 0.245, -0.7, False, id="moved by less than the clip"),
+        pytest.param(0.8, 0.125, 0.0, True, id="moved further towards the return: no push"),
+        pytest.param(-0.8, 1.62, -1.8, False, id="moved away: full push back"),
+        pytest.param(3.0, 2.0, 2.0, False, id="moved beyond the return: full push back"),
+    ],
+)
+def test_a_prediction_that_has_moved_enough_is_not_pushed_on(value, loss, grad, is_clipped) -> None:
+    values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    result = value_loss(values, torch.zeros(1), torch.ones(1), value_clip=0.5)
+    result.losses.sum().backward()
+
+    assert result.losses.item() == pytest.approx(loss)
+    assert values.grad.item() == pytest.approx(grad)
+    assert result.is_clipped.item() == is_clipped
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_and_gradients_match_the_masked_formula_in_float64(seed) -> None:
+    batch = random_padded(seed)
+    values, old, returns = batch.logprobs, batch.old_logprobs, 2 * batch.advantages
+
+    def formula(new):
+        bounded = np.clip(new, old - 0.5, old + 0.5)
+        return 0.5 * np.maximum((new - returns) ** 2, (bounded - returns) ** 2) * batch.mask
+
+    predicted = batch.flat(values, requires_grad=True)
+    losses = value_loss(predicted, batch.flat(old), batch.flat(returns)).losses
+    losses.sum().backward()
+
+    np.testing.assert_allclose(losses.detach().numpy(), formula(values)[batch.mask], rtol=1e-6, atol=1e-6)
+    gradient = slope(formula, values)[batch.mask]
+    np.testing.assert_allclose(predicted.grad.numpy(), gradient, rtol=1e-6, atol=1e-6)

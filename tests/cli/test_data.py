@@ -1,0 +1,157 @@
+"""Datasets on the command line: what is written, what is told, and what is refused."""
+
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from asyncrl.cli.main import main
+from asyncrl.data.table import open_rows
+
+
+def asyncrl(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["data", *map(str, arguments)])
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with a tokenizer of one token a word, whose template adds two, or three if it is to think."""
+    words = Tokenizer(models.WordLevel({"?": 0, "<user>": 1, "<policy>": 2, "<think>": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = (
+        "<user> {{ messages[0].content }} {% if add_generation_prompt %}<policy>{% endif %}"
+        "{% if enable_thinking %} <think>{% endif %}"
+    )
+    PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# ── prepare ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_kinds_are_these():
+    prepare = main.commands["data"].commands["prepare"]
+    assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl"}
+
+
+def test_what_was_prepared_can_be_used(tmp_path):
+    source = jsonl(tmp_path / "train.jsonl", {"question": "How many?", "answer": "6 * 7\n#### 42"})
+    out = tmp_path / "gsm8k.parquet"
+
+    result = asyncrl("prepare", "gsm8k", source, "-o", out)
+
+    assert (result.exit_code, result.output) == (0, f"{out}: 1 of 1 rows\n")
+    assert asyncrl("check", out).exit_code == 0
+    assert open_rows(out)[0]["prompt"][0]["content"].startswith("How many? Let's think")
+
+
+def test_form_instruction_and_split_can_be_chosen(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", {"problem": "How many?", "solution": r"\boxed{42}"})
+    out = tmp_path / "math.parquet"
+
+    asyncrl("prepare", "math", source, "-o", out, "--text", "--instruction", "", "--split", "dev")
+
+    row = open_rows(out)[0]
+    assert (row["prompt"], row["extra_info"]["split"]) == ("How many?", "dev")
+
+
+def test_bad_rows_end_with_78_or_are_listed(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", {"q": "1 + 1", "a": 2}, {"q": "", "a": 2}, {"q": "1 + 1", "a": 2})
+    command = ["prepare", "jsonl", source, "-o", tmp_path / "out.parquet", "--prompt-key", "q", "--answer-key", "a"]
+    command += ["--data-source", "sums", "--unique"]
+
+    refused, listed = asyncrl(*command), asyncrl(*command, "--skip-bad")
+
+    assert refused.exit_code == 78
+    assert refused.stderr.startswith("asyncrl: 1 of 3 rows cannot be used, and nothing was written")
+    assert listed.output.splitlines() == [
+        f"{tmp_path}/out.parquet: 1 of 3 rows",
+        "  1 repeat others and were left out",
+        "  1 row cannot be used",
+        f"         1  'q' is empty: {source} line 2",
+    ]
+
+
+def test_dapo_math_and_geo3k_are_prepared_too(tmp_path):
+    dapo = {"prompt": [{"role": "user", "content": "1 + 1"}], "reward_model": {"ground_truth": "2"}, "extra_info": {}}
+    folder = tmp_path / "test" / "1"
+    folder.mkdir(parents=True)
+    jsonl(folder / "data.json", {"annotat_text": "Find x.", "choices": ["1", "2"], "answer": "A"})
+    (folder / "img_diagram.png").write_bytes(b"PNG")
+
+    for kind, source in (("dapo-math", jsonl(tmp_path / "d.jsonl", dapo, dapo)), ("geo3k", tmp_path / "test")):
+        result = asyncrl("prepare", kind, source, "-o", tmp_path / f"{kind}.parquet")
+        assert result.exit_code == 0, result.stderr
+        assert len(open_rows(tmp_path / f"{kind}.parquet")) == 1
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    result = asyncrl("prepare", "gsm8k", tmp_path / "nowhere.jsonl", "-o", tmp_path / "out.parquet")
+    assert result.exit_code == 78
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ── check ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_says_what_datasets_hold(tmp_path):
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in paths:
+        pq.write_table(pa.Table.from_pylist([{"prompt": "how many", "answer": "1"}] * 4), path)
+
+    result = asyncrl("check", *paths)
+
+    assert result.exit_code == 0
+    assert result.output.count(": 4 rows") == result.output.count("every row can be used") == 2
+
+
+def test_check_of_an_unusable_dataset_ends_with_78_and_can_name_every_row(tmp_path):
+    path = jsonl(tmp_path / "bad.jsonl", *[{"prompt": "", "answer": "1"}] * 3)
+
+    result = asyncrl("check", path, "--list")
+
+    assert result.exit_code == 78
+    assert result.stderr.startswith("asyncrl: 3 of 3 rows cannot be used")
+    assert result.stdout.splitlines()[-3:] == [f"{path} line {line}: 'prompt' is empty" for line in (1, 2, 3)]
+
+
+def test_check_counts_tokens_with_a_models_tokenizer(tmp_path, model):
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": "one two", "answer": 1}, {"prompt": "one", "answer": 1})
+
+    result = asyncrl("check", path, "--model", model, "--max-prompt-tokens", 1)
+
+    assert "prompt tokens  min 1   5% 1   median 1   95% 2   max 2" in result.stdout
+    assert "it has more than 1 tokens" in result.stderr
+
+
+def test_check_of_a_run_file_reads_its_datasets_as_the_run_would(tmp_path, model):
+    chat = [{"role": "user", "content": "one two"}]
+    train, held_out = (jsonl(tmp_path / name, {"q": chat, "answer": 1}) for name in ("train", "held_out"))
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[model]\npath = "{model}"\n[data]\ntrain = "{train}"\nheld_out = "{held_out}"\nprompt_column = "q"\n'
+        f"max_prompt_tokens = 5\nchat_template_kwargs = {{enable_thinking = true}}\n"
+    )
+
+    result = asyncrl("check", config)
+
+    assert result.exit_code == 0, result.stderr
+    assert result.output.count("prompt tokens  min 5 ") == 2
+    config.write_text(config.read_text().replace("enable_thinking", "thinking"))
+    assert "thinking is set, but the model's chat template never reads it" in asyncrl("check", config).stderr
+
+
+def test_a_limit_without_a_tokenizer_is_a_mistake(tmp_path):
+    result = asyncrl("check", tmp_path, "--max-prompt-tokens", 1)
+    assert result.exit_code == 2
+    assert "--max-prompt-tokens needs --model" in result.stderr

@@ -1,0 +1,158 @@
+"""From options to a configuration, and from answers to a table; whole examinations are in tests/integration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.broker.marks import Marks
+from asyncrl.cli.eval import Examined, eval_config, failures, table
+from asyncrl.errors import ConfigError
+from asyncrl.observe.answers import AnswerRow
+
+RUN = """
+[model]
+path = "base"
+dtype = "bfloat16"
+[data]
+train = "train.parquet"
+held_out = "held_out.parquet"
+[sampling]
+max_tokens = 99
+[reward]
+function = "numeric"
+options = { tolerance = 0.1 }
+timeout_s = 5.0
+[evaluation]
+max_prompts = 7
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+# ── what is asked ───────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_run_file_one_greedy_completion_of_every_row_is_judged_by_its_data_source() -> None:
+    config = eval_config("m", data=["a.jsonl", "b.jsonl"])
+
+    assert (config.model.path, config.data.held_out_files) == ("m", ["a.jsonl", "b.jsonl"])
+    evaluation = config.evaluation
+    assert (evaluation.samples, evaluation.temperature, evaluation.max_tokens) == (1, 0.0, 1024)
+    assert evaluation.max_prompts > 10**9
+    assert config.reward.function == "auto"
+
+
+def test_several_completions_are_drawn_at_temperature_1_unless_told_otherwise() -> None:
+    assert eval_config("m", data=["a"], samples=16).evaluation.temperature == 1.0
+    assert eval_config("m", data=["a"], samples=16, temperature=0.6).evaluation.temperature == 0.6
+    with pytest.raises(ConfigError, match=r"samples is 16, but evaluation\.temperature is 0"):
+        eval_config("m", data=["a"], samples=16, temperature=0.0)
+
+
+def test_options_go_where_the_run_file_has_them() -> None:
+    options: dict[str, Any] = {"top_p": 0.9, "temperature": 0.7, "max_tokens": 9, "max_prompts": 3, "seed": 5}
+    config = eval_config("m", data=["a"], engine="vllm", **options)
+
+    found = config.evaluation
+    assert (found.top_p, found.temperature, found.max_tokens, found.max_prompts) == (0.9, 0.7, 9, 3)
+    assert (config.run.seed, config.rollout.engine) == (5, "vllm")
+
+
+def test_a_run_file_says_what_options_do_not(run_file: Path) -> None:
+    config = eval_config("m", run_file)
+
+    assert (config.model.path, config.model.dtype) == ("m", "bfloat16")
+    assert (config.data.held_out, config.reward.function) == ("held_out.parquet", "numeric")
+    assert config.evaluation.sampling(config.sampling).max_tokens == 99
+    assert config.evaluation.max_prompts > 7, "an examination asks all of them"
+
+
+def test_another_reward_does_not_inherit_options_of_the_run_files(run_file: Path) -> None:
+    reward = eval_config("m", run_file, reward="gsm8k").reward
+
+    assert (reward.function, reward.options, reward.timeout_s) == ("gsm8k", {}, 5.0)
+
+
+def test_overrides_come_last(run_file: Path) -> None:
+    config = eval_config("m", run_file, seed=1, overrides=["rollout.slots=8", "seed=2"])
+
+    assert (config.rollout.slots, config.run.seed) == (8, 2)
+
+
+def test_there_must_be_something_to_ask() -> None:
+    with pytest.raises(ConfigError, match="give --data FILE"):
+        eval_config("m")
+
+
+def test_a_misspelt_override_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'rollout.slots'\?"):
+        eval_config("m", data=["a"], overrides=["rollout.slot=8"])
+
+
+# ── what came out ───────────────────────────────────────────────────────────────────────────
+
+
+def some_marks(accuracy: float, **further: float) -> Marks:
+    tail = {"reward": accuracy, "length_mean": 12.4, "truncated": 0.25, "failed": 1.0}
+    return Marks(accuracy=accuracy, num_prompts=8, metrics=further | tail)
+
+
+def an_examination(samples: int, overall: Marks, **by_source: Marks) -> Examined:
+    return Examined(
+        model="m",
+        data=["a"],
+        samples=samples,
+        seed=3,
+        temperature=0.0 if samples == 1 else 0.6,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=64,
+        tokens=12_345,
+        wall_s=2.5,
+        overall=overall,
+        by_source=by_source,
+    )
+
+
+def test_one_completion_of_one_source_is_one_line() -> None:
+    assert table(an_examination(1, some_marks(0.5), sums=some_marks(0.5))).splitlines() == [
+        "data source  prompts  accuracy  reward  tokens  truncated  failed",
+        "sums               8     50.0%    0.50      12      25.0%       1",
+        "1 of each prompt, greedy, at most 64 tokens, seed 3; 12,345 tokens in 2.5 s",
+    ]
+
+
+def test_several_sources_have_a_line_each_and_one_for_all() -> None:
+    curve = {"avg@2": 0.5, "pass@1": 0.5, "pass@2": 0.75, "maj@2": 0.4}
+    no_vote = {name: value for name, value in curve.items() if name != "maj@2"}
+    found = an_examination(2, some_marks(0.5, **curve), sums=some_marks(0.5, **curve), math=some_marks(0.5, **no_vote))
+
+    head, sums, math, everything, how = table(found).splitlines()
+
+    assert " ".join(head.split()) == "data source prompts avg@2 pass@1 pass@2 maj@2 reward tokens truncated failed"
+    assert " ".join(sums.split()) == "sums 8 50.0% 50.0% 75.0% 40.0% 0.50 12 25.0% 1"
+    assert " ".join(math.split()) == "math 8 50.0% 50.0% 75.0% - 0.50 12 25.0% 1"
+    assert everything.startswith("all ")
+    assert how.startswith("2 of each prompt, temperature 0.6, top-p 1, ")
+
+
+def test_failures_are_counted_by_reason() -> None:
+    def a_row(failure: str) -> AnswerRow:
+        return AnswerRow(place=0, index=0, data_source="", prompt="", reference="", failure=failure)
+
+    rows = [*map(a_row, ["", "hung", "raised:\n  why", "hung"]), *(a_row(f"other {i}") for i in range(5))]
+
+    assert failures(rows) == [
+        "2 without a verdict: hung",
+        "1 without a verdict: raised: why",
+        "1 without a verdict: other 0",
+        "1 without a verdict: other 1",
+        "1 without a verdict: other 2",
+        "2 without a verdict for 2 other reasons",
+    ]

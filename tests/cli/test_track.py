@@ -1,0 +1,88 @@
+import fcntl
+
+import pytest
+
+from asyncrl.cli.track import track
+from asyncrl.errors import ConfigError, TrackerError
+from asyncrl.observe.run_directory import RunDirectory
+
+OWN = """
+from pathlib import Path
+
+class Notes:
+    def start(self, run):
+        self.path = run.path / "notes.txt"
+        self.say("start")
+
+    def log(self, step, metrics):
+        if step == self.breaks_at:
+            raise OSError("no network")
+        self.say(f"{step} {sorted(metrics)}")
+
+    def event(self, step, kind, fields):
+        self.say(kind)
+
+    def finish(self, summary):
+        self.say(f"finish {summary and summary.status}")
+
+    def say(self, text):
+        with self.path.open("a") as file:
+            file.write(text + "\\n")
+
+def notes(*, breaks_at=-1):
+    tracker = Notes()
+    tracker.breaks_at = breaks_at
+    return tracker
+"""
+
+
+@pytest.fixture
+def own(tmp_path) -> str:
+    path = tmp_path / "my.py"
+    path.write_text(OWN)
+    return f"{path}:notes"
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path, "tiny")
+    directory.write_config('[model]\npath = "model"\n[data]\ntrain = "rows"\n')
+    directory.append_metrics({"step": 0, "reward": 0.5})
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def signals_are_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr("asyncrl.cli.track.signal.signal", lambda *_: None)
+
+
+def notes(directory: RunDirectory) -> list[str]:
+    return (directory.path / "notes.txt").read_text().splitlines()
+
+
+def test_an_old_run_is_handed_over_whether_it_was_configured_or_not(directory, own) -> None:
+    track(directory.path, own, (), once=True)
+    assert notes(directory) == ["start", "1 ['train/reward']", "finish None"]
+    directory.append_metrics({"step": 1, "loss": 1.0})
+    track(directory.path, own, (), once=True)
+    assert notes(directory)[3:] == ["start", "2 ['train/loss']", "finish None"]
+
+
+def test_options_are_those_of_the_run_or_given_now(directory, own) -> None:
+    override = f'trackers.options={{ "{own}" = {{ breaks_at = 1 }} }}'
+    with pytest.raises(TrackerError, match=r"notes\.log: OSError: no network"):
+        track(directory.path, own, (override,), once=True)
+
+
+def test_two_at_once_would_write_everything_twice(directory, own) -> None:
+    folder = directory.trackers / "notes"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process hands this run over"):
+            track(directory.path, own, (), once=True)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, own) -> None:
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        track(tmp_path / "nothing", own, (), once=True)

@@ -1,0 +1,83 @@
+"""Whatever a tracker does, the run goes on to its end, and says so."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+TRACKER = """
+import json
+import os
+import signal
+import time
+
+class Notes:
+    def __init__(self, manner):
+        self.manner = manner
+
+    def start(self, run):
+        self.path = run.path / f"{self.manner}.jsonl"
+        if self.manner == "refuses":
+            raise OSError("no network")
+
+    def log(self, step, metrics):
+        if self.manner == "hangs":
+            time.sleep(1000)
+        with self.path.open("a") as file:
+            file.write(json.dumps([step, metrics]) + "\\n")
+        if self.manner == "dies" and step == 3 and not (self.path.parent / "died").exists():
+            (self.path.parent / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def event(self, step, kind, fields):
+        pass
+
+    def finish(self, summary):
+        if self.manner == "lingers":
+            time.sleep(1000)
+
+def lingers():
+    return Notes("lingers")
+
+def refuses():
+    return Notes("refuses")
+
+def hangs():
+    return Notes("hangs")
+
+def dies():
+    return Notes("dies")
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("own") / "trackers.py"
+    path.write_text(TRACKER)
+    return str(path)
+
+
+def test_trackers_that_raise_hang_and_die_stop_no_run(start_run, own):
+    use = [f"{own}:{manner}" for manner in ("refuses", "hangs", "dies")]
+    run = start_run(f"trackers.use={use}", "trackers.timeout_s=1", "supervisor.max_restarts=1", steps=6).end()
+
+    assert run.code == 0, (run.errors, run.output)
+    assert (run.summary.status, run.summary.steps) == ("finished", 6)
+    refused = run.happened("node.exited", "tracker-refuses")
+    assert [event["restarting"] for event in refused] == [True, False]
+    assert "refuses.start: OSError: no network" in refused[0]["cause"]
+    assert "hangs.log took more than 1 s" in run.happened("node.exited", "tracker-hangs")[0]["cause"]
+    assert run.happened("node.exited", "tracker-dies")[0]["cause"] == "was killed by SIGKILL"
+    assert "tracker-refuses exited with 70" in run.output
+
+
+@pytest.mark.slow
+def test_a_tracker_that_does_not_finish_is_left_behind_and_can_be_gone_on_with(start_run, own):
+    run = start_run(f"trackers.use=['{own}:lingers']", steps=2).end()
+    assert run.code == 0, (run.errors, run.output)
+    assert "tracker-lingers has not finished; asyncrl track goes on where it stopped" in run.output
+
+
+def test_a_run_without_its_tracker_installed_does_not_start(start_run):
+    run = start_run("trackers.use=['tensorbord']", steps=2).end()
+    assert run.code == 78
+    assert "trackers.use names 'tensorbord'" in run.errors

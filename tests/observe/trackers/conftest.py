@@ -1,0 +1,89 @@
+"""A tracker that writes down what it is told, and the run it is told of."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.trackers.deadline import Deadline
+from asyncrl.observe.trackers.follower import Follower
+from asyncrl.observe.trackers.tracker import Tracked, Tracker
+
+CONFIG = """
+[run]
+steps = 4
+[schedule]
+steps_per_publish = 2
+[reward]
+options = { api_key = "hush", url = "http://verifier" }
+"""
+
+
+class Diary:
+    """Never fails, unless ``breaks`` names what it is to fail at."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.breaks = ""
+
+    def start(self, run: Tracked, /) -> None:
+        self._say("start", run.name)
+        self.run = run
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        self._say("log", step, dict(metrics))
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
+        self._say("event", step, kind)
+
+    def finish(self, summary: Summary | None, /) -> None:
+        self._say("finish", summary and summary.status)
+
+    def _say(self, what: str, *rest: Any) -> None:
+        if what == self.breaks:
+            raise OSError("no network")
+        self.said.append((what, *rest))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path, "tiny")
+    directory.write_config(CONFIG)
+    return directory
+
+
+@pytest.fixture
+def follow(run: RunDirectory) -> Callable[[Tracker], Follower]:
+    """A started follower, as a new process would be."""
+
+    def start(tracker: Tracker) -> Follower:
+        follower = Follower(run, tracker, "diary", Deadline(60.0))
+        follower.start()
+        return follower
+
+    return start
+
+
+@pytest.fixture
+def ended() -> Summary:
+    return Summary(
+        name="tiny",
+        status="finished",
+        seed=0,
+        steps=4,
+        steps_planned=4,
+        versions=2,
+        wall_s=8.0,
+        trained_tokens=100,
+        staleness_mean=0.5,
+        staleness_max=1,
+    )
+
+
+@pytest.fixture
+def tracked(tmp_path: Path) -> Tracked:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    return Tracked(name="tiny", path=tmp_path, folder=folder, config={"trainer.lr": 1e-3, "data.train": "rows"})

@@ -1,0 +1,90 @@
+"""Programs, run and compared."""
+
+import json
+
+import pytest
+
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.reward.catalog import resolve
+from asyncrl.reward.sandbox import Sandbox
+from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.verifiers.code import Code, last_block
+
+FOUND = Sandbox.find()
+needs_walls = pytest.mark.skipif(FOUND is None or not FOUND.walls, reason="the kernel gives no namespaces here")
+DOUBLE = json.dumps({"inputs": ["2", "5"], "outputs": ["4", "10"]})
+ADD = json.dumps({"inputs": [[2, 3]], "outputs": [5], "fn_name": "add"})
+
+
+def fenced(code: str) -> str:
+    return f"So:\n```python\n{code}\n```\nDone."
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("code", "tests", "score", "passed"),
+    [
+        ("print(2 * int(input()))", DOUBLE, 1.0, 1.0),
+        ("print(4)", DOUBLE, 0.0, 0.5),
+        ("print(1 / 0)", DOUBLE, 0.0, 0.0),
+        ("def add(a, b):\n    print('adding')\n    return a + b", ADD, 1.0, 1.0),
+        ("class Solution:\n    def add(self, a, b):\n        return a + b", ADD, 1.0, 1.0),
+        ("def sub(a, b):\n    return a - b", ADD, 0.0, 0.0),
+        ("import sys\nsys.exit()", ADD, 0.0, 0.0),
+    ],
+)
+def test_scores_worked_by_hand(code: str, tests: str, score: float, passed: float) -> None:
+    verdict = verdict_of(Code()(Sample(completion=fenced(code), answer=tests)))
+
+    assert verdict == Verdict(score, {"passed": passed, "correct": score})
+
+
+@needs_walls
+def test_the_score_may_be_the_share_of_tests_passed() -> None:
+    sample = Sample(completion=fenced("n = int(input())\nprint(10 if n == 5 else 0)"), extra={"cases": DOUBLE})
+
+    assert verdict_of(Code(share=True, tests="cases")(sample)) == Verdict(0.5, {"passed": 0.5, "correct": 0.0})
+
+
+@needs_walls
+def test_what_could_not_be_tried_in_time_is_no_verdict() -> None:
+    verifier = Code(cpu_s=2, deadline_s=1.0)
+
+    with pytest.raises(VerifierError, match="0 of 2 tests took all of deadline_s = 1 s"):
+        verifier(Sample(completion=fenced("print(4)"), answer=DOUBLE))
+
+
+@needs_walls
+def test_a_row_without_tests_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(VerifierError, match="no tests under 'cases'"):
+        Code(tests="cases")(Sample(completion="", answer=DOUBLE))
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("```python\na\n```\nthen\n```python\nb\n```", "b"),
+        ("```python\na\n```\nprints\n```text\n1\n```", "a"),
+        ("```\na\n```", "a"),
+        ("```python\na\nb", "a\nb"),
+        ("  ```py\n  a\n  ```", "  a"),
+        ("a", ""),
+        ("```", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_block_of_python_is_the_program(completion: str, code: str) -> None:
+    assert last_block(completion) == code
+
+
+def test_without_walls_it_does_not_start_unless_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "find", classmethod(lambda cls: Sandbox(walls=False)))
+
+    with pytest.raises(ConfigError, match="require_walls = false"):
+        resolve("code")
+    assert resolve("code", {"require_walls": False})
+
+
+def test_an_interpreter_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no program can be run here with '/nonexistent'"):
+        resolve("code", {"python": "/nonexistent"})

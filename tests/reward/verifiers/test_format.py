@@ -1,0 +1,32 @@
+"""The shape of a completion."""
+
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.reward.catalog import resolve
+from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifiers.format import Format
+
+TAGS = "<think>...</think>...<answer>...</answer>"
+
+
+@pytest.mark.parametrize(
+    ("once", "completion", "score"),
+    [
+        (True, "<think>a</think><answer>b</answer>", 1.0),
+        (True, "\n<think>a</think>\n\n<answer>b</answer>\n", 1.0),
+        (True, "<think>a</think><answer>b</answer> bye", 0.0),
+        (True, "<think>a</think></think><answer>b</answer>", 0.0),
+        (False, "<think>a</think></think><answer>b</answer>", 1.0),
+        (True, "<answer>b</answer><think>a</think>", 0.0),
+        (True, "", 0.0),
+    ],
+)
+def test_scores_worked_by_hand(once: bool, completion: str, score: float) -> None:
+    assert Format(template=TAGS, once=once)(Sample(completion=completion)) == score
+
+
+@pytest.mark.parametrize("template", ["", "...", "... ..."])
+def test_a_template_that_everything_fits_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match="every text fits"):
+        resolve("format", {"template": template})

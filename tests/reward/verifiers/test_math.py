@@ -1,0 +1,31 @@
+"""Mathematics: where the answer is, and whether it means the reference."""
+
+import pytest
+
+from asyncrl.reward.verifier import Sample, verdict_of
+
+Math = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError).Math
+
+
+@pytest.mark.parametrize(
+    ("form", "completion", "answer", "expected"),
+    [
+        ("any", "so \\boxed{0.5}", "\\frac{1}{2}", 1.0),
+        ("any", "Answer: 0.5", "\\frac{1}{2}", 1.0),
+        ("any", "Answer: $\\boxed{0.5}$", "\\frac{1}{2}", 1.0),
+        ("any", "\\boxed{7} but Answer: 0.5", "\\frac{1}{2}", 0.0),
+        ("any", "0.5", "\\frac{1}{2}", 0.0),
+        ("any", "\\boxed{0.5", "\\frac{1}{2}", 0.0),
+        ("any", "\\boxed{0.5}", "It is \\boxed{\\frac{1}{2}}.", 1.0),
+        ("boxed", "Answer: 0.5", "\\frac{1}{2}", 0.0),
+        ("answer", "\\boxed{7}\nAnswer: 0.5", "\\frac{1}{2}", 1.0),
+        ("answer", "\\boxed{0.5}", "\\frac{1}{2}", 0.0),
+    ],
+)
+def test_scores_worked_by_hand(form: str, completion: str, answer: str, expected: float) -> None:
+    assert verdict_of(Math(form=form)(Sample(completion=completion, answer=answer))).score == expected
+
+
+def test_what_was_said_is_the_vote() -> None:
+    assert verdict_of(Math()(Sample(completion="\\boxed{7}", answer="8"))).answer == "7"
+    assert verdict_of(Math()(Sample(completion="7", answer="8"))).answer == ""

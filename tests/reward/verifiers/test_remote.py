@@ -1,0 +1,58 @@
+"""A service that judges."""
+
+import asyncio
+
+import pytest
+
+from asyncrl.config import Reward
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.reward.catalog import resolve
+from asyncrl.reward.pool import WorkerPool
+from asyncrl.reward.verifier import Sample, Verdict
+from tests.reward.service import Service
+
+pytest.importorskip("httpx")
+SAMPLE = Sample(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
+
+
+def judged(*answers: tuple[int, str], timeout_s: float = 10.0) -> tuple[Verdict | VerifierError, Service]:
+    async def judge() -> tuple[Verdict | VerifierError, Service]:
+        async with Service(*answers).running() as service:
+            options = {"url": service.url, "wait_s": 0.001, "deadline_s": timeout_s / 2}
+            async with WorkerPool(Reward(function="remote", options=options, timeout_s=timeout_s)) as pool:
+                try:
+                    return await pool.judge(SAMPLE), service
+                except VerifierError as error:
+                    return error, service
+
+    return asyncio.run(judge())
+
+
+def test_the_service_is_sent_the_sample_and_its_answer_is_the_verdict() -> None:
+    verdict, service = judged((503, ""), (200, '{"score": 1, "kind": 0.5}'))
+
+    assert verdict == Verdict(1.0, {"correct": 1.0, "kind": 0.5})
+    assert service.questions[-1] == {
+        "prompt": "",
+        "completion": "4",
+        "answer": "5",
+        "data_source": "sums",
+        "extra": {"index": 7},
+        "finish_reason": "stop",
+        "num_tokens": 1,
+    }
+
+
+def test_a_service_that_fails_is_no_verdict() -> None:
+    error, _ = judged((500, "broken"), timeout_s=1.0)
+
+    assert isinstance(error, VerifierError)
+    assert error.retryable
+    assert "status 500: 'broken'" in str(error)
+
+
+def test_a_url_must_be_given_and_be_one() -> None:
+    with pytest.raises(ConfigError, match="missing required field `url`"):
+        resolve("remote")
+    with pytest.raises(ConfigError, match="expected http://"):
+        resolve("remote", {"url": "localhost"})

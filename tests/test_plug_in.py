@@ -1,0 +1,159 @@
+"""What a person is told whose function cannot be found, does not fit, or fails."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import MAX_CHARS, REQUIRED, describe, hint, is_path, load_function, settings_of
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "LIMIT = 3\n"
+        "SEEN = []\n"
+        "class Judge: ...\n"
+        "def remember(x): SEEN.append(x)\n"
+        "def recall(x, *, gamma=0.5, lam): return SEEN\n"
+    )
+    return path
+
+
+def test_a_path_is_told_from_a_name_by_its_colon() -> None:
+    assert is_path("mine.py:advantage")
+    assert is_path("package.module:advantage")
+    assert not is_path("grpo")
+
+
+def test_functions_of_one_file_share_its_module(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_function(f"{file}:remember", setting="algorithm.loss")(7)
+    monkeypatch.chdir(file.parent)
+
+    assert load_function("mine.py:recall", setting="algorithm.advantage")(0, lam=1) == [7]
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"def where(): return {folder!r}\n")
+
+    found = [load_function(f"{tmp_path}/{folder}/mine.py:where", setting="x") for folder in ("a", "b")]
+
+    assert [where() for where in found] == ["a", "b"]
+
+
+def test_a_file_that_failed_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def f(): return 1\nraise ValueError\n")
+    with pytest.raises(ConfigError):
+        load_function(f"{path}:f", setting="x")
+    path.write_text("def f(): return 2\n")
+
+    assert load_function(f"{path}:f", setting="x")() == 2
+
+
+def test_a_function_is_loaded_from_a_module() -> None:
+    assert load_function("asyncrl.plug_in:hint", setting="x") is hint
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("zebra", "expected path/to/file.py:name or package.module:name"),
+        ("{dir}/mine.py:", "expected path/to/file.py:name or package.module:name"),
+        ("{dir}/main.py:recall", "there is no file"),
+        ("{dir}/mine.py:recal", "did you mean 'recall'?"),
+        ("{dir}/mine.py:LIMIT", "is 3, expected a function"),
+        ("{dir}/mine.py:Judge", "expected a function"),
+        ("{dir}/data.txt/x:f", "there is no file"),
+        ("no.such.module:f", "ModuleNotFoundError: No module named 'no'"),
+    ],
+)
+def test_what_cannot_be_found_is_refused_in_one_sentence_that_names_the_setting(
+    file: Path, path: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        load_function(path.format(dir=file.parent), setting="algorithm.loss")
+
+    assert str(caught.value).startswith("algorithm.loss")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*mine\.py:2\)"),
+        ("def score(:\n", r"SyntaxError: .*mine\.py, line 1"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+
+    with pytest.raises(ConfigError, match=said):
+        load_function(f"{tmp_path}/mine.py:score", setting="reward.function")
+
+
+def settings(function: Any) -> Mapping[str, Any]:
+    return settings_of(function, takes="outcomes", known=("gamma", "lam"), path="mine.py:f", setting="algorithm.x")
+
+
+def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
+    assert settings(lambda outcomes, *, gamma=0.5, lam: 0) == {"gamma": 0.5, "lam": REQUIRED}
+    assert settings(lambda outcomes, /: 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda: 0, "must be def f(outcomes, *, <settings>), but it takes nothing"),
+        (lambda *outcomes: 0, "but its first argument is '*outcomes'"),
+        (lambda *, gamma: 0, "but its first argument is 'gamma'"),
+        (lambda outcomes, gamma: 0, "but 'gamma' is not behind the star"),
+        (lambda outcomes, **settings: 0, "but '**settings' is not behind the star"),
+        (lambda outcomes, *, gama=1.0: 0, "but there is no setting 'gama': did you mean 'gamma'?"),
+        (dict.fromkeys, "but "),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused_in_one_sentence(function: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        settings(function)
+
+    assert str(caught.value).startswith("algorithm.x 'mine.py:f'")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hint_is_the_nearest_name_or_all_of_them() -> None:
+    assert hint("gama", ["gamma", "lam"]) == "did you mean 'gamma'?"
+    assert hint("zebra", ["gamma", "lam"]) == "expected one of: gamma, lam"
+    assert hint("zebra", []) == "there is none at all"
+
+
+def parse(text: str) -> object:
+    return json.loads(text)
+
+
+def test_the_line_told_is_the_callers_own_and_not_deep_inside_a_library() -> None:
+    try:
+        parse("{")
+    except ValueError as error:
+        said, without_ours = describe(error), describe(error, __file__)
+
+    line = parse.__code__.co_firstlineno + 1
+    assert said.startswith("JSONDecodeError: Expecting property name")
+    assert said.endswith(f"({__file__}:{line})")
+    assert __file__ not in without_ours
+
+
+def test_an_exception_is_told_in_one_line_of_bounded_length_in_valid_text() -> None:
+    said = describe(ValueError("a\nb\udcff" + "x" * 10_000))
+
+    assert said.startswith("ValueError: a b?")
+    assert len(said) <= MAX_CHARS + len("ValueError: ")
+    assert describe(KeyError()) == "KeyError"

@@ -1,0 +1,54 @@
+"""``python -m tests.trainer.rank_process FOLDER RANK``: one rank of the cases in a folder, one after the other."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from asyncrl.run_file import decode
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks import Group
+from asyncrl.trainer.step import Step, described
+from tests.trainer.ragged_samples import ragged_samples
+
+
+class Case(msgspec.Struct):
+    """A step, and who trains it."""
+
+    name: str
+    size: int
+    config: dict
+    model: str
+    seed: int
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
+        if rank < case.size:
+            run(case, folder, rank)
+
+
+def run(case: Case, folder: Path, rank: int) -> None:
+    group = Group(folder / f"{case.name}.store", rank=rank, size=case.size, timeout_s=60.0)
+    try:
+        learner = Learner(decode(case.config), Path(case.model), ranks=group)
+        samples = ragged_samples(seed=case.seed)
+        whole = [described(sample) for sample in samples]
+        owner = learner.owners(whole)
+        step = Step(whole, {i: samples[i] for i in range(len(owner)) if owner[i] == rank}, owner)
+        metrics = learner.train(step)
+        published = {name: weight.clone() for name, weight in learner.named_weights()}
+        snapshot = learner.snapshot()
+    finally:
+        group.close()
+    if rank == 0:
+        save_file(published, folder / f"{case.name}.published")
+        save_file(snapshot.tensors["optimizer"], folder / f"{case.name}.optimizer")
+        (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
