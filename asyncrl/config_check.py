@@ -20,6 +20,7 @@ from asyncrl.config import (
 )
 from asyncrl.config_algorithm import check_algorithm
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import hint
 from asyncrl.presets import preset, resolved
 from asyncrl.thresholds import thresholds
 
@@ -47,6 +48,7 @@ def check(config: Config) -> None:
     _check_reward(config.reward)
     check_algorithm(config)
     _check_correction(config.algorithm)
+    _check_reward_names(config)
     _check_trainer(config)
     _check_evaluation(config.evaluation)
     _check_best(config)
@@ -140,11 +142,11 @@ def _check_rollout(config: Config) -> None:
         raise ConfigError(
             f"rollout.device is {device!r}, but rollout.engine='transformers' decodes on the CPU; use engine='vllm'"
         )
-    longest = config.data.max_prompt_tokens + config.sampling.max_tokens
+    longest = config.longest_request
     if 0 < vllm.max_model_len < longest:
         raise ConfigError(
             f"rollout.vllm.max_model_len is {vllm.max_model_len}, but one trajectory may have {longest} tokens "
-            f"(data.max_prompt_tokens + sampling.max_tokens); raise it, or leave it out"
+            f"(data.max_prompt_tokens + sampling.max_tokens, or evaluation's); raise it, or leave it out"
         )
 
 
@@ -162,6 +164,19 @@ def _check_reward(reward: Reward) -> None:
             )
         if not math.isfinite(part.weight):
             raise ConfigError(f"reward.parts[{place}].weight is {part.weight}: expected a finite number")
+
+
+def _check_reward_names(config: Config) -> None:
+    """Metrics of verdicts that the algorithm reads by name; those of a person's function are not known."""
+    if not (parts := config.reward.parts):
+        return
+    known = ["score", "correct", *(part.name for part in parts)]
+    asked = {"schedule.filter_metric": [config.schedule.filter_metric] if config.schedule.filter_metric else []}
+    asked["algorithm.reward_weights"] = list(config.algorithm.reward_weights)
+    for key, names in asked.items():
+        for name in names:
+            if name.partition(".")[0] not in known:
+                raise ConfigError(f"{key} names {name!r}, which no reward.parts gives: {hint(name, known)}")
 
 
 def _check_correction(algorithm: Algorithm) -> None:

@@ -82,7 +82,14 @@ def refused(**sections: dict[str, Any]) -> str:
         (
             {"rollout": {"engine": "vllm", "vllm": {"max_model_len": 500}}},
             "rollout.vllm.max_model_len is 500, but one trajectory may have 640 tokens (data.max_prompt_tokens + "
-            "sampling.max_tokens); raise it, or leave it out",
+            "sampling.max_tokens, or evaluation's); raise it, or leave it out",
+        ),
+        (
+            {
+                "reward": {"parts": [{"name": "accuracy", "function": "math"}]},
+                "algorithm": {"advantage": "gdpo", "reward_weights": {"acuracy": 1.0}},
+            },
+            "algorithm.reward_weights names 'acuracy', which no reward.parts gives: did you mean 'accuracy'?",
         ),
         (
             {"schedule": {"filter_metric": "correct"}},

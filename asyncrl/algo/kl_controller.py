@@ -5,6 +5,7 @@ The weight of the KL taken from the reward: fixed, or moved until the KL is what
 """
 
 from dataclasses import dataclass
+from math import isnan
 
 from asyncrl.errors import ConfigError
 
@@ -53,5 +54,7 @@ class KlController:
                 f"algorithm.kl_horizon is {self.horizon}, but a step has {num_trajectories} trajectories: it "
                 f"could take all of the coefficient away; use more than {int(MAX_ERROR * num_trajectories)}"
             )
+        if isnan(kl):
+            return  # It would stay, and be in every reward from here on.
         error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
         self.coef *= 1 + error * share

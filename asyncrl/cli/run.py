@@ -222,8 +222,9 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
 def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:
     steps, schedule = config.run.steps, config.schedule
     where = " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
+    ranks = f" of {config.trainer.ranks} ranks" if config.trainer.ranks > 1 else ""
     return (
-        f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer\n"
+        f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer{ranks}\n"
         f"rollouts sample by {config.rollout.engine} on {where}, the trainer computes on {trainer or 'the CPU'}\n"
         f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size}; at most {schedule.window} "
         f"groups open; {steps * schedule.groups_per_step * schedule.group_size} trajectories"

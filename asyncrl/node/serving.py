@@ -92,11 +92,14 @@ async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Load
     Run ``load`` in a thread while beats go on: it takes seconds, and a silent node is lost.
 
     The garbage collector never looks at what was loaded again: over a model's half a million objects, one look stops a
-    process for .2 to .5 s, in the middle of a step.
+    process for .2 to .5 s, in the middle of a step. What an earlier session loaded is let go first: a sharded model
+    refers to itself, and would stay, device memory and all, beside the one that takes its place.
 
     Raises:
         AsyncrlError: What ``load`` raised.
     """
+    gc.unfreeze()
+    gc.collect()
     beats = asyncio.create_task(beat(link, beat_s, Beat))
     try:
         loaded = await asyncio.to_thread(load)

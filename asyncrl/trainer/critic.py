@@ -94,13 +94,13 @@ class Critic:
         Raises:
             LedgerError: They are not of this model.
         """
-        saved = tensors[WEIGHTS]
+        saved = tensors.get(WEIGHTS, {})
         for name, weight in self._parameters.items():
             if name not in saved or saved[name].shape != weight.shape:
                 raise LedgerError(f"the critic's {name} is not in the checkpoint in its shape {tuple(weight.shape)}")
         for name, weight in self._parameters.items():
             weight.copy_(share(saved[name], weight))
-        self._descent.restore(tensors[OPTIMIZER])
+        self._descent.restore(tensors.get(OPTIMIZER, {}))
 
 
 class _Valuing(nn.Module):

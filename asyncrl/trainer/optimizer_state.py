@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from asyncrl.errors import LedgerError
+from asyncrl.trainer.sharding import share
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter; ``step`` is one number."""
@@ -43,11 +43,8 @@ def restore_state(
 
 
 def _like(weight: nn.Parameter, moment: Tensor) -> Tensor:
-    """A copy where the weight is; of a weight that is spread over ranks, this rank's share."""
-    if isinstance(weight, DTensor) and moment.dim():
-        moment = moment.to(weight.device_mesh.device_type)
-        return distribute_tensor(moment, weight.device_mesh, weight.placements, src_data_rank=None)
-    return moment.to(weight.device, copy=True)
+    """A copy where the weight is; of a weight that is spread over ranks, this rank's share. Steps are everybody's."""
+    return share(moment.clone(), weight) if moment.dim() else moment.to(weight.device, copy=True)
 
 
 def _check(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:

@@ -58,8 +58,10 @@ def host_copy(tensors: Mapping[str, Tensor], *, keeps: bool = True) -> dict[str,
 
 
 def _place(tensor: Tensor) -> object:
-    """Equal for two names of one tensor. One without elements has no place of its own."""
+    """
+    Equal for two names of one tensor, on every rank alike: the copy is collective, and a share may have no elements.
+
+    So it is not the address of what lies there: nothing does, and all that is empty would be one.
+    """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if not local.numel():
-        return id(tensor)
-    return (local.untyped_storage().data_ptr(), local.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+    return (local.untyped_storage()._cdata, local.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))

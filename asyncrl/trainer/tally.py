@@ -118,7 +118,7 @@ def merged(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _merge(name: str, values: list[float]) -> float:
-    if name in (*COUNTS, "logprob_gap_tokens", "skipped"):
+    if name in (*COUNTS, "logprob_gap_tokens", "skipped", "critic_skipped"):
         return sum(values)
     if name.endswith("_max"):
         return max(values)

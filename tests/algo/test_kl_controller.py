@@ -27,6 +27,12 @@ def test_without_a_target_it_is_fixed() -> None:
     assert controller.coef == 0.1
 
 
+def test_a_kl_that_is_no_number_leaves_it_as_it_is() -> None:
+    controller = KlController(coef=0.1, target=0.05, horizon=1000)
+    controller.update(float("nan"), num_trajectories=100)
+    assert controller.coef == 0.1
+
+
 def test_it_goes_on_from_the_coefficient_that_was_kept() -> None:
     whole = KlController(coef=0.1, target=0.05, horizon=1000)
     whole.update(0.1, num_trajectories=100)

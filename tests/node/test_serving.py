@@ -1,6 +1,7 @@
 """How a process runs an actor: beats beside it, until it ends or is told to stop."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -93,6 +94,20 @@ def test_while_a_model_loads_beats_go_on():
         assert isinstance((await hub.receive())[1], Beat)
         beaten.set()
         assert await task == "model"
+
+    asyncio.run(main())
+
+
+def test_what_was_loaded_before_and_is_not_used_any_more_is_gone_when_the_next_loads():
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self
+
+    async def main():
+        link = MemoryHub().connect(PEER)
+        before = weakref.ref(await loading(link, 60, Model))
+        assert before() is not None, "it refers to itself: only the collector can let it go"
+        assert await loading(link, 60, lambda: before() is None)
 
     asyncio.run(main())
 

@@ -46,7 +46,8 @@ def run(case: Case, folder: Path, rank: int) -> None:
         group.close()
     if rank == 0:
         save_file(published, folder / f"{case.name}.published")
-        save_file(snapshot.tensors["optimizer"], folder / f"{case.name}.optimizer")
+        for name, tensors in snapshot.tensors.items():
+            save_file(tensors, folder / f"{case.name}.{name}")
         (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
 
 

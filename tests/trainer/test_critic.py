@@ -58,6 +58,11 @@ def test_a_checkpoint_of_another_model_is_refused(config, model_path, save_model
         Critic(config(), model_path).restore(small.tensors())
 
 
+def test_a_checkpoint_without_a_critic_is_refused(config, model_path) -> None:
+    with pytest.raises(LedgerError, match="the critic's .* is not in the checkpoint"):
+        Critic(config(), model_path).restore({})
+
+
 def test_a_saved_critic_keeps_its_head(config, model_path, make_samples, tmp_path) -> None:
     batch, critic = collate(make_samples(), device=CPU), Critic(config(), model_path)
     torch.nn.init.normal_(critic.model.score.weight)

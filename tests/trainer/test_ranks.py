@@ -31,8 +31,14 @@ ALGORITHMS = {
         },
     },
     "selecting": {"loss": "clip_cov", "advantage": "reinforce_plus_plus", "cov_ratio": 0.2, "cov_low": 0.01},
+    "criticised": {"advantage": "gae", "lam": 0.9},
 }
-UPDATES = {"plain": {}, "decoupled": {"mini_batches": 2, "epochs": 2}, "selecting": {"mini_batches": 4}}
+UPDATES = {
+    "plain": {},
+    "decoupled": {"mini_batches": 2, "epochs": 2},
+    "selecting": {"mini_batches": 4},
+    "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
+}
 SIZES = (2, 3)
 BUDGETS = {2: 36, 3: 90}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
@@ -58,9 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
     ]
     (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
     command = [sys.executable, "-m", "tests.trainer.rank_process", str(folder)]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(max(SIZES))
-    ]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(max(SIZES))]
     failures = [rank.communicate(timeout=100)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), failures
     return folder
@@ -80,9 +84,13 @@ def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, alg
     assert {k: v for k, v in metrics.items() if k not in cuts} == pytest.approx(
         {k: v for k, v in expected.items() if k not in cuts}, rel=1e-4, abs=1e-5
     )
-    optimizer = load_file(folder / f"{algorithm}-{size}.optimizer")
-    for name, moment in alone.optimizer_state().items():
-        torch.testing.assert_close(optimizer[name], moment, rtol=1e-4, atol=1e-6)
+    for name, tensors in alone.snapshot().tensors.items():
+        found = load_file(folder / f"{algorithm}-{size}.{name}")
+        assert found.keys() == tensors.keys()
+        for key, moment in tensors.items():
+            # Weights have moved by the sign of a gradient that may be near zero; moments are the gradient itself.
+            is_moment = name.endswith("optimizer")
+            torch.testing.assert_close(found[key], moment, rtol=1e-4, atol=1e-6 if is_moment else 4.1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)

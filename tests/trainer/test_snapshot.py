@@ -21,6 +21,14 @@ def test_tied_tensors_stay_tied_and_others_apart() -> None:
     assert copy["a"].numel() == 0
 
 
+def test_tied_tensors_without_elements_are_one_as_well() -> None:
+    """Of a tensor that is spread over ranks some may have no share: they gather it as often as the others."""
+    share = torch.empty(0, 4)
+    copy = host_copy({"embedding": share, "head": share.detach(), "another": torch.empty(0, 4)})
+    assert copy["embedding"] is copy["head"]
+    assert copy["another"] is not copy["head"]
+
+
 def test_it_holds_all_that_the_learner_is(config, model_path, make_samples) -> None:
     learner = Learner(config(), model_path)
     learner.train(make_samples())

@@ -85,7 +85,8 @@ def test_means_are_over_the_tokens_of_all_ranks() -> None:
 def test_a_step_of_several_updates_adds_counts_and_averages_the_rest() -> None:
     updates = [
         {"loss": 1.0, "trained_tokens": 3.0, "log_ratio_abs_max": 0.5, "skipped": 1.0, "logprob_gap_mean": 0.1},
-        {"loss": 2.0, "trained_tokens": 4.0, "log_ratio_abs_max": 0.2, "skipped": 1.0},
+        {"loss": 2.0, "trained_tokens": 4.0, "log_ratio_abs_max": 0.2, "skipped": 1.0, "critic_skipped": 1.0},
+        {"loss": 1.5, "trained_tokens": 0.0, "log_ratio_abs_max": 0.1, "skipped": 0.0, "critic_skipped": 1.0},
     ]
     assert merged(updates) == {
         "loss": 1.5,
@@ -93,4 +94,5 @@ def test_a_step_of_several_updates_adds_counts_and_averages_the_rest() -> None:
         "log_ratio_abs_max": 0.5,
         "skipped": 2.0,
         "logprob_gap_mean": 0.1,
+        "critic_skipped": 2.0,
     }

@@ -1,0 +1,93 @@
+"""A further rank between a scripted first rank and a scripted spool."""
+
+import array
+import asyncio
+import zlib
+
+import msgspec
+import pytest
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.errors import RankDied
+from asyncrl.messages import Batch, Fetch, Fetched, Sample, Span, SpoolRef, Stop, Summary, Trajectory, Unit, Work
+from asyncrl.trainer.shard import ShardActor
+
+PEER = "trainer-0-rank-1.abc"
+
+
+class FakeLearner:
+    """Owns every second trajectory, and remembers what it was told to do."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.error: Exception | None = None
+
+    def owners(self, described):
+        return [place % 2 for place in range(len(described))]
+
+    def train(self, step, policy_version):
+        if self.error:
+            raise self.error
+        self.done.append(("train", sorted(step.samples), policy_version))
+
+    def gather_weights(self):
+        self.done.append("gather")
+
+    def snapshot(self):
+        self.done.append("snapshot")
+
+
+def payload(index: int) -> bytes:
+    ids, logprobs = array.array("i", [1, 2]).tobytes(), array.array("f", [-1.0, -2.0]).tobytes()
+    unit = Unit(7, index)
+    return msgspec.msgpack.encode(Trajectory(unit, ids, ids, logprobs, [Span(0, 0, 2)], "stop", "text"))
+
+
+def batch(step: int) -> Batch:
+    samples = []
+    for index in range(4):
+        body = payload(index)
+        ref = SpoolRef("spool", 0, index, len(body), zlib.crc32(body))
+        samples.append(Sample(Unit(7, index), ref, 1.0, {}, Summary(2, 2, 0, 0, 1, "stop")))
+    return Batch(step, samples)
+
+
+async def scene(learner: FakeLearner, *told: object) -> list[int]:
+    """Tell it these and stop; returns the offsets it fetched."""
+    first, spool, fetched = MemoryHub(), MemoryHub(), []
+    actor = ShardActor(learner, 1, first.connect(PEER), spool.connect(PEER))
+
+    async def serve() -> None:
+        while True:
+            peer, message = await spool.receive()
+            if isinstance(message, Fetch):
+                fetched.extend(ref.offset for ref in message.refs)
+                answer = [memoryview(payload(ref.offset)) for ref in message.refs]
+                spool.send(peer, Fetched(message.request_id, answer))
+
+    serving, running = asyncio.create_task(serve()), asyncio.create_task(actor.run())
+    for message in told:
+        first.send(PEER, message)
+    works = sum(isinstance(message, Work) for message in told)
+    while len(learner.done) < works and not running.done():
+        await asyncio.sleep(0)
+    first.send(PEER, Stop("over"))
+    await running
+    serving.cancel()
+    return fetched
+
+
+def test_it_fetches_what_it_trains_and_does_what_it_is_told_in_order() -> None:
+    learner = FakeLearner()
+    told = [batch(0), batch(1), Work("gather", 0), Work("train", 0, 5), Work("snapshot", 0), Work("train", 1)]
+    fetched = asyncio.run(scene(learner, *told))
+
+    assert learner.done == ["gather", ("train", [1, 3], 5), "snapshot", ("train", [1, 3], None)]
+    assert fetched == [1, 3, 1, 3]
+
+
+def test_it_ends_when_another_rank_is_gone() -> None:
+    learner = FakeLearner()
+    learner.error = RankDied("a rank of the trainer is gone")
+    with pytest.raises(RankDied, match="is gone"):
+        asyncio.run(scene(learner, batch(0), Work("train", 0, 5)))
