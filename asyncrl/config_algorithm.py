@@ -74,6 +74,7 @@ def check_algorithm(config: Config) -> None:
     _check_group(config)
     _check_aggregation(algorithm)
     _check_kl(algorithm)
+    _check_kl_horizon(config)
     if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
         raise ConfigError(
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
@@ -155,4 +156,14 @@ def _check_kl(algorithm: Algorithm) -> None:
     if algorithm.kl_in == "reward" and algorithm.kl.endswith("+"):
         raise ConfigError(
             f"algorithm.kl is {algorithm.kl!r}: the '+' chooses a gradient, and a reward has none; remove it"
+        )
+
+
+def _check_kl_horizon(config: Config) -> None:
+    """A step moves the coefficient by up to a fifth of its share of the horizon, and must leave some of it."""
+    algorithm, num_trajectories = config.algorithm, config.schedule.groups_per_step * config.schedule.group_size
+    if algorithm.kl_target and num_trajectories >= 5 * algorithm.kl_horizon:
+        raise ConfigError(
+            f"algorithm.kl_horizon is {algorithm.kl_horizon}, but a step has {num_trajectories} trajectories: it could "
+            f"take all of algorithm.kl_coef away; use more than {num_trajectories // 5}"
         )

@@ -20,7 +20,7 @@ from asyncrl.config import (
 )
 from asyncrl.config_algorithm import check_algorithm
 from asyncrl.errors import ConfigError
-from asyncrl.plug_in import hint
+from asyncrl.plug_in import hint, is_path
 from asyncrl.presets import preset, resolved
 from asyncrl.thresholds import thresholds
 
@@ -225,9 +225,15 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(
             f"trainer.min_lr_ratio is {trainer.min_lr_ratio:g}: the cosine would end above trainer.lr; use at most 1"
         )
+    if trainer.mini_batches > config.schedule.groups_per_step:
+        raise ConfigError(
+            f"trainer.mini_batches is {trainer.mini_batches}, but a step has {config.schedule.groups_per_step} groups "
+            f"(schedule.groups_per_step), which stay whole; use at most as many"
+        )
     if not trainer.lora.rank and trainer.lora != Lora():
         raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
-    if config.critic != Critic() and config.algorithm.advantage != "gae":
+    # A function of one's own may ask for a critic: that is known when it is loaded.
+    if config.critic != Critic() and config.algorithm.advantage != "gae" and not is_path(config.algorithm.advantage):
         raise ConfigError(
             f"[critic] is only read with algorithm.advantage='gae', not {config.algorithm.advantage!r}; remove it"
         )

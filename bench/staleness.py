@@ -11,6 +11,7 @@ are kept in ``--runs``, and those that are complete are not run again: stop it a
     gspo, cispo      their ratios, to the policy that sampled
     tis + geo-rs     decoupled; weighted by the truncated ratio of each sequence to the policy that sampled, and
                      sequences left out by their geometric mean ratio (the preset decoupled_geo_rs_seq_tis)
+    wide ...         gspo and tis + geo-rs with bounds a hundred times as wide; only if asked for
 
 A line for each staleness and method, over its seeds: ``accuracy`` at the end, ``mean_accuracy`` over the evaluations
 after the start, which tells how fast it learned. That a run may be as stale as S does not make it so: rollouts have to
@@ -46,7 +47,14 @@ METHODS = {
     "gspo": ["algorithm.loss=gspo"],
     "cispo": ["algorithm.loss=cispo"],
     "tis + geo-rs": ["algorithm.loss=clipped", "algorithm.correction.preset=decoupled_geo_rs_seq_tis"],
+    "wide gspo": ["algorithm.loss=gspo", "algorithm.clip_low=0.03", "algorithm.clip_high=0.04"],
+    "wide tis + geo-rs": [
+        "algorithm.loss=clipped",
+        'algorithm.correction={mode="decoupled", importance="sequence", rejection="seq_mean_k1", '
+        'rejection_threshold="0.9_1.1"}',
+    ],
 }
+AS_PUBLISHED = ["clipped", "decoupled", "gspo", "cispo", "tis + geo-rs"]
 OFTEN = "evaluation.every_versions=5"
 """A curve of nine points instead of five; whoever sets something else gets that."""
 
@@ -66,7 +74,7 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.method.replace(' + ', '-')}-s{self.staleness:g}-seed{self.seed}"
+        return f"{self.method.replace(' + ', '-').replace(' ', '-')}-s{self.staleness:g}-seed{self.seed}"
 
     def settings(self, runs: Path) -> list[str]:
         """What makes it differ from the others."""
@@ -223,7 +231,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
     parser.add_argument("--staleness", type=lambda text: [float(s) for s in text.split(",")], default=[0, 1, 4, 8])
-    parser.add_argument("--methods", type=methods, default=list(METHODS), help=",".join(METHODS))
+    parser.add_argument("--methods", type=methods, default=AS_PUBLISHED, help=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="where runs are kept")
     parser.add_argument("--picture", type=Path, default=HERE / "staleness.svg")

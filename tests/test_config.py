@@ -153,6 +153,11 @@ def refused(**sections: dict[str, Any]) -> str:
             "trainer.min_lr_ratio is 1.5: the cosine would end above trainer.lr; use at most 1",
         ),
         (
+            {"trainer": {"mini_batches": 5}, "schedule": {"groups_per_step": 4}},
+            "trainer.mini_batches is 5, but a step has 4 groups (schedule.groups_per_step), which stay whole; use at "
+            "most as many",
+        ),
+        (
             {"trainer": {"warmup_steps": 9}, "run": {"steps": 8}},
             "trainer.warmup_steps is 9, longer than the run (8 steps)",
         ),

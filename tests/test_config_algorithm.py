@@ -74,6 +74,7 @@ def test_what_goes_together_is_taken(algorithm) -> None:
         ({"kl_in": "reward"}, "algorithm.kl_in is only read with algorithm.kl_coef above 0"),
         ({"kl_coef": 0.1, "kl_target": 0.1}, "algorithm.kl_target is only read with kl_in='reward'"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl": "k3+"}, "a reward has none"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.1, "kl_horizon": 25}, "use more than 25"),
         (
             {"advantage": "gdpo", "reward_weights": {"correct": 1.0}, "kl_coef": 0.1, "kl_in": "reward"},
             "has no effect with advantage='gdpo'",

@@ -11,6 +11,7 @@ rank ever meets one that is somewhere else in the run.
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
@@ -77,14 +78,23 @@ async def _first(
     crew: Crew, store: Path, trainer: Trainer, work: Callable[[Callable[[], Ranks], Tell], Awaitable[None]]
 ) -> None:
     loop = asyncio.get_running_loop()
+    is_over = threading.Event()
     with ExitStack() as stack:
+        stack.callback(is_over.set)
 
         def form() -> Group:
             """In the thread that loads the model: the node says meanwhile that it is alive."""
             coming = asyncio.run_coroutine_threadsafe(crew.assembled(START_S), loop)
             stack.callback(coming.cancel)
             coming.result()
-            group = Group(store, rank=0, size=trainer.ranks, timeout_s=COLLECTIVE_S, kind=trainer.device)
+            group = Group(
+                store,
+                rank=0,
+                size=trainer.ranks,
+                timeout_s=COLLECTIVE_S,
+                kind=trainer.device,
+                is_over=is_over.is_set,
+            )
             stack.callback(group.close)
             return group
 

@@ -35,8 +35,16 @@ async def run_shard(address: str, who: Identity, rank: int, store: Path, stoppin
 
     def form() -> Group:
         trainer = config.trainer
-        groups.append(Group(store, rank=rank, size=trainer.ranks, timeout_s=COLLECTIVE_S, kind=trainer.device))
-        return groups[0]
+        group = Group(
+            store,
+            rank=rank,
+            size=trainer.ranks,
+            timeout_s=COLLECTIVE_S,
+            kind=trainer.device,
+            is_over=stopping.is_set,
+        )
+        groups.append(group)
+        return group
 
     def load() -> Learner:
         return load_learner(config, RunDirectory(Path(welcome.run_dir)), form)[0]

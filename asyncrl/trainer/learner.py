@@ -191,7 +191,9 @@ class Learner:
         own[BEHAVIOR] = {place: sample.behavior_logprobs for place, sample in step.samples.items()}
         for places in self._passes(step, range(len(step.described))):
             batch = collate([step.samples[place] for place in places], device=self._policy.device)
-            for name, values in self._models.look(batch, wanted).items():
+            with collective():
+                found = self._models.look(batch, wanted)
+            for name, values in found.items():
                 parts = torch.split(values.float().cpu(), list(batch.lengths))
                 own[name] |= {place: part.numpy() for place, part in zip(places, parts, strict=True)}
         lengths = [outcome.length for outcome in step.outcomes]
@@ -230,7 +232,8 @@ class Learner:
         for chosen in self._passes(step, used):
             samples = [step.samples[place] for place in chosen]
             batch = collate(samples, device=device)
-            scores = self._policy.score(batch, temperature=temperature, entropy=algorithm.entropy_coef > 0)
+            with collective():
+                scores = self._policy.score(batch, temperature=temperature, entropy=algorithm.entropy_coef > 0)
             compared = self._comparable.tokens(samples, policy_version) if samples else None
             constants = mini_batch.constants(chosen, compared, device=device)
             parts = objective(self._recipe, algorithm, scores, constants)
@@ -258,7 +261,9 @@ class Learner:
                 .to(self._policy.device)
                 for column in (columns[VALUES], targets)
             )
-            part = value_loss(critic.values(batch), old, returns, value_clip=self._config.critic.value_clip)
+            with collective():
+                values = critic.values(batch)
+            part = value_loss(values, old, returns, value_clip=self._config.critic.value_clip)
             loss = part.losses.sum() / max(num_tokens, 1)
             with collective():
                 (loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]

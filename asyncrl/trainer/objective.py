@@ -21,6 +21,8 @@ from asyncrl.config import Algorithm
 from asyncrl.trainer.constants import Constants
 from asyncrl.trainer.recipe import Recipe
 
+REJECTED = "rollout_corr/rollout_rs_masked_fraction"
+"""What the metric is called that decoupled correction has of the whole step."""
 NO_WEIGHT = 1e-10
 """Of a token that importance drops, in a geometric mean: of a long trajectory something is left, as in verl."""
 
@@ -32,7 +34,7 @@ class Parts:
     loss: Tensor
     """[]. Carries the gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] each, or fewer: of the tokens that were kept. No gradient."""
+    """[N] each, or fewer: of the tokens that were kept. Numbers or bools, without gradient."""
 
 
 def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: Constants) -> Parts:
@@ -55,8 +57,10 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: C
 
 def _policy(recipe: Recipe, logprobs: Tensor, constants: Constants) -> tuple[Tensor, dict[str, Tensor]]:
     importance, keep, sequences = constants.importance, constants.keep, constants.sequences
+    rejected: dict[str, Tensor] = {}
     if not recipe.is_decoupled:
         importance, keep = recipe.correct(logprobs.detach(), constants.behavior_logprobs, sequences)
+        rejected = {} if keep is None else {REJECTED: ~keep}
     if keep is not None:
         sequences = Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
     policy = recipe.losses(
@@ -74,7 +78,7 @@ def _policy(recipe: Recipe, logprobs: Tensor, constants: Constants) -> tuple[Ten
         if recipe.loss.is_of_sequences:
             importance = sequences.spread(sequences.mean((importance + NO_WEIGHT).log()).exp())
         losses = losses * importance
-    return torch.dot(losses, _of(constants.weights, keep)), dict(policy.metrics)
+    return torch.dot(losses, _of(constants.weights, keep)), {**policy.metrics, **rejected}
 
 
 def _of(values: Tensor, keep: Tensor | None) -> Tensor:

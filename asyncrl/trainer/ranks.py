@@ -9,21 +9,23 @@ One process alone is a group of one, in which nothing travels.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import RankDied
-from asyncrl.weights.device import BACKENDS
+from asyncrl.weights.device import BACKENDS, device_name, torch_device
 from asyncrl.weights.interface import interface_name
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+POLL_S = 0.05
 
 
 class Ranks(Protocol):
@@ -66,23 +68,36 @@ class Group:
         size: All of them.
         timeout_s: No collective waits longer for a rank that does not come.
         kind: Of the devices they compute on, each on the one of its number.
+        is_over: Asked while the others are waited for: nobody needs the group any more.
 
     Raises:
         RankDied: They did not all come in time.
+        ConfigError: There is no device of this number.
     """
 
-    def __init__(self, store: Path, *, rank: int, size: int, timeout_s: float, kind: str = "cpu") -> None:
+    def __init__(
+        self,
+        store: Path,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        kind: str = "cpu",
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rank = rank
         self.size = size
-        self.device = torch.device(kind) if kind == "cpu" else torch.device(kind, rank)
+        self.device = torch_device(device_name(kind, rank))
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # the host's tensors move as well
         with _loopback():
             try:
                 if kind != "cpu":
                     torch.get_device_module(kind).set_device(self.device)
+                shared = dist.FileStore(str(store), size)  # type: ignore[attr-defined]  # it is public all the same
+                self._meet(shared, timeout_s, is_over)
                 dist.init_process_group(
                     backend,
-                    store=dist.FileStore(str(store), size),  # type: ignore[attr-defined]  # it is public all the same
+                    store=shared,
                     rank=rank,
                     world_size=size,
                     timeout=timedelta(seconds=timeout_s),
@@ -111,13 +126,26 @@ class Group:
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def _meet(self, store: Any, timeout_s: float, is_over: Callable[[], bool]) -> None:
+        """Wait until all are here. What forms the group waits too, but for so long that whoever asks is kept."""
+        store.set(f"here/{self.rank}", b"")
+        deadline_s = time.monotonic() + timeout_s
+        while missing := [rank for rank in range(self.size) if not store.check([f"here/{rank}"])]:
+            if is_over() or time.monotonic() > deadline_s:
+                raise RankDied(f"rank {missing[0]} of the trainer's {self.size} did not come")
+            time.sleep(POLL_S)
+
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """What a collective raises when a peer is gone, as an error of ours."""
+    """What a collective raises when a peer is gone, as an error of ours. Without peers, or memory, it is another."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, dist.DistError) as error:
+        if not dist.is_initialized():
+            raise
         raise RankDied(f"a rank of the trainer is gone, or stuck: {str(error).splitlines()[0]}") from error
 
 

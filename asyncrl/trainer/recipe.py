@@ -19,7 +19,8 @@ from asyncrl.algo.correction.correct import Correct
 from asyncrl.algo.kl import resolve_kl
 from asyncrl.algo.losses.table import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
-from asyncrl.config import Algorithm, Config
+from asyncrl.config import Algorithm, Config, Critic
+from asyncrl.config_algorithm import SETTINGS
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
 from asyncrl.presets import resolved
@@ -36,7 +37,7 @@ class Recipe:
         config: Its ``algorithm``, and ``sampling.max_tokens`` as the default of ``aggregation_norm``.
 
     Raises:
-        ConfigError: A plug-in cannot be loaded, or a setting is missing.
+        ConfigError: A plug-in cannot be loaded, a setting is missing, or nothing reads one that is set.
     """
 
     def __init__(self, config: Config) -> None:
@@ -61,6 +62,7 @@ class Recipe:
         """Which tokens the loss treats apart; None if it has no such."""
         self._aggregation = algorithm.aggregation or self.loss.aggregation or "token-mean"
         self._norm = algorithm.aggregation_norm or float(config.sampling.max_tokens)
+        self._refuse_unread(config)
 
     @property
     def has_reference(self) -> bool:
@@ -99,11 +101,31 @@ class Recipe:
         weight = AGGREGATIONS[self._aggregation]
         return lambda length: weight(length, totals)
 
+    def _refuse_unread(self, config: Config) -> None:
+        """What a function of one's own reads is known only now."""
+        select = self.loss.select.settings if self.loss.select else {}
+        has_critic = VALUES in self.wanted
+        read = {*self.estimator.settings, *self.loss.settings, *select, *(("gamma", "lam") if has_critic else ())}
+        unread = [f"algorithm.{name}" for name in sorted(_given(config.algorithm, SETTINGS - read))]
+        if config.critic != Critic() and not has_critic:
+            unread.append("[critic]")
+        if unread:
+            raise ConfigError(
+                f"{unread[0]} is not read with algorithm.advantage={config.algorithm.advantage!r} and "
+                f"loss={config.algorithm.loss!r}; remove it"
+            )
+
+
+def _given(algorithm: Algorithm, names: Collection[str]) -> dict[str, Any]:
+    """Those that are set."""
+    values = {name: getattr(algorithm, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value != {}}
+
 
 def _settings(algorithm: Algorithm, known: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are set; the others keep the defaults of whatever reads them."""
-    given = {name: getattr(algorithm, name) for name in known}
+    given = _given(algorithm, known)
     for name, default in known.items():
-        if default is REQUIRED and given[name] in (None, {}):
+        if default is REQUIRED and name not in given:
             raise ConfigError(f"algorithm.{name} must be set with what is chosen in [algorithm], and has no default")
-    return {name: value for name, value in given.items() if value is not None and value != {}}
+    return given

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from asyncrl.trainer.ranks import collective
+
 
 def shard(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> None:
     """
@@ -43,4 +45,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be spread over ranks. Collective if it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with collective():
+        return tensor.full_tensor()

@@ -13,6 +13,8 @@ from msgspec import Struct
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from asyncrl.trainer.sharding import whole
+
 OPTIMIZER = "optimizer"
 """What `Snapshot.tensors` calls the optimizer's state."""
 
@@ -51,8 +53,8 @@ def host_copy(tensors: Mapping[str, Tensor], *, keeps: bool = True) -> dict[str,
     found = {}
     for name, tensor in tensors.items():
         if (place := _place(tensor)) not in copies:
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            copies[place] = whole.detach().to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
+            copy = whole(tensor)
+            copies[place] = copy.detach().to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
         found[name] = copies[place]
     return found if keeps else {}
 

@@ -107,6 +107,7 @@ def test_what_was_loaded_before_and_is_not_used_any_more_is_gone_when_the_next_l
         link = MemoryHub().connect(PEER)
         before = weakref.ref(await loading(link, 60, Model))
         assert before() is not None, "it refers to itself: only the collector can let it go"
+        await asyncio.sleep(0)  # Until here the loop holds what it has just given us.
         assert await loading(link, 60, lambda: before() is None)
 
     asyncio.run(main())

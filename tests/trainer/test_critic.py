@@ -59,7 +59,7 @@ def test_a_checkpoint_of_another_model_is_refused(config, model_path, save_model
 
 
 def test_a_checkpoint_without_a_critic_is_refused(config, model_path) -> None:
-    with pytest.raises(LedgerError, match="the critic's .* is not in the checkpoint"):
+    with pytest.raises(LedgerError, match=r"the critic's .* is not in the checkpoint"):
         Critic(config(), model_path).restore({})
 
 

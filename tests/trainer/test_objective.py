@@ -64,6 +64,7 @@ def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(conf
 
     # sampler to trainer: e^.1, e^-.1 = .905 (rejected), 1; the KL to the reference is of all tokens
     assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.25 + 0.1 * (0.5 * -0.1 + 0.25 * 0.1), abs=1e-6)
+    assert parts.metrics["rollout_corr/rollout_rs_masked_fraction"].tolist() == [False, True, False]
 
 
 def test_losses_of_sequences_take_the_geometric_mean_of_importance(config) -> None:

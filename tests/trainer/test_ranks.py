@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from asyncrl.errors import ConfigError, RankDied
 from asyncrl.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks import Alone
+from asyncrl.trainer.ranks import Alone, Group, collective
 from tests.trainer.ragged_samples import ragged_samples
 from tests.trainer.rank_process import Case
 
@@ -106,6 +108,45 @@ def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size)
     for name, weight in alone.named_weights():
         torch.testing.assert_close(published[name], weight, rtol=0.0, atol=2.1e-3)
         assert (published[name] - weight).abs().mean() < 1e-5
+
+
+def test_ranks_that_never_come_need_not_be_waited_for(tmp_path) -> None:
+    asked = iter([False, True])
+    with pytest.raises(RankDied, match="rank 1 of the trainer's 2 did not come"):
+        Group(tmp_path / "store", rank=0, size=2, timeout_s=60.0, is_over=lambda: next(asked))
+
+
+def test_a_device_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="cuda"):
+        Group(tmp_path / "store", rank=63, size=64, timeout_s=60.0, kind="cuda")
+
+
+@pytest.fixture
+def group(tmp_path) -> Iterator[Group]:
+    """Of one rank: its collectives have nobody to wait for."""
+    group = Group(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+    yield group
+    group.close()
+
+
+def test_what_breaks_in_a_collective_is_blamed_on_a_rank(group, config, model_path, make_samples, monkeypatch) -> None:
+    def break_off(*_: object, **__: object) -> None:
+        raise RuntimeError("connection closed\nby peer")
+
+    learner = Learner(config(), model_path, ranks=group)
+    monkeypatch.setattr(learner.policy, "score", break_off)
+    with pytest.raises(RankDied, match=r"gone, or stuck: connection closed$"):
+        learner.train(make_samples())
+
+
+def test_memory_that_is_not_there_is_not(group) -> None:
+    with pytest.raises(torch.OutOfMemoryError), collective():
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_without_other_ranks_none_is_to_blame() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), collective():
+        raise RuntimeError("shapes")
 
 
 def test_alone_everybody_is_oneself() -> None:
