@@ -14,7 +14,7 @@ judge = Gsm8k(method="strict")
 
 def score(sample: Sample) -> dict[str, float]:
     """1 if correct; else up to 0.2: half for digits, half for a final answer after ``####``."""
-    correct = float(judge(sample))
+    correct = float(judge(sample)["score"])
     digits = min(len(re.findall(r"[0-9]", sample.completion)) / 50, 1.0)
     marked = float("####" in sample.completion)
     return {"score": correct or 0.1 * digits + 0.1 * marked, "correct": correct, "digits": digits}

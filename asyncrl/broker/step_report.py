@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from asyncrl.broker.groups import Group
+from asyncrl.broker.groups import Group, Slot
 from asyncrl.broker.nodes import Node
 from asyncrl.messages import Live, Stepped
 
@@ -33,7 +33,15 @@ def batch_metrics(groups: Sequence[Group], policy_version: int, max_lag: int | N
         "spans_mean": sum(summary.num_spans for summary in summaries) / count,
         "tokens": float(sum(lengths)),
         **flagged,
+        **_verdict_metrics(slots),
     }
+
+
+def _verdict_metrics(slots: Sequence[Slot]) -> dict[str, float]:
+    """Means of what verdicts say beside the reward, such as the parts it is made of, over those that say it."""
+    names = dict.fromkeys(name for slot in slots for name in slot.metrics if name != "correct")
+    said = {name: [slot.metrics[name] for slot in slots if name in slot.metrics] for name in names}
+    return {f"reward/{name}": sum(values) / len(values) for name, values in said.items()}
 
 
 class WaitShares:

@@ -14,6 +14,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from asyncrl.algo.advantages.table import resolve_advantage
 from asyncrl.broker.step_report import Totals
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
@@ -26,6 +27,8 @@ from asyncrl.node.devices import Devices, apart, find, share
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.observe.trackers.catalogue import check_trackers
+from asyncrl.plug_in import is_path, load_function
+from asyncrl.reward.blend import verifier_of
 from asyncrl.reward.routing import check_routes
 from asyncrl.run_file import load, to_toml
 
@@ -41,6 +44,7 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
     console = Console()
     trainer, shares = _shares(config)
     check_trackers(config.trackers)
+    check_functions(config)
     prepare_model(config, config_path, overrides, console, dry_run=dry_run)
     if not dry_run or all(Path(path).exists() for path in config.data.train_files):
         check_data(config, console)
@@ -150,6 +154,19 @@ def prepare_model(
         command += ["--set", override]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"making the model {path} failed: exit code {code}")
+
+
+def check_functions(config: Config) -> None:
+    """
+    Load what a person's own code has to be, and what a reward needs, as the nodes will.
+
+    Raises:
+        ConfigError: It is not there, cannot be imported, or does not fit.
+    """
+    resolve_advantage(config.algorithm.advantage)
+    if is_path(config.algorithm.loss):
+        load_function(config.algorithm.loss, setting="algorithm.loss")
+    verifier_of(config.reward)
 
 
 def check_data(config: Config, console: Console) -> None:

@@ -32,6 +32,8 @@ CAUSE_S = 5.0
 """A collective breaks a moment before it is known which process is to blame."""
 LEAVE_S = 10.0
 """For the others to leave when the run is over."""
+LOOK_S = 1.0
+"""Between two looks at who has been silent."""
 COLLECTIVE_S = 600.0
 """No rank waits longer for another in a collective. Who is stuck is noticed, and killed, much sooner."""
 
@@ -133,8 +135,12 @@ async def _died(child: Child) -> RankDied | ConfigError:
 
 
 async def _fell_silent(crew: Crew) -> RankDied:
+    loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(1.0)
+        due_s = loop.time() + LOOK_S
+        await asyncio.sleep(LOOK_S)
+        if loop.time() - due_s > LOOK_S:
+            continue  # This loop stood still, and has not heard them yet: they may have spoken all the time.
         try:
             crew.require_all()
         except RankDied as error:

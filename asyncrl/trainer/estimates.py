@@ -4,7 +4,8 @@ What is known of a step before the first gradient: advantages, what the critic s
     columns (log-probs, reference, values) ─┐   KL in the reward ─▶ correction ─▶ advantages
     scores ─────────────────────────────────┴──────────────── one after the other, over the whole step
 
-The order is verl's. A trajectory that correction rejects is not trained on, but its score still counts in its group.
+The order is verl's. A token that correction rejects is in no mean over tokens, and a trajectory it rejects is not
+trained on; but what it scored still counts in its group.
 Numpy on the host, and the same on every rank.
 """
 
@@ -23,6 +24,8 @@ from asyncrl.trainer.columns import Column
 from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 
 BEHAVIOR = "behavior_logprobs"
+PER_TOKEN = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
+"""What an `Outcome` has [T] of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +45,13 @@ class Estimates:
         """Tokens of a trajectory."""
         return len(self.advantages[place])
 
+    def kept(self, place: int) -> NDArray[np.bool_]:
+        """[T] the tokens of a trajectory that count."""
+        return np.ones(self.size(place), np.bool_) if self.keep is None else self.keep[place]
+
     def length(self, place: int) -> int:
-        """Tokens of a trajectory that count."""
-        return self.size(place) if self.keep is None else int(self.keep[place].sum())
+        """How many those are."""
+        return int(self.kept(place).sum())
 
 
 def estimate(
@@ -79,9 +86,30 @@ def estimate(
         )
         for place, outcome in enumerate(outcomes)
     ]
+    if keep is not None:
+        seen = [_kept(outcome, mask) for outcome, mask in zip(seen, keep, strict=True)]
     advantages = list(recipe.advantages(seen))
     targets = list(recipe.value_targets(seen)) if VALUES in columns else None
+    if keep is not None:
+        advantages = _in_place(advantages, keep)
+        targets = None if targets is None else _in_place(targets, keep)
     return Estimates(advantages, targets, importance, keep, metrics)
+
+
+def _kept(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
+    """The trajectory without the tokens that correction rejects. What it scored, and what it was fined, stays."""
+    fined = 0.0 if outcome.penalties is None else float(outcome.penalties[~keep].sum())
+    columns = {name: getattr(outcome, name) for name in PER_TOKEN}
+    cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in columns.items()}
+    return replace(outcome, length=int(keep.sum()), score=outcome.score - fined, **cut)
+
+
+def _in_place(kept: Column, keep: list[NDArray[np.bool_]]) -> Column:
+    """[T] of each trajectory, zero where a token is rejected."""
+    whole = [np.zeros(len(mask)) for mask in keep]
+    for values, mask, part in zip(whole, keep, kept, strict=True):
+        values[mask] = part
+    return whole
 
 
 def _penalties(recipe: Recipe, columns: Mapping[str, Column], kl_coef: float) -> tuple[Column | None, dict[str, float]]:

@@ -251,7 +251,7 @@ class Learner:
         critic, targets = self._models.critic, estimates.value_targets
         if critic is None or targets is None:
             return {}
-        num_tokens = sum(estimates.size(place) for place in places)
+        num_tokens = sum(estimates.length(place) for place in places)
         total = 0.0
         for chosen in self._passes(step, places):
             batch = collate([step.samples[place] for place in chosen], device=self._policy.device)
@@ -264,7 +264,8 @@ class Learner:
             with collective():
                 values = critic.values(batch)
             part = value_loss(values, old, returns, value_clip=self._config.critic.value_clip)
-            loss = part.losses.sum() / max(num_tokens, 1)
+            kept = np.concatenate([np.empty(0, np.bool_), *(estimates.kept(place) for place in chosen)])
+            loss = part.losses[torch.from_numpy(kept)].sum() / max(num_tokens, 1)
             with collective():
                 (loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())

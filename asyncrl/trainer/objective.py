@@ -61,8 +61,11 @@ def _policy(recipe: Recipe, logprobs: Tensor, constants: Constants) -> tuple[Ten
     if not recipe.is_decoupled:
         importance, keep = recipe.correct(logprobs.detach(), constants.behavior_logprobs, sequences)
         rejected = {} if keep is None else {REJECTED: ~keep}
+    weights = _of(constants.weights, keep)
     if keep is not None:
-        sequences = Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
+        of_all, sequences = sequences, Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
+        if rejected and recipe.averages_trajectories:  # The weights are those of means over all tokens.
+            weights = weights * sequences.spread(of_all.lengths / sequences.lengths.clamp(min=1))
     policy = recipe.losses(
         Tokens(
             logprobs=_of(logprobs, keep),
@@ -78,7 +81,7 @@ def _policy(recipe: Recipe, logprobs: Tensor, constants: Constants) -> tuple[Ten
         if recipe.loss.is_of_sequences:
             importance = sequences.spread(sequences.mean((importance + NO_WEIGHT).log()).exp())
         losses = losses * importance
-    return torch.dot(losses, _of(constants.weights, keep)), {**policy.metrics, **rejected}
+    return torch.dot(losses, weights), {**policy.metrics, **rejected}
 
 
 def _of(values: Tensor, keep: Tensor | None) -> Tensor:

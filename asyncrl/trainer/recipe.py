@@ -90,6 +90,11 @@ class Recipe:
             names.add(REFERENCE)
         return names
 
+    @property
+    def averages_trajectories(self) -> bool:
+        """A token's weight depends on how many of its trajectory count."""
+        return self._aggregation == "seq-mean-token-mean"
+
     def weigh(self, lengths: Collection[int]) -> Callable[[int], float]:
         """
         What a token of a trajectory weighs in the loss, given the trajectory's length.

@@ -33,6 +33,17 @@ def test_what_a_batch_was_made_of() -> None:
     }
 
 
+def test_what_verdicts_say_beside_the_reward_is_a_mean_over_those_that_say_it() -> None:
+    group = a_group()
+    group.slots[0].metrics = {"correct": 1.0, "form": 0.5, "terse": 0.2}
+    group.slots[1].metrics = {"correct": 0.0, "form": 0.1}
+    metrics = batch_metrics([group], policy_version=5)
+
+    assert {name: value for name, value in metrics.items() if name.startswith("reward/")} == pytest.approx(
+        {"reward/form": 0.3, "reward/terse": 0.2}
+    )
+
+
 def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
     made = line(Stepped(3, 5, {"loss": -0.25}), [a_group()], wait_rollout=0.1, time_s=9.0)
 

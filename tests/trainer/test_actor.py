@@ -103,10 +103,12 @@ class FakeCheckpoints:
     def __init__(self) -> None:
         self.may_write = threading.Event()
         self.may_write.set()
+        self.has_begun = threading.Event()
         self.written: list[dict[str, Any]] = []
         self.pruned: list[int] = []
 
     def write(self, folder: Path, **contents: Any) -> Path:
+        self.has_begun.set()
         self.may_write.wait(10)
         self.written.append(contents)
         return folder / f"step_{contents['step']:06d}"
@@ -436,6 +438,7 @@ def test_a_checkpoint_that_is_being_written_at_the_end_is_whole(scene):
         await stage.give(1)
         await stage.hear(Publishing)
         await stage.hear(Stepped)
+        await asyncio.to_thread(stage.checkpoints.has_begun.wait, 10)
 
     stage = scene(play, checkpoint={"every_steps": 1})
     assert stage.checkpoints.written[0]["step"] == 1

@@ -67,6 +67,13 @@ def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(conf
     assert parts.metrics["rollout_corr/rollout_rs_masked_fraction"].tolist() == [False, True, False]
 
 
+def test_in_bypass_mode_a_mean_over_a_trajectory_is_over_what_is_kept_of_it(config) -> None:
+    correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
+    algorithm = {"loss": "reinforce", "aggregation": "seq-mean-token-mean", "correction": correction}
+    parts = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.25, 0.25, 0.5]))
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.5 * 1.0, abs=1e-6), "the second token is rejected"
+
+
 def test_losses_of_sequences_take_the_geometric_mean_of_importance(config) -> None:
     algorithm = {"loss": "gmpo", "correction": {"mode": "decoupled", "importance": "token"}}
     plain = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.5, 0.5, 0.0]))

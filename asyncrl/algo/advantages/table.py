@@ -25,7 +25,7 @@ from asyncrl.algo.advantages.token_baseline import optimal_token_baseline
 from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 from asyncrl.config import Algorithm
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.plug_in import hint, is_path, load_function, settings_of
+from asyncrl.plug_in import describe, hint, is_path, load_function, settings_of
 
 AdvantageFunction = Callable[..., Advantages]
 """``estimate(outcomes, *, settings)``."""
@@ -87,11 +87,16 @@ def _checked(function: AdvantageFunction, name: str) -> AdvantageFunction:
     """The same, and what it returns is looked at before anybody trains on it."""
 
     def estimate(outcomes: Sequence[Outcome], **settings: Any) -> Advantages:
-        returned = function(outcomes, **settings)
+        try:
+            returned = function(outcomes, **settings)
+        except AsyncrlError:
+            raise
+        except Exception as error:  # it is a person's code, which may raise anything
+            raise ConfigError(f"algorithm.advantage {name!r} raised {describe(error, __file__)}") from error
         try:
             advantages = [np.asarray(part, dtype=np.float64) for part in returned]
         except (TypeError, ValueError) as error:
-            raise AsyncrlError(
+            raise ConfigError(
                 f"algorithm.advantage {name!r} must return an array of numbers for each trajectory: {error}"
             ) from error
         _refuse_misshapen(advantages, outcomes, name)
@@ -102,18 +107,18 @@ def _checked(function: AdvantageFunction, name: str) -> AdvantageFunction:
 
 def _refuse_misshapen(advantages: list[Floats], outcomes: Sequence[Outcome], name: str) -> None:
     if len(advantages) != len(outcomes):
-        raise AsyncrlError(
+        raise ConfigError(
             f"algorithm.advantage {name!r} returned {len(advantages)} arrays for {len(outcomes)} trajectories"
         )
     for place, (part, outcome) in enumerate(zip(advantages, outcomes, strict=True)):
         if part.shape != (outcome.length,):
-            raise AsyncrlError(
+            raise ConfigError(
                 f"algorithm.advantage {name!r} returned an array of shape {list(part.shape)} for trajectory {place}, "
                 f"expected [{outcome.length}], one number a token"
             )
         if not np.isfinite(part).all():
             wrong = part[~np.isfinite(part)][0]
-            raise AsyncrlError(
+            raise ConfigError(
                 f"algorithm.advantage {name!r} returned {wrong} for trajectory {place}, expected finite numbers"
             )
 
