@@ -24,24 +24,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
-from asyncrl.algo.value import value_loss
 from asyncrl.config import Config
-from asyncrl.trainer.assignment import owners, passes
+from asyncrl.trainer.assignment import owners
 from asyncrl.trainer.batch import TrainingSample, collate
 from asyncrl.trainer.columns import Column, shared
-from asyncrl.trainer.constants import MiniBatch
 from asyncrl.trainer.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.learning_rate import learning_rate
-from asyncrl.trainer.logprob_gap import Comparable
+from asyncrl.trainer.mini_batch import MiniBatch
 from asyncrl.trainer.models import Models
-from asyncrl.trainer.objective import objective
 from asyncrl.trainer.policy import Policy
 from asyncrl.trainer.ranks import Alone, Ranks, collective
 from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
 from asyncrl.trainer.selecting import selected
 from asyncrl.trainer.snapshot import Snapshot, host_copy
 from asyncrl.trainer.step import NOBODY, Described, Step, whole
-from asyncrl.trainer.tally import Tally, merged
+from asyncrl.trainer.tally import merged
+from asyncrl.trainer.updates import Updates
 from asyncrl.weights.plan import TensorSpec
 
 
@@ -70,9 +68,9 @@ class Learner:
         self._ranks = ranks or Alone()
         self._recipe = Recipe(config)
         self._num_steps = 0
-        self._comparable = Comparable(config)
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
         self._policy = self._models.policy
+        self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
             config.algorithm.kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
         )
@@ -84,7 +82,7 @@ class Learner:
 
     @property
     def policy(self) -> Policy:
-        """The model in training: what a checkpoint saves."""
+        """The model in training."""
         return self._policy
 
     def owners(self, described: Sequence[Described]) -> list[int]:
@@ -127,9 +125,8 @@ class Learner:
             for places in step.mini_batches(self._config.trainer.mini_batches):
                 mini_batch = self._mini_batch(step, places, columns, estimates)
                 # After an update the weights are no longer those that were published.
-                update = self._update(step, places, mini_batch, lr, None if updates else policy_version)
-                share = lr / self._config.trainer.lr
-                updates.append(update | self._teach_critic(step, places, columns, estimates, share))
+                update = self._updates.policy(mini_batch, lr, None if updates else policy_version)
+                updates.append(update | self._updates.critic(mini_batch, lr_share=lr / self._config.trainer.lr))
         self._num_steps += 1
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.described))
@@ -189,8 +186,9 @@ class Learner:
             return {}
         own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
         own[BEHAVIOR] = {place: sample.behavior_logprobs for place, sample in step.samples.items()}
-        for places in self._passes(step, range(len(step.described))):
-            batch = collate([step.samples[place] for place in places], device=self._policy.device)
+        everything, max_tokens = range(len(step.described)), self._config.trainer.max_tokens_per_micro_batch
+        for places in step.passes(everything, self._ranks, max_tokens):
+            batch = collate(step.of(places), device=self._ranks.device)
             with collective():
                 found = self._models.look(batch, wanted)
             for name, values in found.items():
@@ -199,78 +197,20 @@ class Learner:
         lengths = [outcome.length for outcome in step.outcomes]
         return shared(own, lengths=lengths, owner=step.owner, ranks=self._ranks)
 
-    def _passes(self, step: Step, places: Sequence[int]) -> list[list[int]]:
-        num_tokens = [one.num_tokens for one in step.described]
-        max_tokens = self._config.trainer.max_tokens_per_micro_batch
-        return passes(
-            places, num_tokens, step.owner, rank=self._ranks.rank, size=self._ranks.size, max_tokens=max_tokens
-        )
-
-    # ── an update ───────────────────────────────────────────────────────────────────────────
-
     def _mini_batch(
         self, step: Step, places: Sequence[int], columns: Mapping[str, Column], estimates: Estimates
     ) -> MiniBatch:
         recipe = self._recipe
         return MiniBatch(
-            samples=step.samples,
+            step=step,
+            places=places,
             estimates=estimates,
             weigh=recipe.weigh([estimates.length(place) for place in places]),
             old_logprobs=columns[LOGPROBS] if recipe.is_decoupled else None,
             ref_logprobs=columns[REFERENCE] if recipe.has_reference and not recipe.penalises_reward else None,
+            old_values=columns.get(VALUES),
             picked=selected(recipe, step, places, columns, estimates, seed=self._num_steps),
         )
-
-    def _update(
-        self, step: Step, places: Sequence[int], mini_batch: MiniBatch, lr: float, policy_version: int | None
-    ) -> dict[str, float]:
-        """One optimizer step on the trajectories at ``places``."""
-        algorithm, temperature = self._config.algorithm, self._config.sampling.temperature
-        advantages, device = mini_batch.estimates.advantages, self._policy.device
-        used = [place for place in places if self._recipe.needs_all or advantages[place].any()]
-        tally = Tally()
-        for chosen in self._passes(step, used):
-            samples = [step.samples[place] for place in chosen]
-            batch = collate(samples, device=device)
-            with collective():
-                scores = self._policy.score(batch, temperature=temperature, entropy=algorithm.entropy_coef > 0)
-            compared = self._comparable.tokens(samples, policy_version) if samples else None
-            constants = mini_batch.constants(chosen, compared, device=device)
-            parts = objective(self._recipe, algorithm, scores, constants)
-            with collective():
-                # Sharded gradients are averaged over ranks, but the weights of tokens make them a sum already.
-                (parts.loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
-            tally.add(batch, scores.logprobs, constants, parts)
-        metrics = tally.metrics(self._ranks)
-        return metrics | self._models.descent.step(metrics["loss"], lr=lr)
-
-    def _teach_critic(
-        self, step: Step, places: Sequence[int], columns: Mapping[str, Column], estimates: Estimates, lr_share: float
-    ) -> dict[str, float]:
-        """One optimizer step of the critic on the trajectories at ``places``."""
-        critic, targets = self._models.critic, estimates.value_targets
-        if critic is None or targets is None:
-            return {}
-        num_tokens = sum(estimates.length(place) for place in places)
-        total = 0.0
-        for chosen in self._passes(step, places):
-            batch = collate([step.samples[place] for place in chosen], device=self._policy.device)
-            old, returns = (
-                torch.from_numpy(np.concatenate([np.empty(0), *(column[place] for place in chosen)]))
-                .float()
-                .to(self._policy.device)
-                for column in (columns[VALUES], targets)
-            )
-            with collective():
-                values = critic.values(batch)
-            part = value_loss(values, old, returns, value_clip=self._config.critic.value_clip)
-            kept = np.concatenate([np.empty(0, np.bool_), *(estimates.kept(place) for place in chosen)])
-            loss = part.losses[torch.from_numpy(kept)].sum() / max(num_tokens, 1)
-            with collective():
-                (loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        total = sum(np.frombuffer(b"".join(self._ranks.gather(np.float64(total).tobytes())), np.float64).tolist())
-        return {"critic_loss": total, **critic.step(total, lr_share=lr_share)}
 
 
 def _described(step: Step, estimates: Estimates) -> dict[str, float]:

@@ -18,7 +18,7 @@ from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config import Algorithm
-from asyncrl.trainer.constants import Constants
+from asyncrl.trainer.mini_batch import Constants
 from asyncrl.trainer.recipe import Recipe
 
 REJECTED = "rollout_corr/rollout_rs_masked_fraction"

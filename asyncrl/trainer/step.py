@@ -13,7 +13,9 @@ from itertools import groupby, pairwise
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
+from asyncrl.trainer.assignment import passes
 from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.ranks import Ranks
 
 NOBODY = -1
 """Owner of a trajectory that teaches nothing: its tokens are not looked at."""
@@ -71,6 +73,15 @@ class Step:
         number = min(number, len(groups))
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
+
+    def of(self, places: Sequence[int]) -> list[TrainingSample]:
+        """Those at ``places``, which this rank has."""
+        return [self.samples[place] for place in places]
+
+    def passes(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
+        """Micro-batches of this rank's share of ``places``: as many as every other rank has."""
+        num_tokens = [one.num_tokens for one in self.described]
+        return passes(places, num_tokens, self.owner, rank=ranks.rank, size=ranks.size, max_tokens=max_tokens)
 
     def _group_id(self, place: int) -> int:
         return self.described[place].outcome.group_id

@@ -13,8 +13,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncrl.trainer.batch import MicroBatch
-from asyncrl.trainer.constants import Constants
 from asyncrl.trainer.logprob_gap import LogprobGap
+from asyncrl.trainer.mini_batch import Constants
 from asyncrl.trainer.objective import Parts
 from asyncrl.trainer.ranks import Ranks
 
