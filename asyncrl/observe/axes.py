@@ -38,8 +38,9 @@ def tight_axis(values: Sequence[float], origin: float, length: float, *, ticks: 
 
 
 def round_axis(values: Sequence[float], origin: float, length: float, *, ticks: int = 6, zero: bool = False) -> Axis:
-    """An axis widened to the next ticks outside the values, and down or up to zero if ``zero``."""
-    low, high = _range([*values, 0.0] if zero else values)
+    """An axis widened to the next ticks outside the values, and to zero if ``zero``: its foot, if all are zero."""
+    is_flat = zero and not any(values)
+    low, high = (0.0, 1.0) if is_flat else _range([*values, 0.0] if zero else values)
     step = _step(high - low, ticks, False)
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step, origin, length)
 

@@ -18,6 +18,8 @@ class Curve(Struct, frozen=True, kw_only=True):
     """Legend entry to key in metrics.jsonl. One key needs no entry of its own."""
     zero: bool = True
     percent: bool = False
+    is_expected: bool = True
+    """Every run has it: where it is missing, that is said."""
 
 
 CURVES = (
@@ -30,7 +32,11 @@ CURVES = (
     Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
     Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
     Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
-    Curve(title="KL to the reference, nats", keys={"": "kl_ref"}),
+    Curve(
+        title="KL to the reference, nats",
+        keys={"in the loss": "kl_ref", "in the reward": "kl_in_reward"},
+        is_expected=False,
+    ),
     Curve(
         title="Log-prob gap, trainer and sampler with the same weights, nats",
         keys={"mean": "logprob_gap_mean", "max": "logprob_gap_max"},
@@ -40,7 +46,26 @@ CURVES = (
         keys={"mean": "log_ratio_abs_mean", "max": "log_ratio_abs_max"},
     ),
     Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
+    Curve(title="Loss", keys={"": "loss"}, is_expected=False),
+    Curve(title="Learning rate", keys={"": "lr"}, is_expected=False),
+    Curve(
+        title="Trajectories without an advantage", keys={"": "zero_advantage_fraction"}, percent=True, is_expected=False
+    ),
+    Curve(title="Entropy, nats", keys={"": "entropy"}, is_expected=False),
+    Curve(title="Loss of the critic", keys={"": "critic_loss"}, is_expected=False),
+    Curve(
+        title="Correction: tokens left out, effective sample size",
+        keys={
+            "left out": "rollout_corr/rollout_rs_masked_fraction",
+            "sample size": "rollout_corr/rollout_is_eff_sample_size",
+        },
+        percent=True,
+        is_expected=False,
+    ),
 )
+
+PARTS = "reward/"
+"""How the names of metrics begin that a verdict has beside the reward."""
 
 
 def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
@@ -51,11 +76,11 @@ def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
         The charts as SVG, and the titles of those that would be empty.
     """
     drawn, empty = [], []
-    for title, chart in _charts(records):
-        if chart is None:
-            empty.append(title)
-        else:
+    for title, chart, is_expected in _charts(records):
+        if chart is not None:
             drawn.append(chart)
+        elif is_expected:
+            empty.append(title)
     return drawn, empty
 
 
@@ -72,16 +97,24 @@ def interval(accuracy: float, num_prompts: int) -> Point:
     return centre - half, centre + half
 
 
-def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None]]:
+def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None, bool]]:
+    """Title, chart if there is something to draw, and whether it is to be missed otherwise."""
     title = "Held-out accuracy, 95 % band"
-    over_steps = [(curve.title, _over_steps(curve, records)) for curve in CURVES]
-    over_versions = (title, _held_out(title, records, lambda e: e.policy_version, "policy version", True))
+    over_steps = [(curve.title, _over_steps(curve, records), curve.is_expected) for curve in (*CURVES, _parts(records))]
+    over_versions = (title, _held_out(title, records, lambda e: e.policy_version, "policy version", True), True)
     if len(records) == 1:
         return [over_steps[0], over_versions, *over_steps[1:]]
     # Runs that differ in speed are only fairly compared over time.
     title = "Held-out accuracy over wall time, 95 % band"
-    over_time = (title, _held_out(title, records, lambda e: e.time_s, "seconds", False))
+    over_time = (title, _held_out(title, records, lambda e: e.time_s, "seconds", False), True)
     return [over_versions, over_time, *over_steps]
+
+
+def _parts(records: Sequence[RunRecord]) -> Curve:
+    """Of the reward, under the names that the runs give them."""
+    names = dict.fromkeys(name for record in records for name in record.names if name.startswith(PARTS))
+    keys = {name.removeprefix(PARTS): name for name in names}
+    return Curve(title="Parts of the reward, mean of the step", keys=keys, zero=False, is_expected=False)
 
 
 def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:

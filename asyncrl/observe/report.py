@@ -26,7 +26,8 @@ from asyncrl.observe.page import Markup
 from asyncrl.observe.run_record import RunRecord, read_run
 
 ROUTINE = {
-    "run.started", "step.repeated", "node.joined", "node.left", "version.live", "checkpoint.written", "eval.finished",
+    "run.started", "step.repeated", "node.joined", "node.ready", "node.left",
+    "version.live", "checkpoint.written", "eval.finished",
 }  # fmt: skip
 """Events that only say all is well. Any other is shown, also one this module has never heard of."""
 

@@ -73,6 +73,11 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         times = self.curve("time_s")
         return times[-1][1] if times else None
 
+    @property
+    def names(self) -> list[str]:
+        """Of all metrics that any step has."""
+        return list(dict.fromkeys(name for line in self.metrics for name in line))
+
     def curve(self, key: str, x_key: str = "step") -> list[Point]:
         """``(x, value)`` of every step that recorded a finite number under both keys."""
         points = ((_number(line.get(x_key)), _number(line.get(key))) for line in self.metrics)

@@ -49,6 +49,11 @@ def test_values_that_do_not_differ_still_have_an_axis(values: list[float]) -> No
         assert all(0 < axis.place(value) < 100 for value in values)
 
 
+def test_what_is_always_zero_lies_at_the_foot_of_an_axis_that_begins_there() -> None:
+    axis = round_axis([0.0, 0.0], 220, -180, zero=True)
+    assert (axis.low, axis.high, axis.place(0.0)) == (0, 1, 220)
+
+
 @given(st.lists(st.floats(-1e6, 1e6), max_size=400))
 def test_thinning_keeps_order_and_both_extremes(ys: list[float]) -> None:
     points = [(float(x), y) for x, y in enumerate(ys)]

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from asyncrl.observe.curves import draw, interval
 from asyncrl.observe.run_directory import RunDirectory
@@ -35,11 +36,21 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
     assert empty == [
         "Gradient norm before clipping",
         "KL of trained policy and sampler, nats",
-        "KL to the reference, nats",
         "Log-ratio of trained policy and sampler, nats",
         "Tokens clipped, completions cut",
     ]
     assert len(charts) == 9
+
+
+def test_what_only_some_runs_have_is_drawn_and_never_missed(make_run: MakeRun) -> None:
+    run = read_run(make_run().path)
+    lines = [{**line, "reward/form": 0.5, "reward/terse": 0.2, "entropy": 1.0} for line in run.metrics]
+    charts, empty = draw([structs.replace(run, metrics=lines)])
+
+    assert sum("Parts of the reward" in chart for chart in charts) == 1
+    assert any(">form</text>" in chart and ">terse</text>" in chart for chart in charts)
+    assert sum("Entropy, nats" in chart for chart in charts) == 1
+    assert not any("critic" in title for title in empty)
 
 
 def test_one_run_names_parts_and_several_name_runs(make_run: MakeRun) -> None:
