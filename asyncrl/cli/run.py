@@ -14,8 +14,8 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from asyncrl.algo.advantages.table import resolve_advantage
 from asyncrl.broker.step_report import Totals
+from asyncrl.cli.functions import check_functions
 from asyncrl.cli.screen import Screen
 from asyncrl.cli.supervisor import Supervisor
 from asyncrl.config import Config
@@ -27,8 +27,6 @@ from asyncrl.node.devices import Devices, apart, find, share
 from asyncrl.observe.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, Summary
 from asyncrl.observe.trackers.catalogue import check_trackers
-from asyncrl.plug_in import is_path, load_function
-from asyncrl.reward.blend import verifier_of
 from asyncrl.reward.routing import check_routes
 from asyncrl.run_file import load, to_toml
 
@@ -154,19 +152,6 @@ def prepare_model(
         command += ["--set", override]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"making the model {path} failed: exit code {code}")
-
-
-def check_functions(config: Config) -> None:
-    """
-    Load what a person's own code has to be, and what a reward needs, as the nodes will.
-
-    Raises:
-        ConfigError: It is not there, cannot be imported, or does not fit.
-    """
-    resolve_advantage(config.algorithm.advantage)
-    if is_path(config.algorithm.loss):
-        load_function(config.algorithm.loss, setting="algorithm.loss")
-    verifier_of(config.reward)
 
 
 def check_data(config: Config, console: Console) -> None:
