@@ -540,6 +540,11 @@ class Config(Section, frozen=True, kw_only=True):
     supervisor: Supervisor = Supervisor()
 
     @property
+    def greedy_per_group(self) -> int:
+        """Trajectories of a prompt that are decoded greedily beside the others, and only compared with."""
+        return int(self.algorithm.advantage == "remax")
+
+    @property
     def longest_request(self) -> int:
         """Tokens of the longest prompt and the longest completion together."""
         return self.data.max_prompt_tokens + max(self.sampling.max_tokens, self.evaluation.max_tokens)

@@ -112,11 +112,6 @@ def _check_settings(algorithm: Algorithm) -> None:
 
 def _check_group(config: Config) -> None:
     name = config.algorithm.advantage
-    if name == "remax":
-        raise ConfigError(
-            "algorithm.advantage='remax' compares with a greedy answer to each prompt, which rollouts do not sample "
-            "yet; use 'rloo', whose baseline is the other trajectories of the group"
-        )
     if config.schedule.group_size == 1 and name in ADVANTAGES and name not in OF_ONE:
         raise ConfigError(
             f"schedule.group_size is 1, but algorithm.advantage={name!r} compares the trajectories of a group; use at "

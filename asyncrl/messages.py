@@ -468,6 +468,8 @@ class Lease(Message, frozen=True):
     """Those of ``indices`` that another node began."""
     truncation: Truncation = "error"
     """What is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
+    greedy: list[int] = []
+    """Those of ``indices`` that are decoded greedily, whatever ``sampling`` says of temperature."""
 
 
 class Settled(Message, frozen=True):

@@ -64,7 +64,6 @@ def test_what_goes_together_is_taken(algorithm) -> None:
         ({"advantage": "grpo2"}, "algorithm.advantage is 'grpo2': did you mean 'grpo'?"),
         ({"loss": "gsop"}, "algorithm.loss is 'gsop': did you mean 'gspo'?"),
         ({"kl": "k4", "kl_coef": 0.1}, "algorithm.kl is 'k4': "),
-        ({"advantage": "remax"}, "which rollouts do not sample"),
         ({"tau_pos": 2.0}, "algorithm.tau_pos is not read with advantage='grpo' and loss='clipped', only with sapo"),
         ({"gamma": 0.9}, "algorithm.gamma is not read with"),
         ({"loss": "gspo", "dual_clip": 3.0}, "algorithm.dual_clip is not read with"),

@@ -12,13 +12,15 @@ class AdmissionBook:
 
     Args:
         prompts: Training prompts by group id.
-        group_size: Trajectories of one prompt.
+        group_size: Trajectories of one prompt to train on.
         num_needed: Groups that all steps together consume.
+        num_greedy: Further ones of each prompt, decoded greedily.
     """
 
-    def __init__(self, prompts: PromptStream, group_size: int, num_needed: int) -> None:
+    def __init__(self, prompts: PromptStream, group_size: int, num_needed: int, num_greedy: int = 0) -> None:
         self._prompts = prompts
         self._group_size = group_size
+        self._num_greedy = num_greedy
         self.next_group_id = 0
         self.num_needed = num_needed
         """Groups still to be admitted."""
@@ -50,4 +52,5 @@ class AdmissionBook:
     def _group(self, draw: Draw, policy_version: int) -> Group:
         self.next_group_id = draw.group_id + 1
         self.num_needed -= 1
-        return Group(draw.group_id, draw.prompt, self._group_size, min_version=policy_version)
+        size = self._group_size + self._num_greedy
+        return Group(draw.group_id, draw.prompt, size, min_version=policy_version, num_greedy=self._num_greedy)

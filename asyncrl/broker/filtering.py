@@ -47,7 +47,7 @@ class GroupFilter:
         """
         while self._unseen:
             group = self._unseen.popleft()
-            if len({self._value(slot) for slot in group.slots}) == 1:
+            if len({self._value(slot) for slot in group.sampled}) == 1:
                 yield group
             else:
                 self._in_a_row = 0

@@ -85,13 +85,15 @@ class Group(Struct, eq=False, gc=False):
     group_id: int
     prompt: Prompt
     size: int
-    """Trajectories."""
+    """Trajectories, greedy ones included."""
     min_version: int
     """Live when the group was admitted, or began anew: nodes behind it get no lease on it."""
     split: Split = "train"
     num_scored: int = 0
     num_restarts: int = 0
     """How often it has begun anew."""
+    num_greedy: int = 0
+    """The last so many are decoded greedily: the others are compared with them, and they are not trained on."""
     slots: tuple[Slot, ...] = ()
     """[size] By index. A tuple, because the collector gives up on tuples of what it does not look at."""
 
@@ -110,6 +112,11 @@ class Group(Struct, eq=False, gc=False):
     def indices(self, state: State) -> list[int]:
         """Which trajectories are in this state."""
         return [slot.unit.index for slot in self.slots if slot.state is state]
+
+    @property
+    def sampled(self) -> tuple[Slot, ...]:
+        """Those that are trained on."""
+        return self.slots[: self.size - self.num_greedy]
 
     @property
     def is_complete(self) -> bool:

@@ -19,6 +19,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
         truncation=config.data.truncation,
+        greedy=[index for index in lease.open if index >= group.size - group.num_greedy],
         begun=[Begun(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
 

@@ -93,7 +93,8 @@ class Scheduler:
     def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_epoch: int) -> None:
         schedule = config.schedule
         self._config = config
-        self.admission = AdmissionBook(prompts, schedule.group_size, config.run.steps * schedule.groups_per_step)
+        num_needed = config.run.steps * schedule.groups_per_step
+        self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.window = Window(schedule.window)
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)

@@ -16,7 +16,7 @@ def batch_metrics(groups: Sequence[Group], policy_version: int, max_lag: int | N
         policy_version: The trainer's when it consumed it.
         max_lag: Staleness of which it is said how many trajectories have more. None: nothing is said.
     """
-    slots = [slot for group in groups for slot in group.slots]
+    slots = [slot for group in groups for slot in group.sampled]
     summaries = [slot.summary for slot in slots if slot.summary]
     lengths = [summary.num_tokens for summary in summaries]
     staleness = [policy_version - summary.oldest_version for summary in summaries]

@@ -99,7 +99,7 @@ async def _session(
         node=who.node,
         incarnation=who.incarnation,
         slots=slots,
-        group_size=config.schedule.group_size,
+        group_size=config.schedule.group_size + config.greedy_per_group,
         receiver=receiver,
         plan_hash=plan.hash,
         ranks=ranks,

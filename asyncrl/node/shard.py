@@ -56,7 +56,12 @@ async def run_shard(address: str, who: Identity, rank: int, store: Path, stoppin
         raise
     spool = spool_link(welcome, who)
     try:
-        await serve(ShardActor(learner, rank, link, spool), link, beat_s=welcome.beat_s, stopping=stopping)
+        await serve(
+            ShardActor(learner, rank, config.schedule.group_size, link, spool),
+            link,
+            beat_s=welcome.beat_s,
+            stopping=stopping,
+        )
     finally:
         await spool.aclose()
         for group in groups:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError, PromptTooLong
-from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Unit
+from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import UnsettledResults, check_goes_on, result
 from asyncrl.rollout.truncation import fit
@@ -200,7 +200,10 @@ class Generations:
         self._num_generating += 1
         try:
             request = Request(
-                prompt_ids=self._encode(lease), sampling=lease.sampling, seed=lease.seed + unit.index, begun=prefix
+                prompt_ids=self._encode(lease),
+                sampling=_sampling(lease, unit.index),
+                seed=lease.seed + unit.index,
+                begun=prefix,
             )
             self._running[unit].request = request
             completion = await self._engine.generate(request)
@@ -245,3 +248,9 @@ class Generations:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
+
+
+def _sampling(lease: Lease, index: int) -> Sampling:
+    if index not in lease.greedy:
+        return lease.sampling
+    return structs.replace(lease.sampling, temperature=0.0, top_p=1.0, top_k=0)

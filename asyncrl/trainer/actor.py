@@ -254,7 +254,8 @@ class TrainerActor:
         batch = await future
         del self._batches[step]
         self._tell(batch)
-        return await fetch_step(batch, self._learner, self._payloads, rank=0)
+        group_size = self._config.schedule.group_size
+        return await fetch_step(batch, self._learner, self._payloads, rank=0, group_size=group_size)
 
     async def _step_done(self, step: int, version: int, metrics: dict[str, float], times: _Times) -> None:
         step_s = times.wait_s + times.train_s + times.stage_s

@@ -16,22 +16,29 @@ FETCH_S = 120.0
 """A spool that does not answer for this long has failed."""
 
 
-async def fetch_step(batch: Batch, learner: Learner, payloads: PayloadClient, *, rank: int) -> Step:
+async def fetch_step(batch: Batch, learner: Learner, payloads: PayloadClient, *, rank: int, group_size: int) -> Step:
     """
     Fetch what ``rank`` trains of a batch, and no more.
+
+    Args:
+        group_size: Trajectories of a prompt to train on; what has a higher index is a greedy one to compare with.
 
     Raises:
         LinkError: The spool did not answer in time.
         DecodeError: The spool lost a trajectory.
     """
-    described = [_described(sample) for sample in batch.samples]
+    greedy = {sample.unit.group_id: sample.reward for sample in batch.samples if sample.unit.index >= group_size}
+    sampled = [sample for sample in batch.samples if sample.unit.index < group_size]
+    described = [_described(sample, greedy.get(sample.unit.group_id)) for sample in sampled]
     owner = learner.owners(described)
     places = [place for place in range(len(owner)) if owner[place] == rank]
-    return Step(described, await _fetch(batch, places, payloads), owner)
+    return Step(described, await _fetch(batch, sampled, places, payloads), owner)
 
 
-async def _fetch(batch: Batch, places: Sequence[int], payloads: PayloadClient) -> dict[int, TrainingSample]:
-    wanted = [batch.samples[place] for place in places]
+async def _fetch(
+    batch: Batch, sampled: Sequence[Sample], places: Sequence[int], payloads: PayloadClient
+) -> dict[int, TrainingSample]:
+    wanted = [sampled[place] for place in places]
     try:
         trajectories = await payloads.fetch_all([sample.ref for sample in wanted], FETCH_S)
     except TimeoutError:
@@ -42,12 +49,13 @@ async def _fetch(batch: Batch, places: Sequence[int], payloads: PayloadClient) -
     }
 
 
-def _described(sample: Sample) -> Described:
+def _described(sample: Sample, baseline: float | None) -> Described:
     outcome = Outcome(
         group_id=sample.unit.group_id,
         length=sample.summary.num_tokens,
         score=sample.reward,
         metrics=sample.metrics,
+        baseline=baseline,
     )
     return Described(sample.unit.index, sample.summary.prompt_tokens, outcome)
 

@@ -34,13 +34,15 @@ class ShardActor:
     Args:
         learner: This rank's part of it.
         rank: From 1.
+        group_size: Trajectories of a prompt to train on.
         link: To the first rank, after Hello and Welcome.
         spool: To the spool.
     """
 
-    def __init__(self, learner: Learner, rank: int, link: Link, spool: Link) -> None:
+    def __init__(self, learner: Learner, rank: int, group_size: int, link: Link, spool: Link) -> None:
         self._learner = learner
         self._rank = rank
+        self._group_size = group_size
         self._link = link
         self._payloads = PayloadClient(spool)
         self._occupancy = Occupancy()
@@ -79,7 +81,9 @@ class ShardActor:
                 return
             match message:
                 case Batch():
-                    fetching = fetch_step(message, self._learner, self._payloads, rank=self._rank)
+                    fetching = fetch_step(
+                        message, self._learner, self._payloads, rank=self._rank, group_size=self._group_size
+                    )
                     self._steps[message.step] = tasks.create_task(fetching)
                 case Work():
                     self._work.put_nowait(message)

@@ -40,3 +40,8 @@ def test_a_group_admitted_earlier_is_the_same_again_and_the_next_one_follows_it(
 def test_a_row_that_moved_is_refused(book: AdmissionBook) -> None:
     with pytest.raises(LedgerError, match=r"group 11 was row 9 of epoch 0 .*, and is row 1 of epoch 1"):
         book.readmit(Admitted(11, 0, 9, 4))
+
+
+def test_greedy_ones_come_beside_those_to_train_on() -> None:
+    group, _ = AdmissionBook(Prompts(), group_size=2, num_needed=1, num_greedy=1).admit(0)  # type: ignore[arg-type]
+    assert ([slot.unit.index for slot in group.slots], len(group.sampled)) == ([0, 1, 2], 2)

@@ -44,3 +44,14 @@ def test_no_two_trajectories_of_a_split_share_a_seed(run: int, group: int, size:
 
     assert not mine & theirs
     assert all(0 <= seed < 2**63 for seed in mine | theirs)
+
+
+def test_the_last_of_a_group_that_is_only_compared_with_is_decoded_greedily() -> None:
+    config = a_config(algorithm={"advantage": "remax"})
+    group = Group(4, Prompt(text="?"), 3, min_version=0, num_greedy=config.greedy_per_group)
+
+    def greedy(*indices: int) -> list[int]:
+        return lease_message(config, group, LeaseBook(1, 60.0).grant("ann", 4, "train", list(indices), 0.0)).greedy
+
+    assert greedy(0, 1, 2) == [2]
+    assert greedy(1) == []

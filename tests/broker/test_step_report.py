@@ -44,6 +44,14 @@ def test_what_verdicts_say_beside_the_reward_is_a_mean_over_those_that_say_it() 
     )
 
 
+def test_what_is_only_compared_with_is_no_part_of_the_batch() -> None:
+    group = Group(0, Prompt(text="?"), 3, min_version=3, num_greedy=1)
+    for slot, reward in zip(group.slots, (1.0, 0.0, 1.0), strict=True):
+        slot.summary, slot.reward = Summary(10, 5, 4, 4, 1, "stop"), reward
+    metrics = batch_metrics([group], policy_version=5)
+    assert (metrics["reward"], metrics["tokens"]) == (0.5, 20.0)
+
+
 def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
     made = line(Stepped(3, 5, {"loss": -0.25}), [a_group()], wait_rollout=0.1, time_s=9.0)
 

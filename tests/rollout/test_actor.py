@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
@@ -229,6 +230,15 @@ def test_index_i_samples_with_the_seed_plus_i():
         stage.say(lease(indices=(1, 3)))
         await stage.engine.started(2)
         assert [request.seed for request in stage.engine.requests] == [101, 103]
+
+    scene(play)
+
+
+def test_what_a_lease_wants_greedy_is_decoded_so():
+    async def play(stage):
+        stage.say(structs.replace(lease(indices=(0, 1)), greedy=[1]))
+        await stage.engine.started(2)
+        assert [request.sampling.temperature for request in stage.engine.requests] == [1.0, 0.0]
 
     scene(play)
 

@@ -23,6 +23,7 @@ class FakeLearner:
         self.error: Exception | None = None
 
     def owners(self, described):
+        self.baselines = [one.outcome.baseline for one in described]
         return [place % 2 for place in range(len(described))]
 
     def train(self, step, policy_version):
@@ -52,10 +53,10 @@ def batch(step: int) -> Batch:
     return Batch(step, samples)
 
 
-async def scene(learner: FakeLearner, *told: object) -> list[int]:
+async def scene(learner: FakeLearner, *told: object, group_size: int = 4) -> list[int]:
     """Tell it these and stop; returns the offsets it fetched."""
     first, spool, fetched = MemoryHub(), MemoryHub(), []
-    actor = ShardActor(learner, 1, first.connect(PEER), spool.connect(PEER))
+    actor = ShardActor(learner, 1, group_size, first.connect(PEER), spool.connect(PEER))
 
     async def serve() -> None:
         while True:
@@ -84,6 +85,15 @@ def test_it_fetches_what_it_trains_and_does_what_it_is_told_in_order() -> None:
 
     assert learner.done == ["gather", ("train", [1, 3], 5), "snapshot", ("train", [1, 3], None)]
     assert fetched == [1, 3, 1, 3]
+
+
+def test_a_greedy_trajectory_is_compared_with_and_neither_fetched_nor_trained() -> None:
+    learner = FakeLearner()
+    fetched = asyncio.run(scene(learner, batch(0), Work("train", 0), group_size=3))
+
+    assert learner.done == [("train", [1], None)]
+    assert learner.baselines == [1.0, 1.0, 1.0]
+    assert fetched == [1]
 
 
 def test_it_ends_when_another_rank_is_gone() -> None:
