@@ -27,6 +27,7 @@ from asyncrl.messages import (
     Draining,
     Hold,
     Lease,
+    Leased,
     Live,
     Message,
     Offer,
@@ -246,7 +247,9 @@ class RolloutActor:
                 reach("rollout.put")
             failures, generations.failures = generations.failures, []
             for failed in failures:
-                self._given_back += generations.forget(failed.unit)
+                # It may have been leased anew since, and is being sampled again.
+                if generations.holds(Leased(failed.unit, failed.token)):
+                    self._given_back += generations.forget(failed.unit)
                 await self._link.send(failed)
             if failures:
                 await self._offer()

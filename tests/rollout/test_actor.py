@@ -319,6 +319,21 @@ def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
 # ── failures are facts, never results ───────────────────────────────────────────────────────
 
 
+def test_a_failure_under_an_earlier_lease_does_not_end_what_is_sampled_under_a_later_one():
+    async def play(stage):
+        stage.say(lease(token=5, indices=(1,)))
+        await stage.engine.started(1)
+        stage.engine.fail(EngineError("out of memory"))
+        stage.say(lease(token=6, indices=(1,)))
+        assert (await stage.hear(Failed)).token == 5
+        await stage.engine.started(1)
+        stage.engine.write(2)
+        stage.engine.finish()
+        assert [item.token for item in (await stage.put()).items] == [6]
+
+    scene(play)
+
+
 @pytest.mark.parametrize("retryable", [True, False])
 def test_an_engine_error_becomes_failed(retryable):
     async def play(stage):
