@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.actor import failpoints
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 16
 CHECKPOINTS = "checkpoint.every_steps=4"
@@ -38,7 +38,6 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint_with_the_same_batches(star
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
-@pytest.mark.slow
 def test_when_a_rank_of_the_trainer_is_killed_all_of_them_go_on_from_the_checkpoint(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
@@ -62,7 +61,6 @@ def test_a_killed_broker_starts_again_where_it_was(start_run):
     assert kinds.count("run.started") == kinds.count("run.resumed") == 1
 
 
-@pytest.mark.slow
 def test_a_killed_reward_process_is_replaced(start_run):
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 2)
@@ -79,7 +77,6 @@ def test_a_run_whose_every_process_was_killed_can_be_resumed(start_run):
     assert_complete(run)
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_it_still_adds_up(start_run):
     run = start_run(CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
     for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):
@@ -88,7 +85,6 @@ def test_killed_again_and_again_it_still_adds_up(start_run):
     assert_complete(run)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", failpoints.PLACES)
 def test_death_at_any_place_of_the_protocol_loses_and_repeats_nothing(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
@@ -107,7 +103,6 @@ def test_a_complete_run_is_not_resumed(start_run):
     assert "is complete (1 steps): there is nothing to resume" in run.errors
 
 
-@pytest.mark.slow
 def test_at_staleness_0_a_run_that_was_killed_ends_with_the_very_same_weights(start_run):
     # One completion at a time: which others are decoded beside it, a matter of microseconds, changes its last bits.
     settings = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "checkpoint.every_steps=3")

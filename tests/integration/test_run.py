@@ -166,6 +166,7 @@ def test_the_resolved_configuration_is_kept(finished):
 # ── a rollout is killed ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_rollout_killed_in_the_middle_does_not_end_the_run(start_run):
     run = start_run("weights.deadline_s=5", steps=16)
     run.until(lambda: run.steps_done() >= 2)
