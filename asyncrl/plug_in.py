@@ -14,13 +14,14 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import AsyncrlError, ConfigError
 
 MAX_CHARS = 400
 """Of an exception's own text: some quote their whole input."""
@@ -85,6 +86,27 @@ def settings_of(
         if parameter.name not in known:
             raise ConfigError(f"{shape}, but there is no setting {parameter.name!r}: {hint(parameter.name, known)}")
     return {parameter.name: parameter.default for parameter in others}
+
+
+@contextmanager
+def blamed(path: str, *, setting: str, ours: str) -> Iterator[None]:
+    """
+    A call of a person's function: what it raises is a mistake of the configuration, and says which function it was.
+
+    Args:
+        path: What the configuration calls it.
+        setting: Full key it was given under.
+        ours: File of the caller, whose frames are not the culprit's.
+
+    Raises:
+        ConfigError: It raised something that is none of our own errors.
+    """
+    try:
+        yield
+    except AsyncrlError:
+        raise
+    except Exception as error:  # it is a person's code, which may raise anything
+        raise ConfigError(f"{setting} {path!r} raised {describe(error, ours, __file__)}") from error
 
 
 def describe(error: BaseException, *ours: str) -> str:

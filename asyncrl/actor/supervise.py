@@ -72,6 +72,14 @@ class RestartBudget:
         return min(FIRST_PAUSE_S * 2.0**doublings, MAX_PAUSE_S)
 
 
+def why(last_words: bytes) -> str:
+    """Of what a process has said, the sentence of ours it ended with, or else the last line; empty if it was silent."""
+    lines = last_words.decode(errors="replace").strip().splitlines()
+    # What it started may still complain when the process itself has said why.
+    ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
+    return (ours or lines or [""])[-1]
+
+
 class Child:
     """One child process."""
 
@@ -129,10 +137,7 @@ class Child:
 
     def last_line(self) -> str:
         """Why it ended: the sentence of ours it ended with, or else the last thing it said."""
-        lines = self._last_words().decode(errors="replace").strip().splitlines()
-        # What it started may still complain when the process itself has said why.
-        ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
-        return (ours or lines or [""])[-1]
+        return why(self._last_words())
 
     def _last_words(self) -> bytes:
         if self.log is None:

@@ -7,6 +7,7 @@ In a process of its own, because importing such a file may do anything: load a m
 import subprocess
 import sys
 
+from asyncrl.actor.supervise import OURS, why
 from asyncrl.algo.advantages.table import resolve_advantage
 from asyncrl.config import Config, from_json, to_json
 from asyncrl.errors import AsyncrlError, ConfigError
@@ -37,8 +38,7 @@ def check_functions(config: Config) -> None:
             f"takes so long belongs into the function, not beside it"
         ) from None
     if looked.returncode:
-        said = looked.stderr.decode(errors="replace").strip().splitlines()
-        raise ConfigError(said[-1] if said else f"looking at functions ended with exit code {looked.returncode}")
+        raise ConfigError(why(looked.stderr) or f"looking at functions ended with exit code {looked.returncode}")
 
 
 def _look(config: Config) -> None:
@@ -53,7 +53,7 @@ def main() -> int:
     try:
         _look(from_json(sys.stdin.buffer.read()))
     except AsyncrlError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{OURS}{error}\n")
         return error.exit_code
     return 0
 

@@ -25,7 +25,7 @@ from asyncrl.messages import Prompt
 from asyncrl.observe.answers import AnswerRow
 from asyncrl.observe.samples import prompt_text
 from asyncrl.reward.pool import WorkerPool
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import Sample, to_judge
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.truncation import fit
 
@@ -145,12 +145,4 @@ def _with_completion(row: AnswerRow, completion: Completion, text: str) -> Answe
 
 
 def _sample(prompt: Prompt, row: AnswerRow) -> Sample:
-    return Sample(
-        prompt=prompt.chat or prompt.text,
-        completion=row.completion,
-        answer=prompt.answer,
-        data_source=prompt.data_source,
-        extra=prompt.extra,
-        finish_reason=row.finish_reason or "stop",
-        num_tokens=row.num_tokens,
-    )
+    return to_judge(prompt, row.completion, finish_reason=row.finish_reason or "stop", num_tokens=row.num_tokens)

@@ -76,6 +76,17 @@ async def with_ranks(
             await asyncio.wait_for(asyncio.gather(*(child.wait() for child in children)), LEAVE_S)
 
 
+def group_of(trainer: Trainer, store: Path, *, rank: int, is_over: Callable[[], bool]) -> Group:
+    """
+    One rank's end of the group. Waits for the others, unless ``is_over``.
+
+    Raises:
+        RankDied: They did not come.
+    """
+    timeout_s, kind = COLLECTIVE_S, trainer.device
+    return Group(store, rank=rank, size=trainer.ranks, timeout_s=timeout_s, kind=kind, is_over=is_over)
+
+
 async def _first(
     crew: Crew, store: Path, trainer: Trainer, work: Callable[[Callable[[], Ranks], Tell], Awaitable[None]]
 ) -> None:
@@ -89,14 +100,7 @@ async def _first(
             coming = asyncio.run_coroutine_threadsafe(crew.assembled(START_S), loop)
             stack.callback(coming.cancel)
             coming.result()
-            group = Group(
-                store,
-                rank=0,
-                size=trainer.ranks,
-                timeout_s=COLLECTIVE_S,
-                kind=trainer.device,
-                is_over=is_over.is_set,
-            )
+            group = group_of(trainer, store, rank=0, is_over=is_over.is_set)
             stack.callback(group.close)
             return group
 

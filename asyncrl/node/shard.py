@@ -9,7 +9,7 @@ from asyncrl.config import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.node.learner import load_learner
 from asyncrl.node.process import run_process
-from asyncrl.node.ranks import COLLECTIVE_S, START_S
+from asyncrl.node.ranks import START_S, group_of
 from asyncrl.node.serving import loading, serve
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.learner import Learner
@@ -34,17 +34,8 @@ async def run_shard(address: str, who: Identity, rank: int, store: Path, stoppin
     groups: list[Group] = []
 
     def form() -> Group:
-        trainer = config.trainer
-        group = Group(
-            store,
-            rank=rank,
-            size=trainer.ranks,
-            timeout_s=COLLECTIVE_S,
-            kind=trainer.device,
-            is_over=stopping.is_set,
-        )
-        groups.append(group)
-        return group
+        groups.append(group_of(config.trainer, store, rank=rank, is_over=stopping.is_set))
+        return groups[-1]
 
     def load() -> Learner:
         return load_learner(config, RunDirectory(Path(welcome.run_dir)), form)[0]

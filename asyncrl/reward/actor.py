@@ -23,7 +23,7 @@ from asyncrl.actor.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, VerifierError
 from asyncrl.messages import Beat, Drain, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
 from asyncrl.reward.pool import WorkerPool
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import Sample, to_judge
 
 MAX_IN_HAND = 256
 """Trajectories in hand at once: four full frames to the workers, about 5 MB of payloads."""
@@ -150,12 +150,5 @@ class RewardActor:
 
 def sample_of(prompt: Prompt, trajectory: Trajectory) -> Sample:
     """What a verifier is given of a trajectory."""
-    return Sample(
-        prompt=prompt.chat or prompt.text,
-        completion=trajectory.text,
-        answer=prompt.answer,
-        data_source=prompt.data_source,
-        extra=prompt.extra,
-        finish_reason=trajectory.finish_reason,
-        num_tokens=len(trajectory.completion_ids) // 4,
-    )
+    num_tokens = len(trajectory.completion_ids) // 4
+    return to_judge(prompt, trajectory.text, finish_reason=trajectory.finish_reason, num_tokens=num_tokens)

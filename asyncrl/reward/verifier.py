@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from asyncrl.errors import VerifierError
-from asyncrl.messages import FinishReason
+from asyncrl.messages import FinishReason, Prompt
 
 MAX_ANSWER_CHARS = 200
 """Of what votes; two answers that differ only beyond are one."""
@@ -34,6 +34,19 @@ class Sample(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason = "stop"
     num_tokens: int = 0
     """Completion tokens."""
+
+
+def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> Sample:
+    """A completion of ``prompt``, with what is known about the right answer."""
+    return Sample(
+        prompt=prompt.chat or prompt.text,
+        completion=completion,
+        answer=prompt.answer,
+        data_source=prompt.data_source,
+        extra=prompt.extra,
+        finish_reason=finish_reason,
+        num_tokens=num_tokens,
+    )
 
 
 class Verdict(Struct, frozen=True):

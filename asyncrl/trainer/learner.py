@@ -145,10 +145,6 @@ class Learner:
         """What `named_weights` yields, in its order."""
         return self._policy.specs()
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """AdamW's moments by name. Borrowed until the next `train`."""
-        return self._models.descent.state()
-
     def snapshot(self) -> Snapshot:
         """All that a checkpoint holds of it, copied. Collective; only the first rank's has tensors in it."""
         keeps = self._ranks.rank == 0

@@ -22,7 +22,7 @@ TAUGHT = [name for name, estimator in ADVANTAGES.items() if "baseline" not in es
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
     """After one unclipped step AdamW's first moment is the gradient, times 1 - beta1."""
-    state = learner.optimizer_state()
+    state = learner.snapshot().tensors["optimizer"]
     return {name.removesuffix("/exp_avg"): state[name] / (1 - BETA1) for name in state if name.endswith("/exp_avg")}
 
 

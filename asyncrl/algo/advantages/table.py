@@ -24,8 +24,8 @@ from asyncrl.algo.advantages.reinforce import reinforce_plus_plus, reinforce_plu
 from asyncrl.algo.advantages.token_baseline import optimal_token_baseline
 from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 from asyncrl.config import Algorithm
-from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.plug_in import describe, hint, is_path, load_function, settings_of
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import blamed, hint, is_path, load_function, settings_of
 
 AdvantageFunction = Callable[..., Advantages]
 """``estimate(outcomes, *, settings)``."""
@@ -87,12 +87,8 @@ def _checked(function: AdvantageFunction, name: str) -> AdvantageFunction:
     """The same, and what it returns is looked at before anybody trains on it."""
 
     def estimate(outcomes: Sequence[Outcome], **settings: Any) -> Advantages:
-        try:
+        with blamed(name, setting="algorithm.advantage", ours=__file__):
             returned = function(outcomes, **settings)
-        except AsyncrlError:
-            raise
-        except Exception as error:  # it is a person's code, which may raise anything
-            raise ConfigError(f"algorithm.advantage {name!r} raised {describe(error, __file__)}") from error
         try:
             advantages = [np.asarray(part, dtype=np.float64) for part in returned]
         except (TypeError, ValueError) as error:

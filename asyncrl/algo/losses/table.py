@@ -29,8 +29,8 @@ from asyncrl.algo.losses.sapo import sapo
 from asyncrl.algo.losses.selection import Selection, clip_cov_selection, kl_cov_selection
 from asyncrl.algo.losses.tokens import Loss, LossFunction, PolicyLoss, Tokens
 from asyncrl.config import Algorithm
-from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.plug_in import describe, hint, is_path, load_function, settings_of
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import blamed, hint, is_path, load_function, settings_of
 
 SETTING = "algorithm.loss"
 BY_SEQUENCE = "seq-mean-token-mean"
@@ -73,12 +73,8 @@ def _checked(function: Callable[..., Any], path: str) -> LossFunction:
 
     @wraps(function)
     def loss(tokens: Tokens, **settings: Any) -> PolicyLoss:
-        try:
+        with blamed(path, setting=SETTING, ours=__file__):
             result = function(tokens, **settings)
-        except AsyncrlError:
-            raise
-        except Exception as error:  # it is a person's code, which may raise anything
-            raise ConfigError(f"{SETTING} {path!r} raised {describe(error, __file__)}") from error
         result = result if isinstance(result, PolicyLoss) else PolicyLoss(result)
         for what, values in {"losses": result.losses, **result.metrics}.items():
             if not isinstance(values, Tensor) or values.shape != tokens.logprobs.shape:
