@@ -55,6 +55,7 @@ class CheckpointWriter:
         self._clock = clock
         self._retention = Retention(directory, config)
         self._writing: asyncio.Task[None] | None = None
+        self._has_written = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-checkpoint")
 
     def __enter__(self) -> "CheckpointWriter":
@@ -109,11 +110,12 @@ class CheckpointWriter:
                 self._retention.evaluating(version)
             case Evaluated():
                 self._retention.evaluated(message)
-                await self._in_thread(self._retention.mark)
+                await self._in_thread(self._retention.tidy if self._has_written else self._retention.mark)
 
     async def _written(self, step: int, write: Callable[[], Path]) -> None:
         began_s = self._clock()
         path = await self._in_thread(write)
+        self._has_written = True
         await self._in_thread(self._retention.tidy)
         reach("trainer.checkpoint_written")
         log.info("checkpoint.written", path=str(path), seconds=round(self._clock() - began_s, 3))

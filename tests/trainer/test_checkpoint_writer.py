@@ -48,6 +48,10 @@ def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
 
 
+def steps(directory: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step_")) for folder in directory.glob("step_*"))
+
+
 def begin(writer: CheckpointWriter, tasks: asyncio.TaskGroup, step: int) -> None:
     snapshot: Any = None
     writer.begin(tasks, step=step, policy_version=step, stepped=[Stepped(step - 1, step - 1, {})], snapshot=snapshot)
@@ -116,10 +120,22 @@ def test_the_best_is_named_as_soon_as_its_result_is_heard(tmp_path, disk):
             begin(writer, tasks, step)
             await writer.idle()
         await writer.heard(Evaluated(1, 0.5, 8))
-        await writer.heard(Evaluated(3, 0.25, 8))
-        assert (tmp_path / "step_000003").is_dir(), "nothing goes for a result, only for a new checkpoint"
         assert b'"step": 1' in (tmp_path / BEST).read_bytes()
-        assert (tmp_path / "step_000001").is_dir()
+        assert steps(tmp_path) == [1, 3, 4]
+        await writer.heard(Evaluated(3, 0.75, 8))
+        assert b'"step": 3' in (tmp_path / BEST).read_bytes()
+        assert steps(tmp_path) == [3, 4], "the last result of a run comes after its last checkpoint"
+
+    play(tmp_path, script, keep=2, keep_best=True)
+
+
+def test_nothing_goes_for_a_result_before_this_process_has_written_what_can_be_read(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        for step in (1, 2, 3):
+            disk.write(tmp_path, step=step, policy_version=step, frontier={})
+        await writer.heard(Evaluated(3, 0.5, 8))
+        assert b'"step": 3' in (tmp_path / BEST).read_bytes()
+        assert steps(tmp_path) == [1, 2, 3]
 
     play(tmp_path, script, keep=2, keep_best=True)
 
