@@ -44,7 +44,7 @@ def test_ctrl_c_ends_every_process_and_says_interrupted(start_run):
 
 def test_ctrl_c_while_everything_still_loads_ends_it_too(start_run):
     run = start_run(steps=LONG)
-    run.until(lambda: len(run.processes()) >= 2)
+    run.until(run.directory.address.exists)
     pids = run.processes()
     run.interrupt()
     run.end()
