@@ -100,7 +100,13 @@ class Receives(Protocol):
     """What brings weights; `asyncrl.weights.receive.Receiver` is one."""
 
     async def transfer(self, transfer: Transfer, /) -> float:
-        """Receive into staging while decoding goes on; seconds it took. Raises `TransferError`."""
+        """
+        Receive into staging while decoding goes on; seconds it took.
+
+        Raises:
+            TransferError: It broke, and may be tried again.
+            EngineDied: The engine that was to receive it is gone.
+        """
 
     def weights(self) -> "Mapping[str, Tensor]":
         """What lies staged, for `Engine.swap`; empty if it lies in other processes."""

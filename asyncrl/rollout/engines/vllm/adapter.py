@@ -119,7 +119,7 @@ class Adapter:
                 written = output.outputs[0]
                 drawn = _drawn(written.token_ids, written.logprobs, written.finish_reason)
         except EngineDeadError:
-            raise await self._death() from None
+            raise await self.death() from None
         except REFUSALS as error:
             raise EngineError(f"vLLM refuses the request: {error}", retryable=False) from error
         except EngineGenerateError as error:
@@ -185,6 +185,17 @@ class Adapter:
         if all(socket.closed for socket in (core.resources.input_socket, core.resources.output_socket)):
             core.resources.ctx.term()  # vLLM leaves its threads running.
 
+    async def death(self) -> EngineDied:
+        """How the engine core ended, as far as can be told."""
+        process = next(iter(self._processes()), None)
+        if process is None:
+            return EngineDied("vLLM's engine core died; its own account is above")
+        for _ in range(20):
+            if process.exitcode is not None:
+                break
+            await asyncio.sleep(EXITED_S / 20)
+        return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {_cause(process.exitcode)}")
+
     # ── inner parts ─────────────────────────────────────────────────────────────────────────
 
     def _state(self, request_id: str) -> Any:
@@ -204,7 +215,7 @@ class Adapter:
         finally:
             task.cancel()
         if isinstance(error, EngineDeadError):
-            raise await self._death() from None
+            raise await self.death() from None
         if error is not None:
             raise EngineError(f"vLLM cannot {what}: {error}", retryable=False) from error
 
@@ -222,17 +233,6 @@ class Adapter:
         """The engine core; none if the host runs it elsewhere."""
         manager = self._llm.engine_core.resources.engine_manager
         return getattr(manager, "processes", ())
-
-    async def _death(self) -> EngineDied:
-        """How the engine core ended, as far as can be told."""
-        process = next(iter(self._processes()), None)
-        if process is None:
-            return EngineDied("vLLM's engine core died; its own account is above")
-        for _ in range(20):
-            if process.exitcode is not None:
-                break
-            await asyncio.sleep(EXITED_S / 20)
-        return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {_cause(process.exitcode)}")
 
 
 def _drawn(token_ids: Sequence[int], logprobs: Any, finish_reason: str | None) -> Drawn:

@@ -212,7 +212,8 @@ class VllmEngine:
 
     async def receiver(self, member: Member, send: Send, weights: Weights) -> Receives:
         """As `Receiving.receiver`."""
-        return await WorkersReceiver.connect(self._adapter.call_workers, self.specs(), member, send, weights)
+        adapter, specs = self._adapter, self.specs()
+        return await WorkersReceiver.connect(adapter.call_workers, specs, member, send, weights, death=adapter.death)
 
     async def pause(self) -> None:
         """As `Engine.pause`. Requests and caches stay as they are."""

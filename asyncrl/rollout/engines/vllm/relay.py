@@ -7,6 +7,7 @@ Every worker is a rank of its own. What they say to find each other goes on to t
 """
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncrl.config import Weights
-from asyncrl.errors import EngineError, TransferError
+from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
 from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
@@ -31,6 +32,8 @@ GRACE_S = 5.0
 
 Call = Callable[[str, str], Awaitable[object]]
 """Calls a method of every worker's `WorkerExtension`, with one argument."""
+Death = Callable[[], Awaitable[EngineDied]]
+"""How the engine ended, once a worker of it has."""
 
 
 class WorkersReceiver:
@@ -40,18 +43,20 @@ class WorkersReceiver:
     Args:
         channels: To each worker.
         send: `Link.send` of the link to the broker.
+        death: Asked when a worker is gone, for the cause.
     """
 
-    def __init__(self, channels: list[Channel], send: Send) -> None:
+    def __init__(self, channels: list[Channel], send: Send, death: Death) -> None:
         self._channels = channels
         self._send = send
+        self._death = death
         self._answers: dict[Channel, asyncio.Future[Transferred]] = {}
         """What the workers make of the transfer under way."""
         self._tasks = [asyncio.create_task(self._listen(channel)) for channel in channels]
 
     @classmethod
     async def connect(
-        cls, call: Call, specs: list[TensorSpec], member: Member, send: Send, weights: Weights
+        cls, call: Call, specs: list[TensorSpec], member: Member, send: Send, weights: Weights, *, death: Death
     ) -> "WorkersReceiver":
         """
         Have the workers connect to this node.
@@ -74,7 +79,7 @@ class WorkersReceiver:
                 ) from None
             finally:
                 server.close()
-        return cls(channels, send)
+        return cls(channels, send, death)
 
     async def transfer(self, transfer: Transfer) -> float:
         """
@@ -85,13 +90,15 @@ class WorkersReceiver:
 
         Raises:
             TransferError: One of them did not; names it.
+            EngineDied: One of them is gone, and the engine with it.
         """
         loop = asyncio.get_running_loop()
         self._answers = {channel: loop.create_future() for channel in self._channels}
         for channel, task in zip(self._channels, self._tasks, strict=True):
             if task.done():
-                raise TransferError(f"{self._whose(channel)} is gone")
-            await channel.send(transfer)
+                raise await self._gone(channel)
+            with contextlib.suppress(ConnectionError):  # It is just leaving: whoever listens to it says so.
+                await channel.send(transfer)
         limit_s = transfer.deadline_s + GRACE_S
         done, late = await asyncio.wait(self._answers.values(), timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
         seconds = [answer.result().seconds for answer in done]
@@ -123,7 +130,8 @@ class WorkersReceiver:
     async def _listen(self, channel: Channel) -> None:
         async for message in channel:
             await self._take(channel, message)
-        self._answer(channel, TransferError(f"{self._whose(channel)} is gone"))
+        if channel in self._answers:
+            self._answer(channel, await self._gone(channel))
 
     async def _take(self, channel: Channel, message: Message) -> None:
         match message:
@@ -134,11 +142,14 @@ class WorkersReceiver:
             case TransferFailed(reason=reason):
                 self._answer(channel, TransferError(f"{self._whose(channel)}: {reason}"))
 
-    def _answer(self, channel: Channel, result: Transferred | TransferError) -> None:
+    async def _gone(self, channel: Channel) -> EngineDied:
+        return EngineDied(f"{self._whose(channel)} is gone: {await self._death()}")
+
+    def _answer(self, channel: Channel, result: Transferred | TransferError | EngineDied) -> None:
         answer = self._answers.get(channel)
         if answer is None or answer.done():
             return
-        if isinstance(result, TransferError):
+        if isinstance(result, Exception):
             answer.set_exception(result)
             answer.exception()  # One worker's reason is enough; nobody may ask for the others'.
         else:

@@ -11,7 +11,7 @@ import torch
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config import Weights
-from asyncrl.errors import EngineError, TransferError
+from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages import Member, Transfer
 from asyncrl.rollout.engines.vllm import relay
 from asyncrl.rollout.engines.vllm.channel import Invitation
@@ -51,6 +51,9 @@ class Workers:
             self.ends.append(ReceivingEnd(invited, local_rank=local_rank, device=torch.device("cpu")))
             self.ends[-1].start()
 
+    async def death(self) -> EngineDied:
+        return EngineDied("it was killed")
+
     def values(self) -> list[dict[str, float]]:
         return [{name: float(t.mean()) for name, t in end.receiver.weights().items()} for end in self.ends]
 
@@ -63,7 +66,7 @@ async def engine(
     trainer, node = hub.connect("trainer"), hub.connect("node")
     publisher = Publisher(Plan(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
-    receiver = await WorkersReceiver.connect(workers.call, SPECS, NODE, node.send, WEIGHTS)
+    receiver = await WorkersReceiver.connect(workers.call, SPECS, NODE, node.send, WEIGHTS, death=workers.death)
     jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
@@ -103,14 +106,16 @@ def test_a_worker_with_another_model_is_named():
     asyncio.run(play())
 
 
-def test_a_worker_that_is_gone_is_named_at_once():
+def test_a_worker_that_is_gone_ends_the_engine_at_the_next_transfer_and_in_the_middle_of_one():
     async def play() -> None:
-        async with engine() as (_, receiver, _):
+        async with engine() as (_, receiver, workers):
+            workers.ends[0]._transfer = workers.ends[1]._transfer = _never
+            underway = asyncio.create_task(receiver.transfer(order(1)))
+            await asyncio.sleep(0)
             receiver._channels[1].close()
-            while not receiver._tasks[1].done():
-                await asyncio.sleep(0)
-            with pytest.raises(TransferError, match="worker 1 of the engine is gone"):
-                await receiver.transfer(order(1))
+            for transfer in (underway, receiver.transfer(order(2))):
+                with pytest.raises(EngineDied, match=r"^worker 1 of the engine is gone: it was killed$"):
+                    await transfer
 
     asyncio.run(play())
 
