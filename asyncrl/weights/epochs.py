@@ -30,6 +30,9 @@ Exchange = Callable[[Group, Deadline], None]
 GRACE_S = 1.0
 """A broadcast to n ranks waits for up to log2(n) peers in turn, each until the deadline. The caller waits no longer
 than this, the thread may."""
+LEAVE_S = 1.0
+"""For a thread to notice that a rendezvous was given up. One that has not by then is inside the library."""
+CLOSING = "this node is closing"
 
 
 class GroupKeeper:
@@ -114,14 +117,21 @@ class GroupKeeper:
             store.deliver(value)
 
     async def aclose(self) -> None:
-        """Give up what has not begun to move, let the rest end by its deadline, and end the thread. Idempotent."""
+        """
+        Give up what has not begun to move, let the rest end by its deadline, and end the thread. Idempotent.
+
+        A connection that is just being made cannot be given up. It is left alone, and ends by its deadline.
+        """
         if self._closed:
             return
         self._closed = True
+        limit_s = None
         if self._store is not None:
-            self._store.abandon("this node is closing")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close, list(self._groups))
-        self._thread.shutdown()
+            self._store.abandon(CLOSING)
+            limit_s = LEAVE_S
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close, list(self._groups))
+        self._thread.shutdown(wait=False)
+        await asyncio.wait([closing], timeout=limit_s)
 
     # ── on the thread ───────────────────────────────────────────────────────────────────────
 
@@ -129,7 +139,10 @@ class GroupKeeper:
         self, transfer: Transfer, rank: int, exchange: Exchange, deadline: Deadline, loop: asyncio.AbstractEventLoop
     ) -> None:
         try:
-            exchange(self._group(transfer, rank, deadline, loop), deadline)
+            group = self._group(transfer, rank, deadline, loop)
+            if self._closed:
+                raise TransferError(CLOSING)
+            exchange(group, deadline)
         except BaseException as error:
             self._dead.add(transfer.epoch)
             if isinstance(error, TransferError | RuntimeError):  # torch raises the latter for whatever went wrong
@@ -153,7 +166,7 @@ class GroupKeeper:
         self._store = store = LinkStore(str(transfer.epoch), names, self._send, loop, deadline)
         try:
             if self._closed:  # looked at after the store is in place, for aclose to find it
-                raise TransferError("this node is closing")
+                raise TransferError(CLOSING)
             return form(
                 self._backend,
                 store,

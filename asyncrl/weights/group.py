@@ -4,8 +4,9 @@ A process group without torch's global one, so that it can live beside the group
     ranks ── meet ─▶ all here, all with the same library ── connect ─▶ a few bytes moved ─▶ Group
 
 Every wait is bounded by a deadline that is handed to the library with each call. Waiting outside for less is not
-enough: the library's own thread would go on, and closing the group would wait for it. Only NCCL's and HCCL's first
-connection knows no deadline, which is why the ranks meet before it: it can wait only for one that dies in between.
+enough: the library's own thread would go on, and closing the group would wait for it. First connections know their
+deadlines badly (gloo) or not at all (NCCL, HCCL), which is why the ranks meet before: only one that dies in between can
+still be waited for.
 """
 
 import time
@@ -19,13 +20,16 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.weights.deadline import Deadline
+from asyncrl.weights.deadline import SHORTEST_S, Deadline
 from asyncrl.weights.interface import told
 
 CPU = torch.device("cpu")
 
 POLL_S = 0.0005
 """Between two looks at a broadcast on a device. One bucket takes milliseconds."""
+
+GLOO_PATIENCE = 5
+"""Gloo waits for a connection this many times as long as it is told to (``Pair::waitUntil`` in its tcp/pair.cc)."""
 
 PROOF = 0b1010_0101
 """What the first broadcast of a group on devices carries."""
@@ -100,7 +104,7 @@ def form(
         RuntimeError: Somebody came, but could not be connected to in time, or no byte arrived.
     """
     if backend == "gloo":
-        _come(store, rank, backend)
+        _meet(store, rank, size, backend)
         return Group(_gloo(store, rank, size, interface, deadline), _wait_inside)
     make = _maker(backend)
     _meet(store, rank, size, backend)
@@ -119,13 +123,9 @@ def form(
 # ── the rendezvous ──────────────────────────────────────────────────────────────────────────
 
 
-def _come(store: c10d.Store, rank: int, backend: str) -> None:
-    store.set(f"library/{rank}", backend)
-
-
 def _meet(store: c10d.Store, rank: int, size: int, backend: str) -> None:
-    """Everybody looks for everybody, as gloo's ranks do on their own: whoever came can name who did not."""
-    _come(store, rank, backend)
+    """Everybody looks for everybody: whoever came can name who did not."""
+    store.set(f"library/{rank}", backend)
     for other in range(size):
         theirs = store.get(f"library/{other}").decode()
         if theirs != backend:
@@ -141,7 +141,7 @@ def _meet(store: c10d.Store, rank: int, size: int, backend: str) -> None:
 def _gloo(store: c10d.Store, rank: int, size: int, interface: str, deadline: Deadline) -> _Backend:
     gloo: Any = c10d.ProcessGroupGloo  # torch's stubs know neither its options nor its collectives
     options = gloo._Options()
-    options._timeout = timedelta(seconds=deadline.left_s())
+    options._timeout = timedelta(seconds=max(SHORTEST_S, deadline.left_s() / GLOO_PATIENCE))
     options._devices = [gloo.create_device(hostname=interface)]
     made: _Backend = gloo(store, rank, size, options)
     return made

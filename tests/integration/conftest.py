@@ -26,6 +26,9 @@ STUCK_S = 100.0
 """A run that has not ended by then hangs."""
 POLL_S = 0.05
 
+WORDS = 12
+"""Lines of each log that are shown when a run hangs."""
+
 STUCK_LOOKS = 40
 """Far more looks than a step of the toy takes."""
 
@@ -116,8 +119,15 @@ class ToyRun:
         while not condition():
             self.most_processes = max(self.most_processes, len(self.processes()))
             assert self._process.poll() is None, f"the run ended too early: {self._process.communicate()}"
-            assert time.monotonic() < deadline_s, "the run hangs"
+            assert time.monotonic() < deadline_s, f"the run hangs: {self.last_words()}"
             time.sleep(POLL_S)
+
+    def last_words(self) -> str:
+        """Of everybody, for a person who has to find out what it waits for."""
+        said = {path.name: path.read_text().splitlines() for path in sorted(self.directory.logs.glob("*.log"))}
+        said["events"] = list(map(str, self.events))
+        lines = (f"{name}: {line}" for name, all_lines in said.items() for line in all_lines[-WORDS:])
+        return "\n".join([f"{self.steps_done()} steps done", *lines])
 
     def until_next_step(self) -> None:
         """Look until one step more is done than now."""
@@ -234,7 +244,10 @@ class ToyRun:
 
     def end(self) -> "ToyRun":
         """Wait until it has ended by itself."""
-        self.output, self.errors = self._process.communicate(timeout=STUCK_S)
+        try:
+            self.output, self.errors = self._process.communicate(timeout=STUCK_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run does not end: {self.last_words()}") from None
         self.code = self._process.returncode
         return self
 

@@ -7,6 +7,7 @@ import pytest
 from asyncrl.config import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Member, Message, StoreSet
+from asyncrl.weights import epochs
 from asyncrl.weights.deadline import Deadline
 from asyncrl.weights.epochs import GroupKeeper
 from asyncrl.weights.group import Group
@@ -139,6 +140,38 @@ def test_closing_ends_a_rendezvous_and_refuses_the_next() -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_closing_does_not_wait_for_a_library_that_connects_and_sends_nothing_over_what_it_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connecting, may_connect, closed, moved = (threading.Event() for _ in range(4))
+
+    class Connected:
+        close = closed.set
+
+    def connect(*_: object, **__: object) -> Connected:
+        connecting.set()
+        may_connect.wait(LONG_S)
+        return Connected()
+
+    monkeypatch.setattr(epochs, "form", connect)
+    monkeypatch.setattr(epochs, "LEAVE_S", 0.01)
+
+    async def main() -> None:
+        groups = keeper()
+        order = transfer(1, 1, [1], deadline_s=1000.0)
+        task = asyncio.create_task(groups.run(order, 0, lambda *_: moved.set()))
+        await asyncio.to_thread(connecting.wait, LONG_S)
+        await groups.aclose()
+        assert not task.done()
+        may_connect.set()
+        with pytest.raises(TransferError, match="this node is closing"):
+            await task
+
+    asyncio.run(main())
+    assert closed.is_set()
+    assert not moved.is_set()
 
 
 def test_closing_leaves_no_thread_behind_neither_ours_nor_the_librarys() -> None:

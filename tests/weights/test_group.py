@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.deadline import Deadline
-from asyncrl.weights.group import Group, form
+from asyncrl.weights.group import GLOO_PATIENCE, Group, form
 
 from .fake_npu import installed_at
 from .party import LONG_S, SHORT_S
@@ -18,8 +18,8 @@ from .party import LONG_S, SHORT_S
 HCCL_PROCESS = Path(__file__).with_name("hccl_process.py")
 
 
-def pair() -> list[Group]:
-    store = HashStore()
+def pair(store: HashStore | None = None) -> list[Group]:
+    store = store or HashStore()
 
     async def both() -> list[Group]:
         return await asyncio.gather(*(asyncio.to_thread(join, store, rank) for rank in (0, 1)))
@@ -45,6 +45,23 @@ def test_a_broadcast_nobody_joins_ends_with_the_deadline() -> None:
         groups[1].broadcast(torch.zeros(4), 0, Deadline(SHORT_S))
     for group in groups:
         group.close()
+
+
+def test_who_met_and_is_not_there_any_more_is_waited_for_until_the_deadline_and_not_five_times_as_long() -> None:
+    """Gloo's rule of who connects to whom goes by their ports: of several pairs some wait, and some are refused."""
+
+    def left_alone(deadline: Deadline) -> float:
+        store = HashStore()
+        for group in pair(store):
+            group.close()
+        with pytest.raises(RuntimeError, match="connectFullMesh failed"):
+            form("gloo", store, 0, 2, interface="127.0.0.1", deadline=deadline)
+        return deadline.elapsed_s()
+
+    async def several() -> list[float]:
+        return await asyncio.gather(*(asyncio.to_thread(left_alone, Deadline(1.0)) for _ in range(6)))
+
+    assert max(asyncio.run(several())) < GLOO_PATIENCE - 1.0
 
 
 def test_a_closed_group_says_so() -> None:
