@@ -100,7 +100,7 @@ def test_packed_is_one_by_one_is_padded_in_any_order_and_any_packing(policy, alo
     got = packed(policy, samples, rows)
 
     for expected in (plain(alone, samples, padded=False), plain(alone, samples, padded=True)):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)  # gradients sum up in another order
 
 
 def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> None:
