@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from asyncrl.config import Config, leaves
 from asyncrl.config_check import check
+from asyncrl.presets import resolved
 from asyncrl.strict_toml import convert, put, read, split_override
 
 
@@ -23,7 +24,7 @@ class Origin(Struct, frozen=True):
     key: str
     value: Any
     source: str
-    """``default``, the file, or ``--set``."""
+    """``default``, the file, ``--set``, or the ``preset`` that stands for it."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -53,20 +54,23 @@ def decode(raw: dict[str, Any]) -> Config:
 
 
 def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
-    """Every value of the resolved config, with its source."""
+    """Every value as it applies, with its source."""
     config = load(path, overrides)
+    given = dict(leaves(msgspec.to_builtins(config)))
     in_file = dict(leaves(_read(path)))
     in_set = {key for key, _ in map(_split, overrides)}
-    resolved = leaves(msgspec.to_builtins(config))
+    applied = leaves(msgspec.to_builtins(_without_preset(config)))
 
-    def source(key: str) -> str:
+    def source(key: str, value: Any) -> str:
+        if value != given[key]:
+            return "preset"
         if any(key == k or key.startswith(k + ".") for k in in_set):
             return "--set"
         if any(key == k or key.startswith(k + ".") or k.startswith(key + ".") for k in in_file):
             return path.name
         return "default"
 
-    return [Origin(key, value, source(key)) for key, value in resolved]
+    return [Origin(key, value, source(key, value)) for key, value in applied]
 
 
 def to_toml(config: Config) -> str:
@@ -74,6 +78,13 @@ def to_toml(config: Config) -> str:
     lines: list[str] = []
     _write_table(msgspec.to_builtins(config), (), lines)
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _without_preset(config: Config) -> Config:
+    """With what a preset stands for in its place, but for its name."""
+    correction = config.algorithm.correction
+    applied = structs.replace(resolved(correction), preset=correction.preset)
+    return structs.replace(config, algorithm=structs.replace(config.algorithm, correction=applied))
 
 
 def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

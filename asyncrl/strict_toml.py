@@ -13,8 +13,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from asyncrl.config import Section
+from asyncrl.config import Section, leaves
 from asyncrl.errors import ConfigError
+from asyncrl.verl_names import ours
 
 S = TypeVar("S", bound=Section)
 
@@ -86,7 +87,7 @@ def convert(raw: Mapping[str, Any], kind: type[S]) -> S:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error), kind)) from error
+        raise ConfigError(_sentence(str(error), raw, kind)) from error
 
 
 def _refuse_unknown(
@@ -96,9 +97,8 @@ def _refuse_unknown(
     for key, value in raw.items():
         name = ".".join((*where, key))
         if key not in hints:
-            close = _meant(key, where, root)
-            hint = f"did you mean {close!r}?" if close else f"expected one of: {', '.join(hints)}"
-            raise ConfigError(f"unknown key {name!r}: {hint}")
+            full, _ = next(leaves({name: value}))
+            raise ConfigError(f"unknown key {full!r}: {_hint(full, where, hints, root)}")
         if kind := _section_in(hints[key]):
             for part in value if isinstance(value, list) else [value]:
                 if not isinstance(part, Mapping):
@@ -119,6 +119,15 @@ def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]
             yield from _fields(inner, f"{where}{key}.")
 
 
+def _hint(name: str, where: tuple[str, ...], known: Mapping[str, Any], root: type[Section]) -> str:
+    """What to write in the place of ``name``, which is not ``known`` in the section ``where``."""
+    if (renamed := ours(name)) in dict(_fields(root)):
+        return f"that is verl's name; here it is {renamed!r}"
+    if close := _meant(name.rpartition(".")[2], where, root):
+        return f"did you mean {close!r}?"
+    return f"expected one of: {', '.join(known)}"
+
+
 def _meant(key: str, where: tuple[str, ...], root: type[Section]) -> str | None:
     """
     The full name a person may have meant.
@@ -135,14 +144,21 @@ def _meant(key: str, where: tuple[str, ...], root: type[Section]) -> str | None:
     return next((elsewhere[close] for close in difflib.get_close_matches(key, elsewhere, n=1)), None)
 
 
-def _sentence(error: str, root: type[Section]) -> str:
-    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1``."""
+def _sentence(error: str, raw: Mapping[str, Any], root: type[Section]) -> str:
+    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1, got 0``."""
     what, _, where = error.partition(" - at `$")
     key = where.strip("`").lstrip(".")
     if "missing required field" in what:
         missing = what.rpartition("`")[0].rpartition("`")[2]
         return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+    value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(_fields(root)).get(re.sub(r"\[\d+\]", "", key))):
-        choices = ", ".join(map(repr, get_args(kind)))
-        return f"{key}: expected one of {choices}, got {what.removeprefix('Invalid enum value ')}"
-    return f"{key}: {what[0].lower()}{what[1:]}"
+        return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
+    return f"{key}: {what[0].lower()}{what[1:].partition(', got')[0]}, got {value!r}"
+
+
+def _at(raw: Any, key: str) -> Any:
+    """The value at ``many[0].colour``."""
+    for part in re.findall(r"[^.\[\]]+", key):
+        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
+    return raw

@@ -87,6 +87,14 @@ def test_explain_says_where_each_value_comes_from(file: Path) -> None:
     assert origins["model.scratch.recipe"].source == "default"
 
 
+def test_explain_says_what_a_preset_stands_for(file: Path) -> None:
+    section = "algorithm.correction"
+    origins = {origin.key: origin for origin in explain(file, [f"{section}.preset=decoupled_seq_is"])}
+    told = [(origins[f"{section}.{key}"].value, origins[f"{section}.{key}"].source) for key in ("preset", "importance")]
+    assert told == [("decoupled_seq_is", "--set"), ("sequence", "preset")]
+    assert origins[f"{section}.rejection"].source == "default"
+
+
 # ── mistakes ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -98,7 +106,8 @@ def test_explain_says_where_each_value_comes_from(file: Path) -> None:
         ({"modle": {}}, "unknown key 'modle': did you mean 'model'?"),
         ({"run": {"stepz": 1}}, "unknown key 'run.stepz': did you mean 'run.steps'?"),
         ({"trainer": {"steps": 1}}, "unknown key 'trainer.steps': did you mean 'run.steps'?"),
-        ({"learning": {"lr": 1}}, "unknown key 'learning': expected one of: run, model, data, schedule, sampling, "),
+        ({"learning": {"lr": 1}}, "unknown key 'learning.lr': did you mean 'trainer.lr'?"),
+        ({"learning": {"by": 1}}, "unknown key 'learning.by': expected one of: run, model, data, schedule, sampling, "),
         ({"lr": 1}, "unknown key 'lr': did you mean 'trainer.lr'?"),
         (
             {"model": {"scratch": {"layer": 1}}},
@@ -118,15 +127,15 @@ def test_a_key_that_is_unknown_or_missing_is_one_sentence(raw: dict[str, Any], s
 @pytest.mark.parametrize(
     ("section", "key", "value", "sentence"),
     [
-        ("run", "steps", "many", "run.steps: expected `int`, got `str`"),
-        ("run", "steps", True, "run.steps: expected `int`, got `bool`"),
-        ("run", "steps", 0, "run.steps: expected `int` >= 1"),
-        ("run", "seed", -1, "run.seed: expected `int` >= 0"),
-        ("run", "seed", 2**63, "run.seed: expected `int` <= 9223372036854775807"),
-        ("sampling", "top_p", 1.5, "sampling.top_p: expected `float` <= 1.0"),
-        ("sampling", "stop", [1], "sampling.stop[0]: expected `str`, got `int`"),
-        ("trainer", "beta1", 1.0, "trainer.beta1: expected `float` < 1.0"),
-        ("trainer", "lr", float("nan"), "trainer.lr: expected `float` > 0.0"),
+        ("run", "steps", "many", "run.steps: expected `int`, got 'many'"),
+        ("run", "steps", True, "run.steps: expected `int`, got True"),
+        ("run", "steps", 0, "run.steps: expected `int` >= 1, got 0"),
+        ("run", "seed", -1, "run.seed: expected `int` >= 0, got -1"),
+        ("run", "seed", 2**63, "run.seed: expected `int` <= 9223372036854775807, got 9223372036854775808"),
+        ("sampling", "top_p", 1.5, "sampling.top_p: expected `float` <= 1.0, got 1.5"),
+        ("sampling", "stop", [1], "sampling.stop[0]: expected `str`, got 1"),
+        ("trainer", "beta1", 1.0, "trainer.beta1: expected `float` < 1.0, got 1.0"),
+        ("trainer", "lr", float("nan"), "trainer.lr: expected `float` > 0.0, got nan"),
         ("trainer", "lr", float("inf"), "trainer.lr is inf: expected a finite number"),
         ("schedule", "staleness", float("inf"), "schedule.staleness is inf: expected a finite number"),
         ("model", "dtype", "float8", "model.dtype: expected one of 'float32', 'bfloat16', got 'float8'"),

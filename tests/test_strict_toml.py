@@ -31,7 +31,8 @@ def test_sections_in_lists_are_as_strict_as_others() -> None:
         ({"one": {"size": 1}, "many": [3]}, "many is a section, got 3"),
         ({"size": 1}, "unknown key 'size': did you mean 'one.size'?"),
         ({"one": {}}, "missing key 'one.size': it has no default"),
-        ({"one": {"size": "x"}}, "one.size: expected `int`, got `str`"),
+        ({"one": {"size": "x"}}, "one.size: expected `int`, got 'x'"),
+        ({"one": {"size": 1}, "many": [{"size": []}]}, "many[0].size: expected `int`, got []"),
         ({"one": {"size": 1, "colour": "green"}}, "one.colour: expected one of 'red', 'blue', got 'green'"),
         (
             {"one": {"size": 1}, "many": [{"size": 1, "colour": "green"}]},

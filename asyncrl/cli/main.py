@@ -267,7 +267,8 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     origins = explain(config_path, overrides)
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
-        click.echo(f"{origin.key:<{width}}  {origin.value!r:<24} {origin.source}")
+        value = "unset" if origin.value is None else repr(origin.value)
+        click.echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
 
 
 main.add_command(data)

@@ -103,7 +103,7 @@ def _carry_out(
         write_report([directory.path], directory.report)
     except (AsyncrlError, OSError) as error:  # It can be made later, and how the run ended is more to the point.
         console.print(f"no report: {error}", highlight=False, markup=False, soft_wrap=True)
-    _say_where(console, directory, summary)
+    _say_where(console, directory, summary, may_go_on=not isinstance(failure, ConfigError))
     if failure:
         raise failure
     if summary.status == "failed":
@@ -206,7 +206,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     return summary
 
 
-def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> None:
+def _say_where(console: Console, directory: RunDirectory, summary: Summary, *, may_go_on: bool) -> None:
     checkpoints = sorted(directory.checkpoints.glob("step_*"))
     accuracy = ""
     if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
@@ -218,6 +218,8 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary) -> N
         f"samples     {directory.samples}",
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
     ]
+    if summary.status == "failed" and may_go_on:
+        lines.append(f"to go on    asyncrl resume {directory.path}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
