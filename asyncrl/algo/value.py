@@ -1,8 +1,10 @@
-"""The critic's loss: squared error, flat where its prediction has already moved far enough."""
+"""The critic's loss: squared error, flat where its prediction has already moved far enough. And how much it knows."""
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -34,3 +36,20 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
     bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
     unclipped_error, clipped_error = (values - returns).square(), (bounded - returns).square()
     return ValueLoss(0.5 * torch.maximum(unclipped_error, clipped_error), clipped_error > unclipped_error)
+
+
+def explained_variance(values: NDArray[np.float64], returns: NDArray[np.float64]) -> float:
+    """
+    Share of what makes returns differ that the values foresaw.
+
+        1 - Var(returns - values) / Var(returns)
+
+    Args:
+        values: [N] predicted.
+        returns: [N] what they should have been.
+
+    Returns:
+        1 for all of it, 0 for none, less for worse than a constant; 0 if returns do not differ.
+    """
+    variance = float(np.var(returns)) if len(returns) else 0.0
+    return 1.0 - float(np.var(returns - values)) / variance if variance else 0.0

@@ -53,6 +53,7 @@ CURVES = (
     ),
     Curve(title="Entropy, nats", keys={"": "entropy"}, is_expected=False),
     Curve(title="Loss of the critic", keys={"": "critic_loss"}, is_expected=False),
+    Curve(title="Variance explained by the critic", keys={"": "critic_explained_variance"}, is_expected=False),
     Curve(
         title="Correction: tokens left out, effective sample size",
         keys={

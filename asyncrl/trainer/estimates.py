@@ -20,6 +20,7 @@ from torch import Tensor
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.algo.ragged import Ragged
+from asyncrl.algo.value import explained_variance
 from asyncrl.trainer.columns import Column
 from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 
@@ -90,6 +91,9 @@ def estimate(
         seen = [_kept(outcome, mask) for outcome, mask in zip(seen, keep, strict=True)]
     advantages = list(recipe.advantages(seen))
     targets = list(recipe.value_targets(seen)) if VALUES in columns else None
+    if targets is not None:
+        foreseen = [outcome.values for outcome in seen if outcome.values is not None]
+        metrics["critic_explained_variance"] = explained_variance(np.concatenate(foreseen), np.concatenate(targets))
     if keep is not None:
         advantages = _in_place(advantages, keep)
         targets = None if targets is None else _in_place(targets, keep)

@@ -66,7 +66,7 @@ class Updates:
         """
         if (critic := self._models.critic) is None:
             return {}
-        total = 0.0
+        total = clipped = 0.0
         for places in mini_batch.step.passes(mini_batch.places, self._ranks, self._max_tokens):
             batch = collate(mini_batch.step.of(places), device=self._ranks.device)
             with collective():
@@ -76,9 +76,14 @@ class Updates:
             loss = part.losses[known.keep].sum() / mini_batch.num_tokens
             self._backward(loss)
             total += float(loss.detach())
-        said = b"".join(self._ranks.gather(np.float64(total).tobytes()))
-        total = float(np.frombuffer(said, np.float64).sum())
-        return {"critic_loss": total, **critic.step(total, lr_share=lr_share)}
+            clipped += float(part.is_clipped[known.keep].sum()) / mini_batch.num_tokens
+        said = b"".join(self._ranks.gather(np.array([total, clipped]).tobytes()))
+        total, clipped = np.frombuffer(said, np.float64).reshape(-1, 2).sum(0).tolist()
+        return {
+            "critic_loss": total,
+            "critic_clip_fraction": clipped,
+            **critic.step(total, lr_share=lr_share),
+        }
 
     @property
     def _max_tokens(self) -> int:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algo.value import value_loss
+from asyncrl.algo.value import explained_variance, value_loss
 
 from .losses.padded import random_padded, slope
 
@@ -44,3 +44,24 @@ def test_values_and_gradients_match_the_masked_formula_in_float64(seed) -> None:
     np.testing.assert_allclose(losses.detach().numpy(), formula(values)[batch.mask], rtol=1e-6, atol=1e-6)
     gradient = slope(formula, values)[batch.mask]
     np.testing.assert_allclose(predicted.grad.numpy(), gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        ([1.0, 3.0, 2.0], 1.0),
+        ([7.0, 9.0, 8.0], 1.0),
+        ([2.0, 2.0, 2.0], 0.0),
+        ([3.0, 1.0, 2.0], -3.0),
+        ([1.0, 2.0, 2.0], 2 / 3),
+    ],
+    ids=["all of it", "all but a constant", "nothing", "worse than nothing", "most of it"],
+)
+def test_explained_variance_is_the_share_of_it_that_was_foreseen(values, share) -> None:
+    returns = np.array([1.0, 3.0, 2.0])
+    assert explained_variance(np.array(values), returns) == pytest.approx(share)
+
+
+def test_returns_that_do_not_differ_have_nothing_to_explain() -> None:
+    assert explained_variance(np.array([1.0, 2.0]), np.array([3.0, 3.0])) == 0.0
+    assert explained_variance(np.zeros(0), np.zeros(0)) == 0.0

@@ -228,7 +228,15 @@ def test_a_critic_learns_what_to_expect(model_path, config, make_samples) -> Non
     metrics = [learner.train(make_samples()) for _ in range(6)]
 
     assert metrics[-1]["critic_loss"] < 0.7 * metrics[0]["critic_loss"]
+    assert metrics[0]["critic_explained_variance"] == metrics[0]["critic_clip_fraction"] == 0.0
+    assert metrics[-1]["critic_explained_variance"] > 0.05
     assert {"critic", "critic_optimizer"} <= learner.snapshot().tensors.keys()
+
+
+def test_a_critic_that_has_moved_as_far_as_it_may_is_told_of(model_path, config, make_samples) -> None:
+    settings = config(algorithm={"advantage": "gae"}, critic={"value_clip": 1e-6}, trainer={"epochs": 2})
+    metrics = Learner(settings, model_path).train(make_samples())
+    assert 0.0 < metrics["critic_clip_fraction"] <= 0.5, "in the second of two updates"
 
 
 def test_the_weight_of_a_kl_in_the_reward_adapts_and_is_kept(model_path, config, make_samples) -> None:
