@@ -34,6 +34,8 @@ START_S = 60.0
 """For the broker to open its files and say where it listens."""
 LEAVE_S = 15.0
 """For children to leave once the run is over."""
+PART_S = 5.0
+"""For those that told the broker so to end, once it has ended itself; vLLM takes seconds."""
 LAST_WORDS_S = 2.0
 """For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
@@ -70,7 +72,7 @@ class Supervisor:
         self._link: Link | None = None
         """To the broker, if it was met."""
         self._news: list[Exited] = []
-        """What the broker could not hear, because it is the one it is about."""
+        """What the broker could not hear: it was not there yet, or it is the one it is about."""
         self._ended: asyncio.Future[str]
         """The cause; empty if the run is complete."""
         self._has_begun = False
@@ -232,11 +234,13 @@ class Supervisor:
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         await self._tell(Exited("the run", "was interrupted", restarting=False))
-        await asyncio.sleep(LAST_WORDS_S if self._link else 0)
+        await asyncio.sleep(LAST_WORDS_S)
         self._end("the run was interrupted")
 
     async def _tell(self, message: Exited) -> None:
-        if self._link is not None:
+        if self._link is None:
+            self._news.append(message)
+        else:
             with contextlib.suppress(LinkError):
                 await self._link.send(message)
 
@@ -258,10 +262,18 @@ class Supervisor:
         told = self._ended.done() and self._link is not None
         if self._link is not None:
             await leave(self._link, "done")
-        running = [asyncio.create_task(child.wait()) for child in self._children if told and child.pid]
-        if running:
-            await asyncio.wait(running, timeout=LEAVE_S)
+        if told:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await asyncio.gather(self._nodes_leave(), *(child.wait() for child in self._trackers if child.pid))
         for child in self._trackers:
             if child.pid:
                 self._screen.say(f"{child.name} has not finished; asyncrl track goes on where it stopped")
         await asyncio.gather(*(child.end(drain_s=2.0) for child in self._children))
+
+    async def _nodes_leave(self) -> None:
+        """The broker waits for all that it knows. Whom it does not know is still loading, and hears of no end."""
+        broker, *others = (child for child in self._children if child.pid and child not in self._trackers)
+        await broker.wait()
+        if others:
+            await asyncio.wait([asyncio.create_task(child.wait()) for child in others], timeout=PART_S)

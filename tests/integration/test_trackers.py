@@ -4,6 +4,9 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+STEPS = 300
+"""Enough for trackers to start, fail and start again meanwhile."""
+
 TRACKER = """
 import json
 import os
@@ -58,10 +61,13 @@ def own(tmp_path_factory) -> str:
 
 def test_trackers_that_raise_hang_and_die_stop_no_run(start_run, own):
     use = [f"{own}:{manner}" for manner in ("refuses", "hangs", "dies")]
-    run = start_run(f"trackers.use={use}", "trackers.timeout_s=1", "supervisor.max_restarts=1", steps=6).end()
+    run = start_run(f"trackers.use={use}", "trackers.timeout_s=1", "supervisor.max_restarts=1", steps=STEPS)
+    for manner in ("refuses", "hangs", "dies"):
+        run.until(lambda manner=manner: run.happened("node.exited", f"tracker-{manner}"))
+    run.end()
 
     assert run.code == 0, (run.errors, run.output)
-    assert (run.summary.status, run.summary.steps) == ("finished", 6)
+    assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
     refused = run.happened("node.exited", "tracker-refuses")
     assert [event["restarting"] for event in refused] == [True, False]
     assert "refuses.start: OSError: no network" in refused[0]["cause"]
@@ -70,7 +76,6 @@ def test_trackers_that_raise_hang_and_die_stop_no_run(start_run, own):
     assert "tracker-refuses exited with 70" in run.output
 
 
-@pytest.mark.slow
 def test_a_tracker_that_does_not_finish_is_left_behind_and_can_be_gone_on_with(start_run, own):
     run = start_run(f"trackers.use=['{own}:lingers']", steps=2).end()
     assert run.code == 0, (run.errors, run.output)
