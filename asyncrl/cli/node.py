@@ -74,7 +74,7 @@ def main(
 
 
 def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: str | None, run_dir: Path | None) -> Job:
-    from asyncrl.node.broker import create_directory, run_broker
+    from asyncrl.node.broker import collect_rarely, create_directory, run_broker
     from asyncrl.observe.atomic import replacing
     from asyncrl.observe.disk import needed
     from asyncrl.observe.run_directory import RunDirectory
@@ -94,6 +94,7 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
             unfinished.write_text(at + "\n")
 
     async def job(stopping: asyncio.Event) -> None:
+        collect_rarely()
         await run_broker(config, directory, bind=bind, listening=listening, stopping=stopping)
 
     return job

@@ -56,6 +56,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
+from asyncrl.node.broker import collect_rarely
 from asyncrl.run_file import decode
 
 GROUP_SIZE = 8
@@ -99,6 +100,7 @@ async def cost(processes: Processes, num_nodes: int, num_groups: int) -> Cost:
 
 
 def play(num_nodes: str, num_groups: str, directory: str) -> None:
+    collect_rarely()
     cluster = Cluster(int(num_nodes), Path(directory))
     cluster.begin()
     join_s = cluster.spent_s["join"]
