@@ -164,12 +164,15 @@ class Adapter:
         Args:
             forget: What was computed with the old ones: running requests compute their keys and values again.
         """
+        calls = []
         if hasattr(self._llm, "update_weight_version"):  # Since 0.28; what the host sees in vLLM's own outputs.
-            await self._call("label its weights", self._llm.update_weight_version(str(policy_version)))
+            calls.append(self._call("label its weights", self._llm.update_weight_version(str(policy_version))))
         if forget:
-            await self._call("forget", self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
+            reset = self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+            calls.append(self._call("forget", reset))
         if self._llm.model_config.is_multimodal_model:
-            await self._call("forget", self._llm.reset_encoder_cache())
+            calls.append(self._call("forget", self._llm.reset_encoder_cache()))
+        await asyncio.gather(*calls)
 
     async def call_workers(self, method: str, argument: object) -> None:
         """Call a method of every worker's extension. Raises `EngineError` with what it raised."""

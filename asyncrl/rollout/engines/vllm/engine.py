@@ -13,6 +13,7 @@ Invariants:
    ``kv="keep"`` a request that has not written yet begins anew, and shares its prefix with those of its version only.
 """
 
+import asyncio
 import math
 import uuid
 from collections.abc import Mapping
@@ -232,8 +233,10 @@ class VllmEngine:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
         if weights:
             raise EngineError("vLLM's workers receive weights by themselves; swap takes none", retryable=False)
-        await self._adapter.call_workers("asyncrl_swap", policy_version)
-        await self._adapter.renew(policy_version, forget=self._kv == "recompute")
+        await asyncio.gather(  # In any order, for nothing is computed; each round trip would lengthen the pause.
+            self._adapter.call_workers("asyncrl_swap", policy_version),
+            self._adapter.renew(policy_version, forget=self._kv == "recompute"),
+        )
         self.policy_version, self._salt = policy_version, uuid.uuid4().hex
         for job in self._jobs:
             num_written = self._adapter.num_written(job.id) or 0

@@ -62,7 +62,7 @@ def test_a_vllm_that_would_give_wrong_results_is_refused_with_what_to_do(changed
     ],
 )
 def test_a_death_is_told_with_its_cause(dead, message):
-    assert str(asyncio.run(Adapter(dead)._death())) == message
+    assert str(asyncio.run(Adapter(dead).death())) == message
 
 
 def test_sampling_is_said_in_vllms_words():

@@ -57,7 +57,7 @@ def test_versions_agree_with_vllms_own_account_however_late_the_reader(make_engi
 
     async def scenario() -> list[Completion]:
         blocking = asyncio.create_task(block())
-        requests = [request(3 + n % 50, seed=n, max_tokens=120 + n) for n in range(48)]
+        requests = [request(3 + n % 50, seed=n, max_tokens=200 + n) for n in range(48)]
         tasks = [asyncio.create_task(engine.generate(req)) for req in requests]
         for version in (1, 2, 3, 4, 5):
             await asyncio.sleep(0.15)
