@@ -11,7 +11,7 @@ and stops when its task is cancelled.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import structlog
@@ -19,13 +19,12 @@ import structlog
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.payloads import PayloadClient
-from asyncrl.broker import step_report
 from asyncrl.broker.departures import DepartureBook
-from asyncrl.broker.gap_alarm import GapAlarm
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.records import AnyRecord, NodeEvent
 from asyncrl.broker.rendezvous import Rendezvous
+from asyncrl.broker.run_report import RunReport
 from asyncrl.broker.sample_files import SampleFiles
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config import Config, to_json
@@ -51,7 +50,7 @@ from asyncrl.messages import (
     ToBroker,
     Welcome,
 )
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
 
 log = structlog.get_logger()
@@ -99,15 +98,10 @@ class BrokerActor:
         self._spool_address = spool_address
         self._broker_epoch = broker_epoch
         self._clock = clock
-        metrics = directory.read_metrics()
-        self._started_s = clock() - _last_time_s([*metrics, *directory.read_events()])
+        self._report = RunReport(config, scheduler, directory, clock)
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
         self._plan: tuple[str, str] | None = None
-        self._waits = step_report.WaitShares()
-        self._swaps = step_report.Swaps()
-        self._totals = step_report.Totals(metrics)
-        self._gap_alarm = GapAlarm(config, metrics)
         self._dirty = asyncio.Event()
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
@@ -117,7 +111,6 @@ class BrokerActor:
         """A message was taken in or time passed: whoever waits for everybody to leave looks again."""
         self._ended = asyncio.Event()
         self._cause = ""
-        self._is_concluded = False
 
     async def run(self) -> None:
         """
@@ -127,7 +120,7 @@ class BrokerActor:
             RunFailed: It ended early; the message is the cause.
         """
         kind = "run.started" if self._broker_epoch == 1 else "run.resumed"
-        self._event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
+        self._report.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -141,12 +134,12 @@ class BrokerActor:
             cause = group.exceptions[0]
             is_ours = isinstance(cause, AsyncrlError)
             self._cause = self._cause or (str(cause) if is_ours else f"{type(cause).__name__}: {cause}")
-            self._conclude()
+            self._cause = self._report.conclude(self._cause)
             self._announce_end()
             if is_ours:
                 raise RunFailed(self._cause) from cause
             raise
-        self._conclude()
+        self._cause = self._report.conclude(self._cause)
         if self._cause:
             raise RunFailed(self._cause)
 
@@ -228,7 +221,7 @@ class BrokerActor:
             case Exited():
                 self._exited(message)
             case Live():
-                self._swaps.add(message)
+                self._report.swapped(message)
                 self._scheduler.handle(peer, message, self._clock())
             case _:
                 self._scheduler.handle(peer, message, self._clock())
@@ -276,30 +269,20 @@ class BrokerActor:
                 self._reject(peer, node.name, reason)
                 self._scheduler.left(peer, reason, self._clock())
                 return
-        self._event("node.ready", node=node.name, role=node.role)
+        self._report.event("node.ready", node=node.name, role=node.role)
         self._scheduler.handle(peer, message, self._clock())
 
     def _reject(self, peer: str, name: str, reason: str) -> None:
-        self._event("node.rejected", node=name, cause=reason)
+        self._report.event("node.rejected", node=name, cause=reason)
         self._hub.send(peer, Reject(reason))
 
     def _stepped(self, peer: str, stepped: Stepped) -> None:
         """One line and one file a step: a resumed trainer repeats the steps since its checkpoint."""
         if self._scheduler.nodes.heard(peer, self._clock()) is None:
             return
-        if stepped.step in self._totals:
-            self._event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
-            return
         groups = self._scheduler.batches.taken(stepped.step) or []
-        wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        time_s, max_lag = self._clock() - self._started_s, self._config.schedule.max_lag
-        line = step_report.line(stepped, groups, wait, time_s, max_lag)
-        line |= self._scheduler.filtering.metrics(stepped.step)
-        line |= self._swaps.of(self._scheduler.publishing.live_version)
-        self._totals.add(line)
-        self._directory.append_metrics(line)
-        if alarm := self._gap_alarm.check(line):
-            self._event("logprob_gap.exceeded", **alarm)
+        if (line := self._report.step(stepped, groups)) is None:
+            return
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
@@ -310,7 +293,7 @@ class BrokerActor:
         if isinstance(node, str):
             self._hub.send(peer, Drained(name, node))
             return
-        self._event("node.draining", node=name, asked_by=peer)
+        self._report.event("node.draining", node=name, asked_by=peer)
         self._hub.send(node.peer, Drain(name))
 
     def _departed(self, event: Event) -> None:
@@ -320,14 +303,12 @@ class BrokerActor:
             self._hub.send(asker, Drained(fields["node"], problem))
 
     def _exited(self, message: Exited) -> None:
-        self._event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
+        self._report.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
         for node in [n for n in self._scheduler.nodes.all() if n.name == message.node]:
             self._hub.forget(node.peer)
             self._scheduler.left(node.peer, message.cause, self._clock())
-
-    # ── files ───────────────────────────────────────────────────────────────────────────────
 
     def _in_background(self, coroutine: Any) -> None:
         if self._tasks is None:
@@ -336,16 +317,12 @@ class BrokerActor:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _event(self, kind: str, **fields: Any) -> None:
-        log.info(kind, **fields)
-        self._directory.append_event(kind, **fields, time_s=round(self._clock() - self._started_s, 3))
-
     # ── out ─────────────────────────────────────────────────────────────────────────────────
 
     def _flush(self) -> None:
         outbox, records, events = self._scheduler.drain()
         for event in events:
-            self._event(event.kind, **event.fields)
+            self._report.event(event.kind, **event.fields)
             self._unwritten.extend(_node_record(event))
             if event.kind in ("node.left", "node.lost"):
                 self._departed(event)
@@ -363,7 +340,7 @@ class BrokerActor:
         """Tell everybody, and give them time to leave."""
         if self._background:
             await asyncio.wait(self._background, timeout=GOODBYE_S)
-        self._conclude()
+        self._cause = self._report.conclude(self._cause)
         self._announce_end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
@@ -377,47 +354,6 @@ class BrokerActor:
             if node.role == "supervisor":
                 message = Finished("failed" if self._cause else "finished", self._cause)
             self._hub.send(node.peer, message)
-
-    def _conclude(self) -> None:
-        """Write the summary, once; a disk that does not take it is a cause by itself, if there was none before."""
-        if self._is_concluded:
-            return
-        self._is_concluded = True
-        try:
-            self._write_summary()
-        except RunFailed as failure:
-            log.error("summary.unwritten", cause=str(failure))
-            self._cause = self._cause or str(failure)
-
-    def _write_summary(self) -> None:
-        """One that lies there is of an earlier life of this run."""
-        # An evaluation in which every prompt failed measured nothing.
-        results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
-        self._event("run.finished", status="failed" if self._cause else "finished", cause=self._cause)
-        self._directory.write_summary(
-            Summary(
-                name=self._directory.path.name,
-                status="failed" if self._cause else "finished",
-                cause=self._cause,
-                seed=self._config.run.seed,
-                steps=self._totals.steps,
-                steps_planned=self._config.run.steps,
-                versions=max(self._scheduler.publishing.live_version, 0),
-                wall_s=round(self._clock() - self._started_s, 3),
-                base_accuracy=next((r.accuracy for r in results if r.policy_version == 0), None),
-                held_out_accuracy=results[-1].accuracy if results else None,
-                trained_tokens=self._totals.tokens,
-                staleness_mean=self._totals.staleness_mean,
-                staleness_max=self._totals.staleness_max,
-                logprob_gap_mean=self._totals.logprob_gap_mean,
-                logprob_gap_max=self._totals.logprob_gap_max,
-            )
-        )
-
-
-def _last_time_s(lines: Sequence[Mapping[str, Any]]) -> float:
-    """How long earlier lives of this run's broker have lasted together, by what they wrote."""
-    return max((float(line["time_s"]) for line in lines if "time_s" in line), default=0.0)
 
 
 _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
