@@ -18,6 +18,7 @@ class Part(Section, frozen=True, kw_only=True):
 class Whole(Section, frozen=True, kw_only=True):
     one: Part
     many: list[Part] = []
+    free: dict[str, str] = {}
 
 
 def test_sections_in_lists_are_as_strict_as_others() -> None:
@@ -33,6 +34,7 @@ def test_sections_in_lists_are_as_strict_as_others() -> None:
         ({"one": {}}, "missing key 'one.size': it has no default"),
         ({"one": {"size": "x"}}, "one.size: expected `int`, got 'x'"),
         ({"one": {"size": 1}, "many": [{"size": []}]}, "many[0].size: expected `int`, got []"),
+        ({"one": {"size": 1}, "free": {"key": "SECRET", "b": 1}}, "free[...]: expected `str`, got `int`"),
         ({"one": {"size": 1, "colour": "green"}}, "one.colour: expected one of 'red', 'blue', got 'green'"),
         (
             {"one": {"size": 1}, "many": [{"size": 1, "colour": "green"}]},

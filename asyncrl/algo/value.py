@@ -7,6 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Of numbers that are added up, as a share of them."""
+
 
 class ValueLoss(NamedTuple):
     """Losses of N tokens, and what is worth knowing about them."""
@@ -49,7 +52,11 @@ def explained_variance(values: NDArray[np.float64], returns: NDArray[np.float64]
         returns: [N] what they should have been.
 
     Returns:
-        1 for all of it, 0 for none, less for worse than a constant; 0 if returns do not differ.
+        1 for all of it, 0 for none, less for worse than a constant; 0 if returns differ by no more than rounding.
     """
-    variance = float(np.var(returns)) if len(returns) else 0.0
-    return 1.0 - float(np.var(returns - values)) / variance if variance else 0.0
+    if not len(returns):
+        return 0.0
+    variance = float(np.var(returns))
+    if variance <= ROUNDING**2 * float(np.square(returns).mean()):
+        return 0.0
+    return 1.0 - float(np.var(returns - values)) / variance

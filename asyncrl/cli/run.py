@@ -219,7 +219,7 @@ def _say_where(console: Console, directory: RunDirectory, summary: Summary, *, m
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
     ]
     if summary.status == "failed" and may_go_on:
-        lines.append(f"to go on    asyncrl resume {directory.path}")
+        lines.append(f"resume      asyncrl resume {directory.path}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

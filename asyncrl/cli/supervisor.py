@@ -35,7 +35,7 @@ START_S = 60.0
 LEAVE_S = 15.0
 """For children to leave once the run is over."""
 PART_S = 5.0
-"""For those that told the broker so to end, once it has ended itself; vLLM takes seconds."""
+"""For nodes to end once the broker has: they have said goodbye to it, and vLLM then takes seconds."""
 LAST_WORDS_S = 2.0
 """For the broker to say how the run ended, after it was told that it cannot go on, or that a node has left."""
 NODE = "supervisor-0"
@@ -272,8 +272,9 @@ class Supervisor:
         await asyncio.gather(*(child.end(drain_s=2.0) for child in self._children))
 
     async def _nodes_leave(self) -> None:
-        """The broker waits for all that it knows. Whom it does not know is still loading, and hears of no end."""
-        broker, *others = (child for child in self._children if child.pid and child not in self._trackers)
-        await broker.wait()
-        if others:
-            await asyncio.wait([asyncio.create_task(child.wait()) for child in others], timeout=PART_S)
+        """The broker waits for all that it knows. Who is still loading then hears of no end: nobody waits for it."""
+        broker, *others = (child for child in self._children if child not in self._trackers)
+        if broker.pid:
+            await broker.wait()
+        if leaving := [asyncio.create_task(child.wait()) for child in others if child.pid]:
+            await asyncio.wait(leaving, timeout=PART_S)

@@ -32,12 +32,12 @@ log = structlog.get_logger()
 SPOOL = "spool"
 
 COLLECT_AFTER = 100_000
-"""Objects more than before, until Python looks for rubbish that refers to itself. Its own 700 are soon there, and the
-rules leave no such rubbish."""
+"""How many more objects there must be before Python looks for cycles. Its default, 700, is reached all the time, and
+the rules leave no cycles."""
 
 
 def collect_rarely() -> None:
-    """Let a broker's process look seldom through what it knows of all nodes and groups: it would find nothing."""
+    """Let a broker's process seldom look through all that it knows of nodes and groups for cycles: there are none."""
     gc.set_threshold(COLLECT_AFTER)
 
 

@@ -83,8 +83,7 @@ def group_of(trainer: Trainer, store: Path, *, rank: int, is_over: Callable[[], 
     Raises:
         RankDied: They did not come.
     """
-    timeout_s, kind = COLLECTIVE_S, trainer.device
-    return Group(store, rank=rank, size=trainer.ranks, timeout_s=timeout_s, kind=kind, is_over=is_over)
+    return Group(store, rank=rank, size=trainer.ranks, timeout_s=COLLECTIVE_S, kind=trainer.device, is_over=is_over)
 
 
 async def _first(

@@ -91,7 +91,7 @@ class Retention:
 
     def tidy(self) -> None:
         """
-        Name the best, and remove what need not stay. Only once this process has written a checkpoint: of older ones
+        Name the best, and remove what need not stay. Only after this process has written a checkpoint: of older ones
         nobody knows whether they can still be read.
 
         Raises:

@@ -120,7 +120,8 @@ class GroupKeeper:
         """
         Give up what has not begun to move, let the rest end by its deadline, and end the thread. Idempotent.
 
-        A connection that is just being made cannot be given up. It is left alone, and ends by its deadline.
+        A connection that is just being made cannot be given up. It is left alone, and ends by its deadline, if the
+        library knows one (see `group`); the process, if it ends meanwhile, waits for it.
         """
         if self._closed:
             return

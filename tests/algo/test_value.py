@@ -65,3 +65,4 @@ def test_explained_variance_is_the_share_of_it_that_was_foreseen(values, share) 
 def test_returns_that_do_not_differ_have_nothing_to_explain() -> None:
     assert explained_variance(np.array([1.0, 2.0]), np.array([3.0, 3.0])) == 0.0
     assert explained_variance(np.zeros(0), np.zeros(0)) == 0.0
+    assert explained_variance(np.array([1.0, 2.0]), np.array([0.1 + 0.2, 0.3])) == 0.0, "but for rounding"

@@ -39,7 +39,7 @@ def test_ctrl_c_ends_every_process_and_says_interrupted(start_run):
     assert (run.summary.status, run.summary.cause) == ("failed", "the run was interrupted")
     assert run.summary.steps >= 2
     assert run.directory.report.exists()
-    assert run.output.splitlines()[-1] == "to go on    asyncrl resume runs/toy"
+    assert run.output.splitlines()[-1] == "resume      asyncrl resume runs/toy"
     assert not [pid for pid in pids if is_alive(pid)]
 
 

@@ -159,7 +159,7 @@ class Adapter:
 
     async def renew(self, policy_version: int, *, forget: bool) -> None:
         """
-        Tell vLLM that its weights are other ones now. Only while paused.
+        Tell vLLM that its weights are other ones now, or will be before it is resumed. Only while paused.
 
         Args:
             forget: What was computed with the old ones: running requests compute their keys and values again.
@@ -197,6 +197,8 @@ class Adapter:
             if process.exitcode is not None:
                 break
             await asyncio.sleep(EXITED_S / 20)
+        else:
+            return EngineDied(f"vLLM's engine core (pid {process.pid}) does not answer; its own account is above")
         return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {_cause(process.exitcode)}")
 
     # ── inner parts ─────────────────────────────────────────────────────────────────────────
@@ -265,7 +267,5 @@ def _check(llm: AsyncLLM) -> None:
         )
 
 
-def _cause(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "its own account is above"
+def _cause(exitcode: int) -> str:
     return f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}, its own account is above"

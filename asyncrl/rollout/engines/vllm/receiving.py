@@ -62,6 +62,8 @@ class ReceivingEnd(threading.Thread):
             answer = Transferred(epoch, version, await self.receiver.transfer(transfer), 0)
         except TransferError as error:
             answer = TransferFailed(epoch, version, str(error))
+        except Exception as error:  # noqa: BLE001  vLLM's loader may raise anything; a worker that is silent would seem dead
+            answer = TransferFailed(epoch, version, f"{type(error).__name__}: {error}")
         with contextlib.suppress(ConnectionError):  # The node hung up meanwhile: it has begun another session.
             await self._send(answer)
 

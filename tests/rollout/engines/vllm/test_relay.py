@@ -120,6 +120,26 @@ def test_a_worker_that_is_gone_ends_the_engine_at_the_next_transfer_and_in_the_m
     asyncio.run(play())
 
 
+def test_whatever_a_worker_raises_is_its_answer_and_the_next_transfer_may_work():
+    async def play() -> None:
+        async with engine() as (publisher, receiver, workers):
+            receives = workers.ends[0].receiver.transfer
+
+            async def raises(order: Transfer) -> float:
+                await receives(order)
+                raise KeyError("embed")
+
+            workers.ends[0].receiver.transfer = raises
+            publisher.stage(1, tensors(1).items())
+            with pytest.raises(TransferError, match="worker [01] of the engine: KeyError: 'embed'"):
+                await asyncio.gather(publisher.transfer(order(1)), receiver.transfer(order(1)))
+            workers.ends[0].receiver.transfer = receives
+            publisher.stage(2, tensors(2).items())
+            await asyncio.gather(publisher.transfer(order(2, epoch=2)), receiver.transfer(order(2, epoch=2)))
+
+    asyncio.run(play())
+
+
 def test_a_worker_that_does_not_answer_is_named_after_the_deadline(monkeypatch):
     monkeypatch.setattr(relay, "GRACE_S", SHORT_S)
 
