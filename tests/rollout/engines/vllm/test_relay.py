@@ -131,7 +131,7 @@ def test_whatever_a_worker_raises_is_its_answer_and_the_next_transfer_may_work()
 
             workers.ends[0].receiver.transfer = raises
             publisher.stage(1, tensors(1).items())
-            with pytest.raises(TransferError, match="worker [01] of the engine: KeyError: 'embed'"):
+            with pytest.raises(TransferError, match=r"worker [01] of the engine: KeyError: 'embed'"):
                 await asyncio.gather(publisher.transfer(order(1)), receiver.transfer(order(1)))
             workers.ends[0].receiver.transfer = receives
             publisher.stage(2, tensors(2).items())
