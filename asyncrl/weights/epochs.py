@@ -131,8 +131,8 @@ class GroupKeeper:
             self._store.abandon(CLOSING)
             limit_s = LEAVE_S
         closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close, list(self._groups))
-        self._thread.shutdown(wait=False)
-        await asyncio.wait([closing], timeout=limit_s)
+        closed, _ = await asyncio.wait([closing], timeout=limit_s)
+        self._thread.shutdown(wait=bool(closed))
 
     # ── on the thread ───────────────────────────────────────────────────────────────────────
 

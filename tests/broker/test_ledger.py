@@ -195,7 +195,7 @@ def test_a_full_disk_is_told_to_every_waiter_and_to_later_callers(tmp_path: Path
     async def run() -> None:
         ledger = Ledger(path)
         await ledger.commit([admitted(0)])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # less than one of them
         try:
             big = [ledger.append([admitted(i) for i in range(1000 * call, 1000 * call + 900)]) for call in range(1, 4)]
             outcomes = await asyncio.gather(*big, return_exceptions=True)
