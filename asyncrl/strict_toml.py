@@ -151,12 +151,13 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section]) -> str:
     if "missing required field" in what:
         missing = what.rpartition("`")[0].rpartition("`")[2]
         return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+    said = what[0].lower() + what[1:]
     if "[...]" in key:  # Inside a table of any keys, of which msgspec does not say which one.
-        return f"{key}: {what[0].lower()}{what[1:]}"
+        return f"{key}: {said}"
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(_fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
-    return f"{key}: {what[0].lower()}{what[1:].partition(', got')[0]}, got {value!r}"
+    return f"{key}: {said.partition(', got')[0]}, got {value!r}"
 
 
 def _at(raw: Any, key: str) -> Any:

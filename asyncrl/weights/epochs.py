@@ -133,6 +133,8 @@ class GroupKeeper:
         closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close, list(self._groups))
         closed, _ = await asyncio.wait([closing], timeout=limit_s)
         self._thread.shutdown(wait=bool(closed))
+        if closed:
+            closing.result()
 
     # ── on the thread ───────────────────────────────────────────────────────────────────────
 

@@ -195,11 +195,9 @@ class Adapter:
             return EngineDied("vLLM's engine core died; its own account is above")
         for _ in range(20):
             if process.exitcode is not None:
-                break
+                return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {_cause(process.exitcode)}")
             await asyncio.sleep(EXITED_S / 20)
-        else:
-            return EngineDied(f"vLLM's engine core (pid {process.pid}) does not answer; its own account is above")
-        return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {_cause(process.exitcode)}")
+        return EngineDied(f"vLLM's engine core (pid {process.pid}) does not answer; its own account is above")
 
     # ── inner parts ─────────────────────────────────────────────────────────────────────────
 
