@@ -11,7 +11,8 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages import Prompt, Sampling
-from asyncrl.reward.verifier import Sample, resolve, verdict_of
+from asyncrl.reward.catalog import resolve
+from asyncrl.reward.verifier import Sample, verdict_of
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 

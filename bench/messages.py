@@ -2,7 +2,7 @@
 How fast trajectories travel from a rollout to the trainer, beside two actor runtimes, bare ZeroMQ and
 the bare disk, in the same run.
 
-    python bench/messages.py [--seconds 3] [--rounds 3] [--batches 1,16,64] [--peers ray,xoscar,zmq,disk]
+    python bench/messages.py [--seconds 3] [--rounds 3] [--batches 1,16,64] [--peers ray,xoscar,zmq,log,disk]
                              [--directory DIR]
 
 Everybody carries the same payloads (20 kB, 2,560 tokens) through a process in the middle, in batches, over loopback,
@@ -12,9 +12,10 @@ from one producer to one consumer that decodes each of them. What else they do d
     spool              the data plane alone: Put, sync to disk, Stored, Fetch, checksums; no broker
     spool in memory    the same on a memory file system: like the peers, it keeps nothing if the machine stops
 
-Peers keep nothing on disk, lose what they hold when they die, and neither lease, grade nor count. The disk alone sends
-nothing: one process appends the same batches to a file in the same directory, and syncs after each of them, or once
-for a whole window of them. However little else it does, a log that syncs so cannot take more trajectories than that.
+Peers keep nothing on disk, lose what they hold when they die, and neither lease, grade nor count; two limits stand
+beside them. The bare log is a relay that syncs what it hands on and does nothing else: the floor of what is durable, on
+these cores and this disk. The disk alone sends nothing: one process appends the same batches to a file in the same
+directory, and syncs after each of them, or once for a whole window of them.
 
 Contenders take turns, every measurement with fresh processes; each figure is the median of the rounds.
 ``middle_cpu_us`` is the CPU that the process in the middle spends on one trajectory, which other load on the machine
@@ -58,6 +59,7 @@ PEERS = [
     Peer("ray", "ray", "peers.ray_queue", {"ray queue": "flow", "ray queue, 4 gets in flight": "eager_flow"}),
     Peer("xoscar", "xoscar", "peers.xoscar_queue", {"xoscar": "flow"}),
     Peer("zmq", "zmq", "peers.raw_zmq", {"raw zmq relay": "flow"}),
+    Peer("log", "zmq", "peers.bare_log", {"bare log": "flow"}, answers=False),
     Peer(
         "disk",
         "os",

@@ -71,7 +71,7 @@ def main(name: str, device: str, num_tokens: int, spread: float, peak_tflops: fl
         started_s = time.perf_counter()
         for places in micro_batches(lengths, max(16384, *lengths)):
             batch = collate([samples[place] for place in places], device=torch.device(device))
-            policy.score(batch, temperature=1.0).logprobs.sum().backward()
+            policy.score(batch, temperature=1.0).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters().values(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

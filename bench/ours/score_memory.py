@@ -45,7 +45,7 @@ def main(num_tokens: int, vocabulary: int, way: str) -> None:
     states = torch.randn(num_tokens, HIDDEN, requires_grad=True)
     head = torch.randn(vocabulary, HIDDEN, requires_grad=True)
     score = {"ours": ours, "whole": whole}[way]
-    score(states, head, torch.randint(vocabulary, (num_tokens,))).sum().backward()
+    score(states, head, torch.randint(vocabulary, (num_tokens,))).sum().backward()  # type: ignore[no-untyped-call]
     sys.stdout.write(f"{peak_mb() - before:.0f} {time.perf_counter() - started_s:.2f}\n")
 
 

@@ -16,12 +16,12 @@ def main(work: ragged.Work) -> ragged.Timed:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     rewards = torch.tensor(work.rewards).view(-1, ragged.GROUP_SIZE)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
-    places = torch.arange(len(work.completions)).split(work.rows)
+    places = torch.arange(len(work.completions)).split(work.rows)  # type: ignore[no-untyped-call]
     num_tokens = sum(map(len, work.completions))
 
     def step() -> None:
         for rows in places:
-            (loss(model, work, rows.tolist(), advantages[rows]) / num_tokens).backward()
+            (loss(model, work, rows.tolist(), advantages[rows]) / num_tokens).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -45,7 +45,8 @@ def loss(model: torch.nn.Module, work: ragged.Work, places: list[int], advantage
     logprobs = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), completions.long(), reduction="none")
     ratio = (logprobs - behavior).exp()
     pushes = torch.minimum(ratio * advantages[:, None], ratio.clamp(0.8, 1.28) * advantages[:, None])
-    return -(pushes * mask).sum()
+    summed: Tensor = (pushes * mask).sum()
+    return -summed
 
 
 if __name__ == "__main__":

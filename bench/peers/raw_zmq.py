@@ -42,7 +42,7 @@ async def round_trips(processes: Processes, seconds: float) -> list[float]:
 
 
 def relay(address: str) -> None:
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.bind(address)
     while True:
@@ -51,7 +51,7 @@ def relay(address: str) -> None:
 
 
 def produce(address: str, batch: str) -> None:
-    socket = _dealer(address, PRODUCER)
+    socket = dealer(address, PRODUCER)
     frames = [b"".join(some) for some in batches(int(batch))]
     turn = 0
     while True:
@@ -61,7 +61,7 @@ def produce(address: str, batch: str) -> None:
 
 
 def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str) -> None:
-    socket = _dealer(address, CONSUMER)
+    socket = dealer(address, CONSUMER)
     num = int(batch)
     meter = Meter(float(seconds), int(relay_pid))
     window = max(MIN_BATCHES, WINDOW // num)
@@ -69,7 +69,7 @@ def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str)
     socket.send(str(window).encode())
     owed = 0
     while meter.rate is None:
-        body = memoryview(socket.recv(copy=False))
+        body = socket.recv(copy=False).buffer
         size = len(body) // num
         for first in range(0, len(body), size):
             decode(body[first : first + size])
@@ -82,14 +82,14 @@ def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str)
 
 
 def echo(address: str) -> None:
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.bind(address)
     while True:
         socket.send_multipart(socket.recv_multipart())
 
 
 def call(address: str, seconds: str, result: str) -> None:
-    socket = _dealer(address, b"caller")
+    socket = dealer(address, b"caller")
     took_s: list[float] = []
     ends_s = time.perf_counter() + float(seconds)
     while (start_s := time.perf_counter()) < ends_s:
@@ -99,8 +99,9 @@ def call(address: str, seconds: str, result: str) -> None:
     report(result, took_s)
 
 
-def _dealer(address: str, name: bytes) -> "zmq.Socket[bytes]":
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+def dealer(address: str, name: bytes) -> "zmq.Socket[bytes]":
+    """A peer of the process in the middle."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.connect(address)
     return socket

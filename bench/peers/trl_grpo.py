@@ -22,6 +22,7 @@ from lesson import Lesson, Weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from asyncrl.algo.losses.table import resolve_loss
 from asyncrl.config import Config
 from asyncrl.messages import Prompt
 from asyncrl.run_file import load
@@ -33,6 +34,7 @@ SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
     """The config in TRL's words."""
     schedule, sampling, algorithm = config.schedule, config.sampling, config.algorithm
+    loss = resolve_loss(algorithm.loss).settings
     return GRPOConfig(
         output_dir=output,
         use_cpu=True,
@@ -47,8 +49,8 @@ def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         loss_type="dapo",
-        epsilon=algorithm.clip_low,
-        epsilon_high=algorithm.clip_high,
+        epsilon=loss["clip_low"] if algorithm.clip_low is None else algorithm.clip_low,
+        epsilon_high=loss["clip_high"] if algorithm.clip_high is None else algorithm.clip_high,
         beta=algorithm.kl_coef,
         scale_rewards=SCALE_REWARDS[algorithm.advantage],
         max_grad_norm=config.trainer.grad_clip,
@@ -86,7 +88,7 @@ class Judge:
         return list(map(self._lesson.reward, asked, completions))
 
 
-class Timing(TrainerCallback):
+class Timing(TrainerCallback):  # type: ignore[misc]
     """Starts the clock with the first step, and stops it after each."""
 
     def __init__(self, watch: Stopwatch, judge: Judge) -> None:

@@ -48,7 +48,7 @@ class Given:
         return [self._work.rewards[place] for place in self._asked]
 
 
-class Marks(TrainerCallback):
+class Marks(TrainerCallback):  # type: ignore[misc]
     """When steps begin and end."""
 
     def __init__(self) -> None:

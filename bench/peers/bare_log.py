@@ -1,0 +1,111 @@
+"""
+The floor of what is durable: a log in the middle that keeps payloads before it hands them on, and nothing else.
+
+    producer ─ DEALER ─▶ ROUTER log ROUTER ─▶ DEALER ─ consumer         batch: one frame of checksums and payloads
+       ▲                      │ all that has come ─ writev ─ fdatasync ─▶ disk: now it goes on
+       └─────────────────── credit ──────────────────┘
+
+Three blocking processes and no names for anything: no leases, no grading, no accounts, no acknowledgements, nobody may
+die. It checks a checksum at the end, as we do. Who keeps a trajectory before it is used cannot do less on this machine.
+"""
+
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import zmq
+from meter import Meter, Rate
+from payloads import batches, decode
+from peers.raw_zmq import CONSUMER, MIN_BATCHES, PATIENCE_S, PRODUCER, WINDOW, dealer
+from processes import Processes, free_address, report
+
+SEGMENT_BYTES = 32 << 20
+MAX_BUFFERS = 1024
+CHECKSUM_BYTES = 4
+
+
+async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
+    """Trajectories a second through the log."""
+    address = free_address()
+    log = await processes.start(__name__, "keep", address, str(processes.path))
+    await processes.start(__name__, "produce", address, batch)
+    consumer = await processes.start(__name__, "consume", address, batch, seconds, log.pid or 0, str(processes.path))
+    return await processes.result(consumer, Rate, seconds + PATIENCE_S)
+
+
+def keep(address: str, directory: str) -> None:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(address)
+    while True:
+        with (Path(directory) / "segment").open("wb", buffering=0) as segment:
+            while segment.tell() < SEGMENT_BYTES:
+                frames = _gather(socket)
+                _write(segment.fileno(), [frame.buffer for frame in frames])
+                for frame in frames:
+                    socket.send_multipart([CONSUMER, frame], copy=False)
+
+
+def _gather(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """The batches that have come, at least one; credit goes on at once."""
+    arrived: list[zmq.Frame] = []
+    while True:
+        try:
+            sender, body = socket.recv_multipart(zmq.NOBLOCK if arrived else 0, copy=False)
+        except zmq.Again:
+            return arrived
+        if sender.bytes == PRODUCER:
+            arrived.append(body)
+            if len(arrived) == MAX_BUFFERS:
+                return arrived
+        else:
+            socket.send_multipart([PRODUCER, body], copy=False)
+
+
+def _write(fd: int, buffers: list[memoryview]) -> None:
+    if os.writev(fd, buffers) != sum(buffer.nbytes for buffer in buffers):
+        raise OSError("the disk took only part of a batch")
+    os.fdatasync(fd)
+
+
+def produce(address: str, batch: str) -> None:
+    socket = dealer(address, PRODUCER)
+    groups = batches(int(batch))
+    turn = 0
+    while True:
+        for _ in range(int(socket.recv())):
+            some = groups[turn % len(groups)]
+            checksums = struct.pack(f"<{len(some)}I", *map(zlib.crc32, some))
+            socket.send(b"".join([checksums, *some]), copy=False)
+            turn += 1
+
+
+def consume(address: str, batch: str, seconds: str, log_pid: str, result: str) -> None:
+    socket = dealer(address, CONSUMER)
+    num = int(batch)
+    meter = Meter(float(seconds), int(log_pid))
+    window = max(MIN_BATCHES, WINDOW // num)
+    time.sleep(0.5)  # The log refuses credit for a producer that has not connected yet.
+    socket.send(str(window).encode())
+    owed = 0
+    while meter.rate is None:
+        body = socket.recv(copy=False).buffer
+        checksums = struct.unpack_from(f"<{num}I", body)
+        payloads = body[CHECKSUM_BYTES * num :]
+        size = len(payloads) // num
+        for place, checksum in enumerate(checksums):
+            payload = payloads[place * size : (place + 1) * size]
+            if zlib.crc32(payload) != checksum:
+                raise ValueError("a payload is damaged")
+            decode(payload)
+        meter.add(num, len(body))
+        owed += 1
+        if owed >= window // 4:
+            socket.send(str(owed).encode())
+            owed = 0
+    report(result, meter.rate)
+
+
+CHILDREN = {"keep": keep, "produce": produce, "consume": consume}
