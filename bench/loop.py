@@ -129,7 +129,7 @@ def run_peer(  # noqa: PLR0917  all but the last are bound at once
     path.write_text(to_toml(config))
     command = [python, "-m", f"peers.{module}", str(path), *map(str, settings)]
     environment = {
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": f"{HERE}:{HERE.parent}",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

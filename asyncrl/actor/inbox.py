@@ -47,7 +47,7 @@ class Inbox(Generic[T]):
             LinkError: What `fail` was given, once the queue is empty.
         """
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._turn_ends_s:
+        if self._items and loop.time() >= self._turn_ends_s:
             await asyncio.sleep(0)
             self._turn_ends_s = loop.time() + TURN_S
         while not self._items:
@@ -55,6 +55,7 @@ class Inbox(Generic[T]):
                 raise self._error
             self._waiter = loop.create_future()
             await self._waiter
+            self._turn_ends_s = loop.time() + TURN_S
         item, num_bytes = self._items.popleft()
         self._bytes -= num_bytes
         return item

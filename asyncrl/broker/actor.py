@@ -102,7 +102,8 @@ class BrokerActor:
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
         self._plan: tuple[str, str] | None = None
-        self._dirty = asyncio.Event()
+        self._is_waited_for = asyncio.Event()
+        """A message waits for records to be on disk, or they have waited for a tick."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -168,12 +169,18 @@ class BrokerActor:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
+            self._is_waited_for.set()
 
     async def _write(self) -> None:
-        """Group commit: everything that came while the last transaction ran goes into the next one."""
+        """
+        Group commit: everything that came while the last transaction ran goes into the next one.
+
+        Records that no message waits for, most verdicts, go with the next that one does, or with the next tick: should
+        they be lost, what they tell of happens again.
+        """
         while True:
-            await self._dirty.wait()
-            self._dirty.clear()
+            await self._is_waited_for.wait()
+            self._is_waited_for.clear()
             unwritten, self._unwritten = self._unwritten, []
             unsent, self._unsent = self._unsent, []
             if unwritten:
@@ -332,8 +339,8 @@ class BrokerActor:
                 self._unsent.append(outgoing)
             else:
                 self._hub.send(outgoing.peer, outgoing.message)
-        if self._unwritten or self._unsent or self._scheduler.is_finished:
-            self._dirty.set()
+        if self._unsent or self._scheduler.is_finished:
+            self._is_waited_for.set()
         self._changed.set()
 
     async def _say_goodbye(self) -> None:

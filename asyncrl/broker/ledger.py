@@ -19,10 +19,11 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncrl.broker.ledger_file import open_writable, read_meta, write_meta
 from asyncrl.broker.ledger_tail import examine
@@ -31,8 +32,13 @@ from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 from asyncrl.observe.disk import REMEDY
 
 Row = tuple[str, str | None, bytes, int]
-INSERT_RECORD = "INSERT INTO records (kind, key, body, crc32) VALUES (?, ?, ?, ?)"
-INSERT_RETIRED = "INSERT INTO retired VALUES (?, ?)"
+RECORDS = "records (kind, key, body, crc32)"
+RETIRED = "retired"
+ROWS_AT_ONCE = 64
+"""
+Rows of one statement. Python gives its lock away for each statement, and while the broker computes, getting it back
+takes far longer than writing a row.
+"""
 
 
 class _Call(NamedTuple):
@@ -149,13 +155,20 @@ class Ledger:
             execute("BEGIN IMMEDIATE")
             self._refuse_if_succeeded()
             for call in calls:
-                self._connection.executemany(INSERT_RECORD, call.records)
-                self._connection.executemany(INSERT_RETIRED, call.retired)
+                self._insert(RECORDS, call.records)
+                self._insert(RETIRED, call.retired)
             execute("COMMIT")
             self.num_transactions += 1
         except sqlite3.IntegrityError as error:
             execute("ROLLBACK")
             raise BrokenInvariant(f"the ledger {self._path} refuses {self._counted_before(calls)}") from error
+
+    def _insert(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[first : first + ROWS_AT_ONCE]
+            row = f"({', '.join('?' * len(some[0]))})"
+            values = ", ".join([row] * len(some))
+            self._connection.execute(f"INSERT INTO {into} VALUES {values}", list(chain.from_iterable(some)))
 
     def _counted_before(self, calls: Sequence[_Call]) -> str:
         """What the database objected to, in words."""

@@ -3,7 +3,7 @@ Takes payloads off rollouts, puts them on disk, and hands them to rewards and th
 
     rollouts ── Put ──▶ waiting ──▶ writer thread: append all, one fsync ──▶ Stored to the broker
     reward, trainer ── Fetch ──▶ memory, else reader thread ──▶ Fetched
-    broker ── Trim ──▶ writer thread
+    broker ── Trim ──▶ writer thread forgets, reader thread removes
 
 While an fsync runs, puts gather; the next one covers them all, so that the disk is asked once for many payloads.
 What gathers is bounded by the leases the broker has given.
@@ -24,7 +24,7 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.errors import LedgerError, LinkClosed
 from asyncrl.messages import Bye, Fetch, Fetched, Put, PutItem, SpoolRef, Stop, Stored, StoredItem, Trim
 from asyncrl.spool.layout import Entry
-from asyncrl.spool.segments import Segments
+from asyncrl.spool.segments import Segments, remove
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ class SpoolActor:
             ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-write") as writer,
             ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-read") as reader,
         ):
-            await _first_to_end(self._serve(), self._follow(writer), self._store(writer), self._read(reader))
+            await _first_to_end(self._serve(), self._follow(writer, reader), self._store(writer), self._read(reader))
 
     async def _serve(self) -> None:
         """Hear the peers. Nothing here waits for the disk."""
@@ -88,13 +88,14 @@ class SpoolActor:
                 case _:
                     log.warning("spool.unexpected", peer=peer, message=type(message).__name__)
 
-    async def _follow(self, writer: ThreadPoolExecutor) -> None:
+    async def _follow(self, writer: ThreadPoolExecutor, reader: ThreadPoolExecutor) -> None:
         """Hear the broker."""
         async for message in self._link:
             match message:
                 case Trim(segment=segment):
-                    removed = await _in(writer, self._segments.trim, segment)
-                    log.info("spool.trimmed", spool=self._name, below=segment, files=removed)
+                    if trimmed := await _in(writer, self._segments.trim, segment):
+                        await _in(reader, remove, trimmed)
+                        log.info("spool.trimmed", spool=self._name, below=segment, files=len(trimmed))
                 case Stop():
                     return
 

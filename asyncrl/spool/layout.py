@@ -34,6 +34,10 @@ HEAD = struct.Struct("<4sIIIQ")
 CHECK = struct.Struct("<I")
 
 
+Key = tuple[Unit, int, Summary]
+"""What is stored once: a trajectory of one lease, as far as it is written."""
+
+
 class Entry(Value, frozen=True):
     """Whose payload this is: with its `Place` enough to say `Stored` again."""
 
@@ -44,8 +48,8 @@ class Entry(Value, frozen=True):
     incarnation: str
 
     @property
-    def key(self) -> tuple[Unit, int, Summary]:
-        """What is stored once: a trajectory of one lease, as far as it is written."""
+    def key(self) -> Key:
+        """It is stored once."""
         return self.unit, self.token, self.summary
 
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef
 from asyncrl.observe.atomic import flush
 from asyncrl.observe.disk import REMEDY, TornTail
-from asyncrl.spool.layout import HEADER, Entry, Place, Scan, scan, segment_path
+from asyncrl.spool.layout import HEADER, Entry, Key, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
 from asyncrl.spool.tail import Tail
 
@@ -51,7 +51,9 @@ class Segments:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._recent = Recent(cache_bytes)
-        self._index: dict[tuple[Unit, int, Summary], Place] = {}
+        self._index: dict[Key, Place] = {}
+        self._keys: dict[int, list[Key]] = {}
+        """Of the index, by segment, oldest first: every segment that there is."""
         self._tail: Tail | None = None
         self._newest = -1
         self._broken = ""
@@ -129,22 +131,21 @@ class Segments:
         stored = set(self._index.values())
         return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
-    def trim(self, segment: int) -> int:
+    def trim(self, segment: int) -> list[Path]:
         """
-        Remove segments older than ``segment``, except the newest, whose number must stay known.
+        Forget segments older than ``segment``, except the newest, whose number must stay known.
 
         Returns:
-            Files removed.
+            Their files, for `remove`: that takes long, and nothing written need wait for it.
         """
         keep_from = min(segment, self._newest)
-        with self._writing():
-            doomed = [path for number, path in _segment_paths(self._directory) if number < keep_from]
-            for path in doomed:
-                path.unlink()
-            flush(self._directory)
+        doomed = [number for number in self._keys if number < keep_from]
+        for number in doomed:
+            for key in self._keys.pop(number):
+                if self._index[key].segment == number:
+                    del self._index[key]
         self._recent.drop_below(keep_from)
-        self._index = {key: place for key, place in self._index.items() if place.segment >= keep_from}
-        return len(doomed)
+        return [segment_path(self._directory, number) for number in doomed]
 
     def close(self) -> None:
         """Sync, close, and let another process open the directory. Idempotent."""
@@ -164,12 +165,17 @@ class Segments:
         self._broken = self._broken or f"{self._directory} was closed"
 
     def _place(self, entry: Entry, payload: memoryview) -> Place:
-        place = self._index.get(entry.key)
+        key = entry.key
+        place = self._index.get(key)
         if place is None:
             place = self._writable_tail().add(entry, payload)
-            self._index[entry.key] = place
+            self._remember(key, place)
             self._recent.add(place.segment, place.offset, payload)
         return place
+
+    def _remember(self, key: Key, place: Place) -> None:
+        self._index[key] = place
+        self._keys[place.segment].append(key)
 
     def _writable_tail(self) -> Tail:
         """The segment being written; a new one if it is full, or if there is none."""
@@ -182,6 +188,7 @@ class Segments:
         if tail is None:
             tail = self._tail = Tail(self._directory, self._newest + 1)
             self._newest = tail.segment
+            self._keys[tail.segment] = []
         return tail
 
     @contextmanager
@@ -207,8 +214,10 @@ class Segments:
             scanned = scan(path, sealed=not is_newest)
             if is_newest:
                 self._settle(path, scanned)
-            self._index.update({entry.key: place for entry, place in scanned.records})
             self._newest = number
+            self._keys[number] = []
+            for entry, place in scanned.records:
+                self._remember(entry.key, place)
 
     def _settle(self, path: Path, scanned: Scan) -> None:
         """Cut the torn tail; and what a killed process left in the page cache is promised only once it is on disk."""
@@ -217,6 +226,22 @@ class Segments:
                 file.truncate(scanned.end)
                 self.torn = TornTail(path, scanned.end, scanned.torn_bytes)
             os.fsync(file.fileno())
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """
+    Take the files of trimmed segments off the disk.
+
+    Raises:
+        RunFailed: The disk is broken.
+    """
+    try:
+        for path in paths:
+            path.unlink()
+        if paths:
+            flush(paths[0].parent)
+    except OSError as error:
+        raise RunFailed(f"the spool cannot remove {error.filename}: {error.strerror}; {REMEDY}") from error
 
 
 def _lock(directory: Path) -> int:

@@ -12,7 +12,7 @@ from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import NodeEvent
+from asyncrl.broker.records import AnyRecord, NodeEvent
 from asyncrl.broker.replay import replay
 from asyncrl.config import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
@@ -341,6 +341,27 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
         ("leaver", "left", "told to stop"),
         ("lost", "lost", "silent for 10 s"),
     ]
+
+
+def test_records_that_no_message_waits_for_are_not_worth_a_transaction_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "TICK_S", 3600)
+    committed: list[list[AnyRecord]] = []
+
+    async def script(house: House) -> None:
+        commit = house.ledger.commit
+        monkeypatch.setattr(house.ledger, "commit", lambda records: committed.append(records) or commit(records))
+        for name in ("r0", "r1"):
+            link = await house.welcomed("rollout", name)
+            await link.send(Ready())
+        await house.happened("node.ready")
+        await asyncio.sleep(0)
+        assert committed == []
+
+    run(tmp_path, script)
+    (last,) = committed
+    assert [record.node for record in last if isinstance(record, NodeEvent)] == ["r0", "r1"]
 
 
 # ── a node that is asked to leave ───────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.ledger import ROWS_AT_ONCE, Ledger
 from asyncrl.broker.ledger_reader import LedgerReader
 from asyncrl.broker.records import Admitted, AnyRecord, Committed, Dropped, Record, Restarted, Result, Taken, Verdict
 from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
@@ -143,6 +143,21 @@ def test_the_database_refuses_to_count_twice(tmp_path: Path, twice: list[Record]
 
     asyncio.run(run())
     assert read(path) == [*before, admitted(9), admitted(11)]
+
+
+def test_a_call_of_more_records_than_one_statement_takes_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    many: list[Record] = [admitted(group_id) for group_id in range(3 * ROWS_AT_ONCE + 1)]
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        with pytest.raises(BrokenInvariant, match="two equal records in one call"):
+            await ledger.commit([*many, many[-1]])
+        await ledger.commit(many)
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == many
 
 
 def test_a_group_that_begins_anew_has_results_again_and_each_once(tmp_path: Path) -> None:

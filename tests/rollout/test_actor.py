@@ -785,6 +785,7 @@ def test_what_is_in_hand_outlives_the_session():
         second.say(Settled([Leased(Unit(1, 0), 8)]), Cancelled([], [Unit(0, 1)]))
         await second.hear(Offer)
         assert await second.hear(Offer) == Offer(CAPACITY + 2)
+        await turns()
         (still,) = second.engine.running
         assert still.num_tokens == 2
         second.engine.finish()

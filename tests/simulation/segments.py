@@ -6,6 +6,7 @@ full.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -84,16 +85,15 @@ class SimSegments:
         stored = set(self._index.values())
         return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
-    def trim(self, segment: int) -> int:
-        """As `Segments.trim`."""
+    def trim(self, segment: int) -> list[Path]:
+        """As `Segments.trim`; nobody has to remove anything."""
         self._check()
         below = min(segment, self._folder.newest)
-        doomed = [at for at in self._folder.payloads if at[0] < below]
-        for at in doomed:
+        for at in [at for at in self._folder.payloads if at[0] < below]:
             del self._folder.payloads[at]
         self._recent = {at: payload for at, payload in self._recent.items() if at[0] >= below}
         self._index = {name: place for name, place in self._index.items() if place.segment >= below}
-        return len(doomed)
+        return []
 
     def close(self) -> None:
         """As `Segments.close`."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, Summary, Unit
 from asyncrl.spool.layout import Entry, Place, scan, segment_path
-from asyncrl.spool.segments import Segments
+from asyncrl.spool.segments import Segments, remove
 
 SUMMARY = Summary(num_tokens=3, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop")
 
@@ -138,23 +138,35 @@ def test_a_full_segment_is_sealed_and_the_next_one_begun(tmp_path: Path) -> None
     assert scan(segment_path(tmp_path, 0), sealed=True).torn_bytes == 0
 
 
-def test_trim_removes_older_segments_only(tmp_path: Path) -> None:
+def test_trim_gives_up_older_segments_only(tmp_path: Path) -> None:
     segments = Segments(tmp_path, segment_bytes=100)
     places = store(segments, *[bytes([i]) * 200 for i in range(4)])
 
-    removed = segments.trim(2)
+    trimmed = segments.trim(2)
+    remove(trimmed)
 
-    assert removed == 2
+    assert (len(trimmed), len(segments), segments.trim(2)) == (2, 2, [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["segment_000002.seg", "segment_000003.seg"]
     assert segments.read(places[2]) == bytes([2]) * 200
     with pytest.raises(LedgerError, match=r"segment_000001\.seg at offset \d+: No such file"):
         segments.read(places[1])
 
 
+def test_what_was_trimmed_is_stored_again_if_it_comes_again(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, segment_bytes=100)
+    store(segments, *[bytes([i]) * 200 for i in range(3)])
+    remove(segments.trim(2))
+
+    (again,) = store(segments, bytes(200))
+
+    assert again.segment == 3
+    assert segments.read(again) == bytes(200)
+
+
 def test_trim_keeps_the_newest_so_that_its_number_is_never_used_again(tmp_path: Path) -> None:
     segments = Segments(tmp_path, segment_bytes=100)
     store(segments, b"x" * 200, b"y" * 200)
-    segments.trim(99)
+    remove(segments.trim(99))
     segments.close()
 
     again = Segments(tmp_path)

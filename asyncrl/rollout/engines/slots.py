@@ -30,7 +30,7 @@ from asyncrl.rollout.engines.job import Job
 PREFILL_TOKENS = 2048
 """Padded tokens of one prefill: enough to fill the kernels, few enough for caches and not to hold up the event loop."""
 
-LENGTH_STEP = 32
+LENGTH_STEP = 16
 """Attention reads up to the longest completion, rounded up to this: kernels like whole blocks, and shapes repeat."""
 
 

@@ -115,7 +115,7 @@ def test_attention_reads_up_to_the_longest_row_rounded_up(make_table):
     for _ in range(3):
         table.step()
 
-    assert [length for _, _, length in forward.steps] == [32, 32, 64]
+    assert [length for _, _, length in forward.steps] == [32, 32, 48]
 
 
 def test_an_end_of_sequence_token_ends_a_row(make_table):
@@ -178,4 +178,4 @@ def test_a_released_row_is_not_decoded(make_table):
 
     table.step()
 
-    assert forward.steps == [([4], [0], 32)]
+    assert forward.steps == [([4], [0], 16)]
