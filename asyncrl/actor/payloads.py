@@ -75,10 +75,7 @@ class PayloadClient:
         Raises:
             DecodeError: The spool no longer has it, or it is not what was stored.
         """
-        wanted = Wanted(ref, asyncio.get_running_loop().create_future())
-        self._wanted.append(wanted)
-        self._is_wanted.set()
-        return read_trajectory(ref, await wanted.payload)
+        return read_trajectory(ref, await self._want(ref))
 
     async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
         """
@@ -89,7 +86,15 @@ class PayloadClient:
             TimeoutError: Not all came within ``deadline_s``.
         """
         async with asyncio.timeout(deadline_s):
-            return list(await asyncio.gather(*map(self.fetch, refs)))
+            # Futures, and not tasks: of hundreds at a time, a task each costs more than reading what it waits for.
+            payloads = [self._want(ref) for ref in refs]
+            return [read_trajectory(ref, await payload) for ref, payload in zip(refs, payloads, strict=True)]
+
+    def _want(self, ref: SpoolRef) -> "asyncio.Future[memoryview]":
+        wanted = Wanted(ref, asyncio.get_running_loop().create_future())
+        self._wanted.append(wanted)
+        self._is_wanted.set()
+        return wanted.payload
 
     async def _ask(self) -> None:
         while True:
