@@ -237,7 +237,7 @@ def remove(paths: Sequence[Path]) -> None:
     """
     try:
         for path in paths:
-            path.unlink()
+            path.unlink(missing_ok=True)
         if paths:
             flush(paths[0].parent)
     except OSError as error:
