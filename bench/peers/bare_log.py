@@ -11,14 +11,14 @@ die. It checks a checksum at the end, as we do. Who keeps a trajectory before it
 
 import os
 import struct
-import time
 import zlib
+from itertools import cycle
 from pathlib import Path
 
 import zmq
 from meter import Meter, Rate
 from payloads import batches, decode
-from peers.raw_zmq import CONSUMER, MIN_BATCHES, PATIENCE_S, PRODUCER, WINDOW, dealer
+from peers.raw_zmq import CONSUMER, PATIENCE_S, PRODUCER, drain, feed
 from processes import Processes, free_address, report
 
 SEGMENT_BYTES = 32 << 20
@@ -71,41 +71,26 @@ def _write(fd: int, buffers: list[memoryview]) -> None:
 
 
 def produce(address: str, batch: str) -> None:
-    socket = dealer(address, PRODUCER)
-    groups = batches(int(batch))
-    turn = 0
-    while True:
-        for _ in range(int(socket.recv())):
-            some = groups[turn % len(groups)]
-            checksums = struct.pack(f"<{len(some)}I", *map(zlib.crc32, some))
-            socket.send(b"".join([checksums, *some]), copy=False)
-            turn += 1
+    feed(address, map(_frame, cycle(batches(int(batch)))))
+
+
+def _frame(payloads: list[bytes]) -> bytes:
+    return b"".join([struct.pack(f"<{len(payloads)}I", *map(zlib.crc32, payloads)), *payloads])
 
 
 def consume(address: str, batch: str, seconds: str, log_pid: str, result: str) -> None:
-    socket = dealer(address, CONSUMER)
     num = int(batch)
-    meter = Meter(float(seconds), int(log_pid))
-    window = max(MIN_BATCHES, WINDOW // num)
-    time.sleep(0.5)  # The log refuses credit for a producer that has not connected yet.
-    socket.send(str(window).encode())
-    owed = 0
-    while meter.rate is None:
-        body = socket.recv(copy=False).buffer
-        checksums = struct.unpack_from(f"<{num}I", body)
+
+    def read(body: memoryview) -> None:
         payloads = body[CHECKSUM_BYTES * num :]
         size = len(payloads) // num
-        for place, checksum in enumerate(checksums):
+        for place, checksum in enumerate(struct.unpack_from(f"<{num}I", body)):
             payload = payloads[place * size : (place + 1) * size]
             if zlib.crc32(payload) != checksum:
                 raise ValueError("a payload is damaged")
             decode(payload)
-        meter.add(num, len(body))
-        owed += 1
-        if owed >= window // 4:
-            socket.send(str(owed).encode())
-            owed = 0
-    report(result, meter.rate)
+
+    report(result, drain(address, num, Meter(float(seconds), int(log_pid)), read))
 
 
 CHILDREN = {"keep": keep, "produce": produce, "consume": consume}

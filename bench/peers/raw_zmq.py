@@ -6,6 +6,8 @@ The limit: pyzmq and nothing else. Three blocking processes, a credit window, no
 """
 
 import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
 
 import zmq
 from meter import Meter, Rate
@@ -51,34 +53,44 @@ def relay(address: str) -> None:
 
 
 def produce(address: str, batch: str) -> None:
+    feed(address, cycle([b"".join(some) for some in batches(int(batch))]))
+
+
+def feed(address: str, frames: Iterator[bytes]) -> None:
+    """Send a frame for each credit, for ever."""
     socket = dealer(address, PRODUCER)
-    frames = [b"".join(some) for some in batches(int(batch))]
-    turn = 0
     while True:
         for _ in range(int(socket.recv())):
-            socket.send(frames[turn % len(frames)], copy=False)
-            turn += 1
+            socket.send(next(frames), copy=False)
 
 
 def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str) -> None:
-    socket = dealer(address, CONSUMER)
     num = int(batch)
-    meter = Meter(float(seconds), int(relay_pid))
+
+    def read(body: memoryview) -> None:
+        size = len(body) // num
+        for first in range(0, len(body), size):
+            decode(body[first : first + size])
+
+    report(result, drain(address, num, Meter(float(seconds), int(relay_pid)), read))
+
+
+def drain(address: str, num: int, meter: Meter, read: Callable[[memoryview], None]) -> Rate:
+    """Have batches of ``num`` read until the time is over, and give credit for more."""
+    socket = dealer(address, CONSUMER)
     window = max(MIN_BATCHES, WINDOW // num)
-    time.sleep(0.5)  # The relay refuses credit for a producer that has not connected yet.
+    time.sleep(0.5)  # The process in the middle refuses credit for a producer that has not connected yet.
     socket.send(str(window).encode())
     owed = 0
     while meter.rate is None:
         body = socket.recv(copy=False).buffer
-        size = len(body) // num
-        for first in range(0, len(body), size):
-            decode(body[first : first + size])
+        read(body)
         meter.add(num, len(body))
         owed += 1
         if owed >= window // 4:
             socket.send(str(owed).encode())
             owed = 0
-    report(result, meter.rate)
+    return meter.rate
 
 
 def echo(address: str) -> None:
