@@ -7,13 +7,13 @@ Corrections that go by a name, verl's.
     ..._geo_rs      sequences are left out by their geometric mean ratio; k3_rs: by their mean k3
 """
 
-import difflib
 from typing import Any
 
 from msgspec import Struct, structs
 
 from asyncrl.config import Correction
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import hint
 
 TOKEN_TIS = {"importance": "token", "importance_threshold": "2.0"}
 SEQ_TIS = {"importance": "sequence", "importance_threshold": "2.0"}
@@ -74,9 +74,7 @@ def preset(name: str) -> Preset:
         ConfigError: There is none.
     """
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(PRESETS)}"
-        raise ConfigError(f"algorithm.correction.preset: there is no preset {name!r}; {hint}")
+        raise ConfigError(f"algorithm.correction.preset: there is no preset {name!r}; {hint(name, PRESETS)}")
     return PRESETS[name]
 
 

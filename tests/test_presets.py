@@ -69,7 +69,7 @@ def test_a_misspelt_preset_is_one_sentence() -> None:
         "algorithm.correction.preset: there is no preset 'decoupled_geo_rs_seq_is'; did you mean "
         "'decoupled_geo_rs_seq_tis'?"
     )
-    with pytest.raises(ConfigError, match="expected one of decoupled_token_is, "):
+    with pytest.raises(ConfigError, match="expected one of: decoupled_token_is, "):
         resolved(Correction(preset="x"))
 
 

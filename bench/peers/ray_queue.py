@@ -76,7 +76,7 @@ class Producer:
 
         async def put_all(turn: int) -> None:
             while True:
-                await queue.put.remote(ray.cloudpickle.dumps(items[turn % len(items)]))  # type: ignore[no-untyped-call]
+                await queue.put.remote(ray.cloudpickle.dumps(items[turn % len(items)]))
                 turn += 1
 
         await asyncio.gather(*map(put_all, range(PUTS_IN_FLIGHT)))
