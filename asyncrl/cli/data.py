@@ -7,11 +7,14 @@ import click
 from msgspec import Struct
 
 from asyncrl.cli.sentence import one_sentence
-from asyncrl.config import Data
+from asyncrl.config import Data, Reward
 
 if TYPE_CHECKING:  # pyarrow and a tokenizer are loaded by those commands that need them
     from asyncrl.data.check import CountTokens, Inspection
     from asyncrl.data.preparing import Prepared, Published
+
+    Looked = tuple[Inspection, Reward | None]
+    """A dataset, and what the run it is of judges by, if it is of one."""
 
 PATH = click.Path(path_type=Path)
 
@@ -147,31 +150,35 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
     """
     Say what datasets hold, and what is wrong with them.
 
-    FILE is a dataset, or the run file (.toml) of a run: then its datasets, as the run would read them.
+    FILE is a dataset, or the run file (.toml) of a run: then its datasets, as the run would read and judge them.
     """
+    from asyncrl.reward.routing import check_routes
+
     if max_prompt_tokens and not model:
         raise click.UsageError("--max-prompt-tokens needs --model")
-    inspections = [
-        inspection
+    looked = [
+        one
         for path in paths
-        for inspection in (_of_run(path) if path.suffix == ".toml" else [_of_file(path, model, max_prompt_tokens)])
+        for one in (_of_run(path) if path.suffix == ".toml" else [_of_file(path, model, max_prompt_tokens)])
     ]
-    for inspection in inspections:
+    for inspection, _ in looked:
         click.echo(inspection.text())
         for row in inspection.bad if all_bad else []:
             click.echo(f"{row.place}: {row.reason}")
-    for inspection in inspections:
+    for inspection, reward in looked:
         inspection.require_usable()
+        if reward:
+            check_routes(reward, inspection.data_sources)
 
 
-def _of_file(path: Path, model: Path | None, max_tokens: int | None) -> "Inspection":
+def _of_file(path: Path, model: Path | None, max_tokens: int | None) -> "Looked":
     from asyncrl.data.check import inspect
 
     count_tokens = _tokens_of(model, {}) if model else None
-    return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens)
+    return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens), None
 
 
-def _of_run(path: Path) -> "list[Inspection]":
+def _of_run(path: Path) -> "list[Looked]":
     from asyncrl.data.check import inspect
     from asyncrl.run_file import load
 
@@ -181,7 +188,8 @@ def _of_run(path: Path) -> "list[Inspection]":
     count_tokens = _tokens_of(model, settings.chat_template_kwargs) if model.is_dir() else None
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
-    return [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
+    found = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
+    return [(inspection, config.reward) for inspection in found]
 
 
 def _tokens_of(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":

@@ -151,6 +151,19 @@ def test_check_of_a_run_file_reads_its_datasets_as_the_run_would(tmp_path, model
     assert "thinking is set, but the model's chat template never reads it" in asyncrl("check", config).stderr
 
 
+def test_check_of_a_run_file_names_rows_that_no_reward_is_for(tmp_path):
+    train = jsonl(tmp_path / "train.jsonl", {"prompt": "one", "answer": 1, "data_source": "mine"})
+    config = tmp_path / "run.toml"
+    config.write_text(f'[model]\npath = "model"\n[data]\ntrain = "{train}"\n[reward]\nfunction = "auto"\n')
+
+    result = asyncrl("check", config)
+
+    assert result.exit_code != 0
+    assert "no reward is for rows with data_source 'mine'" in result.stderr
+    config.write_text(config.read_text().replace("auto", "gsm8k"))
+    assert asyncrl("check", config).exit_code == 0
+
+
 def test_a_limit_without_a_tokenizer_is_a_mistake(tmp_path):
     result = asyncrl("check", tmp_path, "--max-prompt-tokens", 1)
     assert result.exit_code == 2
