@@ -127,12 +127,19 @@ def prepare_model(
     In a process of its own: this one never loads torch.
 
     Raises:
-        ConfigError: There is no model and no recipe.
+        ConfigError: There is no model and no recipe; or it has the name of somebody else's, which a recipe would give
+            to a toy.
         RunFailed: Making it failed.
     """
     path = Path(config.model.path)
     if (path / "config.json").exists():
         return
+    if _is_hub_name(config.model.path):
+        raise ConfigError(
+            f"model.path {config.model.path!r} is not a directory here; if it is a model on the Hugging Face Hub, "
+            f"download it first, hf download {config.model.path} --local-dir models/{path.name}, and give that"
+            + (f"; for one that is made by [model.scratch], write ./{path}" if config.model.scratch.recipe else "")
+        )
     if not config.model.scratch.recipe:
         raise ConfigError(
             f"model.path {config.model.path!r} is not a model directory (no config.json in it); "
@@ -152,6 +159,12 @@ def prepare_model(
         command += ["--set", override]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"making the model {path} failed: exit code {code}")
+
+
+def _is_hub_name(path: str) -> bool:
+    """``owner/name``, and no directory of the owner's is here."""
+    owner, *name = path.split("/")
+    return len(name) == 1 and bool(owner.strip(".~")) and not Path(owner).is_dir()
 
 
 def check_data(config: Config, console: Console) -> None:

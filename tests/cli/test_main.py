@@ -77,6 +77,16 @@ def test_a_dry_run_with_a_recipe_makes_no_model(config, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_name_on_the_hub_is_not_given_to_a_model_that_is_made(config):
+    overrides = ["--set", "model.path=Qwen/Qwen3-0.6B", "--set", "model.scratch.recipe=random", "--dry-run"]
+    result = asyncrl("run", config, *overrides)
+    assert result.exit_code == 78
+    assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in result.stderr
+    assert "for one that is made by [model.scratch], write ./Qwen/Qwen3-0.6B" in result.stderr
+    overrides[1] = "model.path=./Qwen/Qwen3-0.6B"
+    assert asyncrl("run", config, *overrides).exit_code == 0
+
+
 def test_a_run_without_a_model_is_refused(config):
     result = asyncrl("run", config, "--set", "model.path=nowhere", "--dry-run")
     assert result.exit_code == 78
