@@ -35,12 +35,13 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--steps", type=click.IntRange(1), help="Where it ends now: later than it was to end.")
 @one_sentence
-def resume(run_directory: Path) -> None:
-    """Go on with a run that was killed or failed, from its ledger and its newest checkpoint."""
+def resume(run_directory: Path, steps: int | None) -> None:
+    """Go on with a run that was killed, failed or is to be longer, from its ledger and its newest checkpoint."""
     from asyncrl.cli.run import resume as resume_run
 
-    resume_run(run_directory)
+    resume_run(run_directory, steps)
 
 
 @main.command()

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 
 from asyncrl.broker.step_report import Totals
@@ -55,21 +56,41 @@ def run(config: Config, config_path: Path, overrides: tuple[str, ...], *, dry_ru
     _carry_out(config, directory, trainer, shares, console)
 
 
-def resume(path: Path) -> None:
+def resume(path: Path, steps: int | None = None) -> None:
     """
-    Go on with a run that stopped, to its end.
+    Go on with a run that stopped, to its end; or with one that is complete, to a later end.
+
+    Args:
+        path: Its directory.
+        steps: Where it ends from now on; None is where it was to end.
 
     Raises:
-        ConfigError: There is no run, or it is complete.
+        ConfigError: There is no run, it is complete, or it was to end later than ``steps``.
         RunFailed, LinkError: As `run`.
     """
-    if (summary := RunDirectory(path).read_summary()) is not None and summary.status == "finished":
-        raise ConfigError(f"{path} is complete ({summary.steps} steps): there is nothing to resume")
+    directory = RunDirectory(path)
+    if (summary := directory.read_summary()) is not None and summary.status == "finished" and steps is None:
+        raise ConfigError(
+            f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it for longer: "
+            f"asyncrl resume {path} --steps {2 * summary.steps}"
+        )
+    if steps is not None and directory.config.is_file():
+        directory.write_config(to_toml(_longer(load(directory.config), steps)))
     directory = RunDirectory.reopen(path)
     directory.address.unlink(missing_ok=True)  # Of the broker that was: others may use its port by now.
     config = load(directory.config)
     check_trackers(config.trackers)
     _carry_out(config, directory, *_shares(config), Console())
+
+
+def _longer(config: Config, steps: int) -> Config:
+    """The same run, with a later end. Everything else a run is made of stays what it was."""
+    if steps <= config.run.steps:
+        raise ConfigError(
+            f"--steps {steps}: expected more than the {config.run.steps} steps the run was made for; it can end later, "
+            f"and not earlier"
+        )
+    return replace(config, run=replace(config.run, steps=steps))
 
 
 def _shares(config: Config) -> tuple[Devices | None, list[Devices]]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
 from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.run_file import load, to_toml
 
 
 def asyncrl(*arguments: object) -> Result:
@@ -216,3 +217,26 @@ def test_a_tracker_there_is_not_is_told_before_anything_starts(config):
     refused = asyncrl("run", config, "--dry-run", "--set", "trackers.use=['wanbd']")
     assert refused.exit_code == 78
     assert "did you mean 'wandb'?" in refused.stderr
+
+
+# ── resume ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_can_end_later_and_not_earlier(config, tmp_path, steps):
+    directory = RunDirectory.create(tmp_path, "run")
+    directory.write_config(to_toml(load(config)))
+    before = directory.config.read_text()
+
+    result = asyncrl("resume", directory.path, "--steps", str(steps))
+
+    assert result.exit_code == 78
+    assert f"--steps {steps}: expected more than the 3 steps the run was made for" in result.stderr
+    assert directory.config.read_text() == before
+
+
+def test_there_is_no_run_to_make_longer_where_there_is_none(tmp_path):
+    result = asyncrl("resume", tmp_path, "--steps", "9")
+    assert result.exit_code == 78
+    assert "no run to resume" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -208,9 +208,9 @@ class ToyRun:
                 os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
-    def resume(self) -> None:
+    def resume(self, *options: str) -> None:
         """`asyncrl resume` on what is left."""
-        self._start("resume", str(self.directory.path.relative_to(self._folder)))
+        self._start("resume", str(self.directory.path.relative_to(self._folder)), *options)
 
     def start_node(self, role: str, name: str, *options: str) -> "subprocess.Popen[str]":
         """`asyncrl-node` beside the run, as on another machine."""

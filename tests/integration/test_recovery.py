@@ -103,6 +103,13 @@ def test_a_complete_run_is_not_resumed(start_run):
     assert "is complete (1 steps): there is nothing to resume" in run.errors
 
 
+def test_a_complete_run_goes_on_to_a_later_end(start_run):
+    run = start_run(steps=3).end()
+    assert run.summary.steps == 3
+    run.resume("--steps", str(STEPS))
+    assert_complete(run)
+
+
 def test_at_staleness_0_a_run_that_was_killed_ends_with_the_very_same_weights(start_run):
     # One completion at a time: which others are decoded beside it, a matter of microseconds, changes its last bits.
     settings = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "checkpoint.every_steps=3")
