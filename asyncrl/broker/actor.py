@@ -22,7 +22,7 @@ from asyncrl.actor.payloads import PayloadClient
 from asyncrl.broker.departures import DepartureBook
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.outbox import Event, Outgoing
-from asyncrl.broker.records import AnyRecord, NodeEvent
+from asyncrl.broker.records import AnyRecord, NodeEvent, Verdict
 from asyncrl.broker.rendezvous import Rendezvous
 from asyncrl.broker.run_report import RunReport
 from asyncrl.broker.sample_files import SampleFiles
@@ -102,8 +102,8 @@ class BrokerActor:
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
         self._plan: tuple[str, str] | None = None
-        self._is_waited_for = asyncio.Event()
-        """A message waits for records to be on disk, or they have waited for a tick."""
+        self._dirty = asyncio.Event()
+        """Something is to be written, and it is time."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -169,18 +169,18 @@ class BrokerActor:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
-            self._is_waited_for.set()
+            self._dirty.set()
 
     async def _write(self) -> None:
         """
         Group commit: everything that came while the last transaction ran goes into the next one.
 
-        Records that no message waits for, most verdicts, go with the next that one does, or with the next tick: should
-        they be lost, what they tell of happens again.
+        Verdicts go with the next of anything else, or with the next tick: nobody waits for one, they are half of all
+        records, and should one be lost, its trajectory is judged again.
         """
         while True:
-            await self._is_waited_for.wait()
-            self._is_waited_for.clear()
+            await self._dirty.wait()
+            self._dirty.clear()
             unwritten, self._unwritten = self._unwritten, []
             unsent, self._unsent = self._unsent, []
             if unwritten:
@@ -330,7 +330,7 @@ class BrokerActor:
         outbox, records, events = self._scheduler.drain()
         for event in events:
             self._report.event(event.kind, **event.fields)
-            self._unwritten.extend(_node_record(event))
+            records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
                 self._departed(event)
         self._unwritten.extend(records)
@@ -339,8 +339,9 @@ class BrokerActor:
                 self._unsent.append(outgoing)
             else:
                 self._hub.send(outgoing.peer, outgoing.message)
-        if self._unsent or self._scheduler.is_finished:
-            self._is_waited_for.set()
+        is_urgent = any(not isinstance(record, Verdict) for record in records)
+        if is_urgent or self._unsent or self._scheduler.is_finished:
+            self._dirty.set()
         self._changed.set()
 
     async def _say_goodbye(self) -> None:
