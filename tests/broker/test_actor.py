@@ -12,12 +12,13 @@ from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger import Ledger
 from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import AnyRecord, NodeEvent, Verdict
+from asyncrl.broker.records import AnyRecord, Dropped, NodeEvent, Verdict
 from asyncrl.broker.replay import replay
 from asyncrl.config import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
+    Beat,
     Bye,
     Drain,
     Drained,
@@ -38,6 +39,7 @@ from asyncrl.messages import (
     StoreValue,
     Transfer,
     TransferFailed,
+    Unit,
     Welcome,
 )
 from asyncrl.observe.json_lines import JsonLines
@@ -343,17 +345,34 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
     ]
 
 
-def test_verdicts_are_not_worth_a_transaction_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_goes_to_the_ledger_with_the_next_record_of_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(actor, "TICK_S", 3600)
+    verdict, dropped = Verdict(Unit(0, 0), 1.0), Dropped(0, "failed", 0)
     committed: list[list[AnyRecord]] = []
-    commit = Ledger.commit
-    monkeypatch.setattr(Ledger, "commit", lambda self, records: committed.append(records) or commit(self, records))
 
-    assert live(tmp_path, Disk()).summary.status == "finished"
+    async def commit(_ledger: Ledger, records: list[AnyRecord]) -> None:
+        committed.append(records)
 
-    kinds = [{type(record) for record in records} for records in committed]
-    assert {Verdict} not in kinds
-    assert any(Verdict in some for some in kinds)
+    monkeypatch.setattr(Ledger, "commit", commit)
+
+    async def script(house: House) -> None:
+        async def happens(*records: AnyRecord) -> list[list[AnyRecord]]:
+            committed.clear()
+            for record in records:
+                house.scheduler.out.record(record)
+            await link.send(Beat())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return committed
+
+        link = await house.welcomed("reward", "r")
+        await happens()
+        assert await happens(verdict) == []
+        assert await happens(dropped) == [[verdict, dropped]]
+
+    run(tmp_path, script)
 
 
 # ── a node that is asked to leave ───────────────────────────────────────────────────────────
