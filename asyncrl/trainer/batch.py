@@ -1,16 +1,18 @@
 """
 Trajectories as the trainer sees them, and laid end to end as the model reads them.
 
-Shapes: S trajectories, W tokens of them all, N completion tokens of them all. There is no padding anywhere: sequences
-share one row, and attention keeps them apart (`asyncrl.trainer.packed_attention`).
+Shapes: S trajectories, W tokens that are read, N completion tokens. There is no padding anywhere, and what trajectories
+have in common, their prompt, is read once: attention sees to it that each is computed as if it were alone
+(`asyncrl.trainer.row`). Nothing follows a last token, so it is not read.
 
-    input_ids      p p p c c c p c c c        p prompt, c completion
-    position_ids   0 1 2 3 4 5 0 1 2 3
-    positions          ▲ ▲ ▲   ▲ ▲ ▲          the state at a position predicts the token after it
+    input_ids      p p p c c d    q c         p, q prompts; c, d completions
+    position_ids   0 1 2 3 4 3    0 1
+    positions          ▲ ▲ ▲ ▲    ▲ ▲         the state at a position predicts the token after it
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
+from asyncrl.trainer.row import Piece, Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +51,6 @@ class TrainingSample:
                 f"{len(self.behavior_logprobs)} behavior_logprobs (expected as many)"
             )
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and completion: what the model reads."""
-        return len(self.prompt_ids) + len(self.completion_ids)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
@@ -61,41 +59,54 @@ class MicroBatch:
     input_ids: Tensor
     """[1, W] int64."""
     position_ids: Tensor
-    """[1, W] int64, from 0 in each sequence."""
+    """[1, W] int64, from 0 in each trajectory."""
     positions: Tensor
-    """[N] int64 into the W states: those that predict the completion tokens."""
+    """[N] int64 into the W states: those that predict the completion tokens, trajectory after trajectory."""
     token_ids: Tensor
     """[N] int64, the completion tokens."""
-    sequence_lengths: Sequence[int]
-    """Tokens of each sequence in the row; W together."""
+    row: Row
+    """Who sees whom among the W tokens."""
     lengths: Sequence[int]
     """[S] completion tokens of each trajectory; N together."""
 
 
 def collate(samples: Sequence[TrainingSample], *, device: torch.device) -> MicroBatch:
     """
-    Lay trajectories end to end.
+    Lay down the prompts, and behind them what follows each; shorter before longer, so that many neighbours are alike.
 
     Args:
         samples: S trajectories. None of them is a row of one token and N = 0: a rank that has run out of trajectories
             takes part with it in what the others compute.
         device: Where the tensors go.
     """
-    rows = [np.concatenate((sample.prompt_ids, sample.completion_ids)) for sample in samples] or [np.zeros(1, np.int64)]
-    lengths = [len(sample.completion_ids) for sample in samples]
-    sequence_lengths = [len(row) for row in rows]
-    ends = np.cumsum(sequence_lengths)
-    # The last state of a sequence predicts nothing that was written.
-    positions = [np.arange(end - length, end) - 1 for end, length in zip(ends, lengths, strict=False)]
+    alike = {sample.prompt_ids.tobytes(): sample.prompt_ids for sample in samples} or {b"": np.zeros(1, np.int32)}
+    prompts = dict(sorted(alike.items(), key=lambda prompt: len(prompt[1])))
+    place = {key: place for place, key in enumerate(prompts)}
+    after = [place[sample.prompt_ids.tobytes()] for sample in samples]
+    read = [sample.completion_ids[:-1] for sample in samples]
+    following = sorted((number for number, ids in enumerate(read) if len(ids)), key=lambda number: len(read[number]))
+
+    ids = [*prompts.values(), *(read[number] for number in following)]
+    first = [*[0] * len(prompts), *(len(samples[number].prompt_ids) for number in following)]
+    pieces = [*(Piece(len(prompt)) for prompt in prompts.values())]
+    pieces += [Piece(len(read[number]), after[number]) for number in following]
+    ends = list(accumulate(piece.length for piece in pieces))
+    start = {number: end - len(read[number]) for number, end in zip(following, ends[len(prompts) :], strict=True)}
+    positions = [
+        np.r_[ends[after[number]] - 1, start.get(number, 0) + np.arange(len(read[number]))][
+            : len(sample.completion_ids)
+        ]
+        for number, sample in enumerate(samples)
+    ]
 
     def tensor(parts: Sequence[NDArray[np.integer]]) -> Tensor:
         return torch.from_numpy(np.concatenate((np.zeros(0, np.int64), *parts))).to(device)
 
     return MicroBatch(
-        input_ids=tensor(rows)[None],
-        position_ids=tensor([np.arange(length) for length in sequence_lengths])[None],
+        input_ids=tensor(ids)[None],
+        position_ids=tensor([at + np.arange(len(part)) for at, part in zip(first, ids, strict=True)])[None],
         positions=tensor(positions),
         token_ids=tensor([sample.completion_ids for sample in samples]),
-        sequence_lengths=sequence_lengths,
-        lengths=lengths,
+        row=Row(pieces, device),
+        lengths=[len(sample.completion_ids) for sample in samples],
     )

@@ -94,7 +94,7 @@ class Learner:
             needed = {place for place in needed if advantages[place].any()}
         for places in Step(described, {}, owner).mini_batches(self._config.trainer.mini_batches):
             trained = [place for place in places if place in needed]
-            shares = owners([described[place].num_tokens for place in trained], self._ranks.size)
+            shares = owners([described[place].size for place in trained], self._ranks.size)
             for place, rank in zip(trained, shares, strict=True):
                 owner[place] = rank
         return owner

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.batch import MicroBatch
-from asyncrl.trainer.packed_attention import boundaries, pack
+from asyncrl.trainer.packed_attention import pack
+from asyncrl.trainer.row import Piece, Row
 
 TOLERANCE = 1e-4
 """Two orders of one product differ by less; what a model does besides, by far more."""
@@ -86,19 +87,20 @@ def keep_few_activations(model: Any, place: str) -> None:
 
 def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
     """[W, H] last hidden states of the row; computed as if each sequence were alone."""
-    ends = boundaries(batch.sequence_lengths, batch.input_ids.device)
-    return _states(body, batch.input_ids, position_ids=batch.position_ids, **ends)[0]
+    return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row)[0]
 
 
 @torch.no_grad()
 def _pack(model: Any, place: str) -> None:
     """Give it the attention for rows of sequences, and see whether that is all it takes to keep them apart."""
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
-    apart = [_states(model.base_model, part) for part in (ids[:, :3], ids[:, 3:])]
+    prompt, first, second = torch.split(ids, [3, 3, 2], 1)
+    apart = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
     pack(model)
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device)
-    packed = _states(model.base_model, ids, position_ids=positions, **boundaries([3, 5], model.device))
-    if not torch.allclose(packed, torch.cat(apart, 1), rtol=TOLERANCE, atol=TOLERANCE):
+    row = Row([Piece(3), Piece(3, after=0), Piece(2, after=0)], model.device)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
+    packed = _states(model.base_model, ids, position_ids=positions, row=row)
+    if not torch.allclose(packed, torch.cat((apart[0], apart[1][:, 3:]), 1), rtol=TOLERANCE, atol=TOLERANCE):
         raise ConfigError(
             f"{place}: {type(model).__name__} mixes the tokens of a row by more than plain attention, so sequences "
             f"that lie end to end would see each other; use a model with full or sliding attention in all of its layers"

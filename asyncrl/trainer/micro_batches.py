@@ -1,44 +1,70 @@
 """
 Which trajectories go through the model together.
 
-    lengths, sorted      ▁▁▂▂▂▃▃▄▅▅▆▇█
-    micro-batches        └────┘└──┘└─┘└┘      tokens of each <= budget
+    groups           aaaa bbbb cccc dddd
+    micro-batches    └──────┘└──────┘└─┘      tokens of each <= budget; a prompt is read once in each that needs it
 
-Trajectories lie end to end, so only their sum counts. They are sorted because attention takes neighbours of one length
-together. Pure: numbers in, indices out; any number of trajectories will do.
+Trajectories lie end to end, so only their sum counts; those of a group are neighbours, to share its prompt. Pure:
+numbers in, indices out; any number of trajectories will do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from asyncrl.errors import ConfigError
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+class Size(NamedTuple):
+    """Of a trajectory, in tokens."""
+
+    group_id: int
+    """Trajectories of a group have one prompt."""
+    prompt: int
+    completion: int
+
+    @property
+    def alone(self) -> int:
+        """Tokens to read if no other has its prompt."""
+        return self.prompt + self.completion
+
+
+def num_tokens(sizes: Iterable[Size]) -> int:
+    """To read for trajectories that go through the model together: each prompt once."""
+    sizes = list(sizes)
+    prompts = {size.group_id: size.prompt for size in sizes}
+    return sum(prompts.values()) + sum(size.completion for size in sizes)
+
+
+def micro_batches(sizes: Sequence[Size], max_tokens: int) -> list[list[int]]:
     """
     Every index exactly once, in micro-batches of at most ``max_tokens``.
 
     Args:
-        lengths: Prompt and completion tokens of each trajectory.
-        max_tokens: Bound of their sum.
+        sizes: Of each trajectory.
+        max_tokens: Bound of `num_tokens`.
 
     Returns:
-        Indices into ``lengths``, shortest trajectories first, earlier ones first among equals.
+        Indices into ``sizes``, those of a group behind one another, in the order in which groups and trajectories come.
 
     Raises:
         ConfigError: One trajectory alone is over the budget.
     """
     batches: list[list[int]] = []
+    groups: set[int] = set()
     room = 0
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        length = lengths[index]
-        if length > max_tokens:
+    rank = {size.group_id: index for index, size in reversed(list(enumerate(sizes)))}
+    for index in sorted(range(len(sizes)), key=lambda index: rank[sizes[index].group_id]):
+        size = sizes[index]
+        if size.alone > max_tokens:
             raise ConfigError(
-                f"trajectory {index} has {length} tokens, more than trainer.max_tokens_per_micro_batch={max_tokens}; "
-                f"raise it to at least {length}"
+                f"trajectory {index} has {size.alone} tokens, more than trainer.max_tokens_per_micro_batch="
+                f"{max_tokens}; raise it to at least {size.alone}"
             )
-        if not batches or length > room:
+        cost = size.completion if size.group_id in groups else size.alone
+        if not batches or cost > room:
             batches.append([])
-            room = max_tokens
+            groups, room, cost = set(), max_tokens, size.alone
         batches[-1].append(index)
-        room -= length
+        groups.add(size.group_id)
+        room -= cost
     return batches

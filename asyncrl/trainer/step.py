@@ -15,6 +15,7 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.assignment import passes
 from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.micro_batches import Size
 from asyncrl.trainer.ranks import Ranks
 
 NOBODY = -1
@@ -31,9 +32,9 @@ class Described:
     outcome: Outcome
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and completion: what the model reads."""
-        return self.prompt_length + self.outcome.length
+    def size(self) -> Size:
+        """In tokens."""
+        return Size(self.outcome.group_id, self.prompt_length, self.outcome.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +81,8 @@ class Step:
 
     def passes(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
         """Micro-batches of this rank's share of ``places``: as many as every other rank has."""
-        num_tokens = [one.num_tokens for one in self.described]
-        return passes(places, num_tokens, self.owner, rank=ranks.rank, size=ranks.size, max_tokens=max_tokens)
+        sizes = [one.size for one in self.described]
+        return passes(places, sizes, self.owner, rank=ranks.rank, ranks=ranks.size, max_tokens=max_tokens)
 
     def _group_id(self, place: int) -> int:
         return self.described[place].outcome.group_id

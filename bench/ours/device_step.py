@@ -21,6 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from asyncrl.trainer.batch import TrainingSample, collate
 from asyncrl.trainer.micro_batches import micro_batches
 from asyncrl.trainer.policy import Policy
+from asyncrl.trainer.step import described
 
 COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
 SHAPES = {
@@ -46,11 +47,12 @@ def flops(shape: dict[str, int], lengths: Iterable[int]) -> float:
 
 def trajectories(num_tokens: int, spread: float) -> list[TrainingSample]:
     """About ``num_tokens`` of them together, completions from 512 tokens to ``spread`` times that."""
-    random, samples, left = np.random.default_rng(0), [], num_tokens
+    random, left = np.random.default_rng(0), num_tokens
+    samples: list[TrainingSample] = []
     while left > 0:
         length = int(512 * spread ** random.random())
         ids = random.integers(0, 1000, PROMPT + length).astype(np.int32)
-        samples.append(TrainingSample(0, ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0))
+        samples.append(TrainingSample(len(samples), ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0))
         left -= len(ids)
     return samples
 
@@ -65,11 +67,12 @@ def main(name: str, device: str, num_tokens: int, spread: float, peak_tflops: fl
     policy.model.to(device)
     optimizer = torch.optim.AdamW(policy.parameters().values(), lr=1e-6, fused=True)
     samples = trajectories(num_tokens, spread)
-    lengths = [sample.num_tokens for sample in samples]
+    sizes = [described(sample).size for sample in samples]
+    lengths = [size.alone for size in sizes]
     times_s = []
     for _ in range(1 + STEPS):
         started_s = time.perf_counter()
-        for places in micro_batches(lengths, max(16384, *lengths)):
+        for places in micro_batches(sizes, max(16384, *lengths)):
             batch = collate([samples[place] for place in places], device=torch.device(device))
             policy.score(batch, temperature=1.0).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters().values(), 1.0)

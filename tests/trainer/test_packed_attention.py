@@ -1,18 +1,21 @@
 """However trajectories are laid into rows, each is computed as if it were alone."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from asyncrl.trainer.batch import TrainingSample, collate
-from asyncrl.trainer.packed_attention import boundaries, pack, packed_attention
+from asyncrl.trainer.packed_attention import _by_run, _in_one, pack, packed_attention
 from asyncrl.trainer.policy import Policy
+from asyncrl.trainer.row import Piece, Row
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -28,18 +31,26 @@ Result = tuple[list[Tensor], list[Tensor]]
 """Log-probs of each trajectory, and gradients."""
 
 
+PROMPTS = [np.arange(length, dtype=np.int32) + length for length in range(1, 5)]
+
+
 def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingSample]:
+    """Of (number of the prompt, tokens of the completion)."""
     random = np.random.default_rng(len(lengths))
     return [
         TrainingSample(
-            group_id=0,
-            prompt_ids=random.integers(0, VOCAB, prompt).astype(np.int32),
+            group_id=prompt,
+            prompt_ids=PROMPTS[prompt],
             completion_ids=random.integers(0, VOCAB, completion).astype(np.int32),
             behavior_logprobs=np.zeros(completion, np.float32),
             reward=0.0,
         )
         for prompt, completion in lengths
     ]
+
+
+def tokens(sample: TrainingSample) -> Tensor:
+    return torch.from_numpy(np.concatenate((sample.prompt_ids, sample.completion_ids))).long()
 
 
 def pushes(samples: Sequence[TrainingSample]) -> list[Tensor]:
@@ -64,12 +75,10 @@ def plain(model: torch.nn.Module, samples: Sequence[TrainingSample], *, padded: 
     """By transformers' own attention: one rectangle, padded on the right, or one trajectory at a time."""
     found: list[Tensor] = []
     for chosen in [samples] if padded else [[sample] for sample in samples]:
-        ids = torch.zeros(len(chosen), max(sample.num_tokens for sample in chosen), dtype=torch.int64)
-        for row, sample in zip(ids, chosen, strict=True):
-            row[: sample.num_tokens] = torch.tensor(np.concatenate((sample.prompt_ids, sample.completion_ids)))
+        ids = torch.nn.utils.rnn.pad_sequence([tokens(sample) for sample in chosen], batch_first=True)
         logprobs = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
         for row, sample, push in zip(logprobs, chosen, pushes(chosen), strict=True):
-            states = row[len(sample.prompt_ids) - 1 : sample.num_tokens - 1]
+            states = row[len(sample.prompt_ids) - 1 : len(tokens(sample)) - 1]
             part = states.gather(1, torch.tensor(sample.completion_ids).long()[:, None])[:, 0]
             torch.dot(part, push).backward(retain_graph=True)
             found.append(part.detach())
@@ -91,7 +100,7 @@ def alone(model_path) -> torch.nn.Module:
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_packed_is_one_by_one_is_padded_in_any_order_and_any_packing(policy, alone, data) -> None:
-    lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=7))
+    lengths = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=9))
     samples = trajectories(lengths)
     order = data.draw(st.permutations(range(len(samples))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=4)))  # two alike: a row of nothing
@@ -109,9 +118,9 @@ def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> 
     poisoned = value.clone()
     poisoned[:, :, 3:] = torch.nan
     attend = policy.model.model.layers[0].self_attn
-    cut = boundaries([3, 2], CPU)
-    clean, _ = packed_attention(attend, query, key, value, None, **cut)
-    dirty, _ = packed_attention(attend, query, key, poisoned, None, **cut)
+    two = Row([Piece(3), Piece(2)], CPU)
+    clean, _ = packed_attention(attend, query, key, value, None, row=two)
+    dirty, _ = packed_attention(attend, query, key, poisoned, None, row=two)
     assert torch.equal(clean[:, :3], dirty[:, :3])
     assert dirty[:, 3:].isnan().all()
 
@@ -126,17 +135,50 @@ def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> 
     ],
 )
 def test_other_attentions_are_kept_apart_too(model) -> None:
-    ids = torch.arange(14)[None] % VOCAB
+    ids = torch.arange(20)[None] % VOCAB
+    prompt, *rest = torch.split(ids, [5, 7, 2, 2, 4], 1)
+    whole = [torch.cat((prompt, one), 1) for one in rest[1:]]
     model.set_attn_implementation("eager")
-    expected = [model(input_ids=part, use_cache=False).logits for part in torch.split(ids, [5, 2, 7], 1)]
+    expected = [model(input_ids=part, use_cache=False).logits for part in (prompt, rest[0], *whole)]
     pack(model)
-    positions = torch.cat([torch.arange(length) for length in (5, 2, 7)])[None]
-    got = model(input_ids=ids, position_ids=positions, use_cache=False, **boundaries([5, 2, 7], CPU)).logits
-    torch.testing.assert_close(got, torch.cat(expected, 1), rtol=1e-5, atol=1e-5)
+    row = Row([Piece(5), Piece(7), Piece(2, after=0), Piece(2, after=0), Piece(4, after=0)], CPU)
+    positions = torch.cat([torch.arange(*ends) for ends in ((5,), (7,), (5, 7), (5, 7), (5, 9))])[None]
+    got = model(input_ids=ids, position_ids=positions, use_cache=False, row=row).logits
+    own = [*expected[:2], *(logits[:, 5:] for logits in expected[2:])]
+    torch.testing.assert_close(got, torch.cat(own, 1), rtol=1e-5, atol=1e-5)
 
 
-def test_boundaries_are_what_kernels_of_transformers_take() -> None:
-    made = boundaries([3, 1, 4], CPU)
-    assert made["cu_seq_lens_q"].tolist() == made["cu_seq_lens_k"].tolist() == [0, 3, 4, 8]
-    assert made["cu_seq_lens_q"].dtype == torch.int32
-    assert made["max_length_q"] == made["max_length_k"] == 4
+def test_prefixes_of_unlike_length_go_on_side_by_side_in_a_window(policy) -> None:
+    query, key, value = torch.randn(3, 1, 2, 12, 8)
+    row = Row([Piece(1), Piece(5), Piece(3, after=0), Piece(3, after=1)], CPU)
+    got, _ = packed_attention(policy.model, query, key, value, None, row=row, sliding_window=4)
+    for places in ([0, 6, 7, 8], [1, 2, 3, 4, 5, 9, 10, 11]):
+        alone = [part[:, :, places] for part in (query, key, value)]
+        expected, _ = packed_attention(policy.model, *alone, None, sliding_window=4)
+        torch.testing.assert_close(got[:, places[-3:]], expected[:, -3:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_kernel_of_a_device_is_asked_for_what_runs_compute(window, monkeypatch) -> None:
+    def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa) -> Tensor:
+        """By its description: the last query of a piece lies beside its last key, and sees ``left`` keys before it."""
+        spans, key_spans = (list(itertools.pairwise(each.tolist())) for each in (ends, key_ends))
+        assert longest == max(end - start for start, end in spans)
+        assert most_keys == max(end - start for start, end in key_spans)
+        left, right = window_size
+        found = []
+        for (start, end), (first, last) in zip(spans, key_spans, strict=True):
+            beside = torch.arange(last - first - (end - start), last - first)[:, None]
+            at = torch.arange(last - first)
+            mask = (at <= beside + right) & ((at >= beside - left) if left >= 0 else True)
+            parts = (part.transpose(0, 1) for part in (query[start:end], key[first:last], value[first:last]))
+            out = F.scaled_dot_product_attention(*parts, mask, scale=scale, enable_gqa=enable_gqa)
+            found.append(out.transpose(0, 1))
+        return torch.cat(found)
+
+    monkeypatch.setattr("asyncrl.trainer.packed_attention.varlen_attn", kernel)
+    query, key, value = torch.randn(4, 14, 8), *torch.randn(2, 2, 14, 8)
+    for pieces in ([Piece(1), Piece(5), Piece(3, after=0), Piece(5, after=1)], [Piece(6), Piece(8)]):
+        row = Row(pieces, CPU)
+        got = _in_one((query, key, value), row, 0.5, window, torch.float32)
+        torch.testing.assert_close(got, _by_run((query, key, value), row, 0.5, window), rtol=1e-5, atol=1e-6)

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -82,13 +80,13 @@ def test_nothing_to_score_still_gives_every_parameter_a_gradient_of_zero(model_p
 
 
 def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_path, make_samples) -> None:
-    batch = batch_of(make_samples())
-    scores = Policy(model_path).score(batch, temperature=0.7, entropy=True, sum_pi_squared=True)
+    samples = make_samples()
+    scores = Policy(model_path).score(batch_of(samples), temperature=0.7, entropy=True, sum_pi_squared=True)
 
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    starts = np.cumsum([0, *batch.sequence_lengths])
-    rows = [model(input_ids=batch.input_ids[:, start:end]).logits[0] for start, end in itertools.pairwise(starts)]
-    log_p = (torch.cat(rows)[batch.positions] / 0.7).log_softmax(-1)
+    whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in samples]
+    logits = [model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] for ids, s in zip(whole, samples, strict=True)]
+    log_p = (torch.cat(logits) / 0.7).log_softmax(-1)
     torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
 

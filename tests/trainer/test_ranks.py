@@ -81,7 +81,7 @@ def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, alg
 
     assert expected["grad_norm"] > 0.01
     assert 0.2 < expected.get("rollout_corr/rollout_rs_masked_fraction", 0.5) < 0.8, "some, but not all"
-    cuts = {"micro_batches"}
+    cuts = {"micro_batches", "packed_tokens"}  # A prompt is read on each rank that has one of its group.
     assert metrics.keys() == expected.keys()
     assert {k: v for k, v in metrics.items() if k not in cuts} == pytest.approx(
         {k: v for k, v in expected.items() if k not in cuts}, rel=1e-4, abs=1e-5

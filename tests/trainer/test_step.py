@@ -4,6 +4,7 @@ import pytest
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.micro_batches import Size
 from asyncrl.trainer.step import Described, Step, whole
 
 
@@ -30,7 +31,7 @@ def test_a_step_of_samples_has_all_of_their_tokens() -> None:
     sample = TrainingSample(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
     made = whole([sample])
 
-    assert (made.described[0].index, made.described[0].num_tokens) == (2, 5)
+    assert (made.described[0].index, made.described[0].size) == (2, Size(5, prompt=1, completion=4))
     assert (made.outcomes[0].group_id, made.outcomes[0].score, made.outcomes[0].metrics) == (5, 0.5, {"form": 0.1})
     assert made.samples == {0: sample}
     assert made.owner == [0]
