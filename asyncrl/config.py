@@ -380,7 +380,7 @@ class Trainer(Section, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Where it computes; a device for each rank, the first there are. Rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
-    """Tokens of one forward and backward pass; a prompt counts once, however many follow it [ppo_max_token_len_per_gpu]."""
+    """Tokens of a forward and backward pass; a prompt that many follow counts once [ppo_max_token_len_per_gpu]."""
     gradient_checkpointing: bool = False
     """Keep one activation a layer, and compute the others again."""
     lora: Lora = Lora()
