@@ -39,6 +39,16 @@ every_versions = 3
 max_prompts = 8
 """
 
+SLOW_S = 900
+"""What a slow test may take on a machine that has other things to do. Fast ones have what pyproject.toml says."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have minutes, unless one says otherwise of itself."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What was left out for want of vLLM is said, with what would change that."""

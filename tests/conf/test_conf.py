@@ -102,7 +102,6 @@ def supervisord(toy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_finishes_under_supervisord(supervisord):
     folder, control = supervisord
     directory = RunDirectory(folder / "runs" / "toy")

@@ -6,7 +6,7 @@ import pytest
 from asyncrl.trainer.checkpoint import read_manifest, verify
 from asyncrl.trainer.retention import BEST, Best
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_the_best_of_a_run_is_kept_and_named(start_run):

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.broker.records import Progressed, Reissued, Result
 from asyncrl.messages import Unit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 LONG = 400
 SLOW = (

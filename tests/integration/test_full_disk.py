@@ -10,7 +10,7 @@ import pytest
 from asyncrl.cli.inspect import audit_of
 from asyncrl.observe.run_directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 STEPS = 8
 LIFE = """

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.actor import failpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 STEPS = 16
 CHECKPOINTS = "checkpoint.every_steps=4"

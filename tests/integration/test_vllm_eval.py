@@ -11,7 +11,7 @@ import torch
 from tests.conftest import make_model
 
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 VLLM = ("rollout.vllm.enforce_eager=true", "rollout.vllm.kv_cache_bytes=33554432")
 TOKENS = 24

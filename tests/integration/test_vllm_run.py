@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import make_model
 
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 VLLM = (
     *('rollout.engine="vllm"', "rollout.replicas=1", "rollout.vllm.enforce_eager=true"),

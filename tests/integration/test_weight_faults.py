@@ -27,7 +27,7 @@ SETTINGS = (
 )
 GOOD = "rollout-0"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,6 @@ def test_verifiers_that_cannot_be_slow_pay_nothing(name: str) -> None:
 
 @NEEDS_SYMPY
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("function", "most"), [("math", 0.0), ("geo3k", 0.1)])
 def test_algebra_is_killed_when_it_takes_too_long_and_pays_nothing(function: str, most: float) -> None:
     found = settled(Reward(function=function, timeout_s=3.0), samples())
@@ -97,7 +96,6 @@ def test_several_rewards_routed_by_data_source_pay_nothing() -> None:
 
 @NEEDS_WALLS
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_programs_are_run_within_walls_and_pay_nothing() -> None:
     if (sandbox := Sandbox.find()) is None or not sandbox.walls:
         pytest.skip("the kernel gives no namespaces here")

@@ -47,13 +47,11 @@ def test_a_failing_seed_is_reported_with_the_command_that_replays_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_no_schedule_of_two_thousand_breaks_a_promise() -> None:
     require_no_violation(search(range(NUM_SLOW)))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, object], None]) -> None:
     with planted(mutant):
