@@ -5,14 +5,13 @@ Shapes: S trajectories, W tokens that are read, N completion tokens. There is no
 have in common, their prompt, is read once: attention sees to it that each is computed as if it were alone
 (`asyncrl.trainer.row`). Nothing follows a last token, so it is not read.
 
-    input_ids      p p p c c d    q c         p, q prompts; c, d completions
-    position_ids   0 1 2 3 4 3    0 1
-    positions          ▲ ▲ ▲ ▲    ▲ ▲         the state at a position predicts the token after it
+    input_ids      p p p c c d q c         p, q prompts; c, d completions
+    position_ids   0 1 2 3 4 3 0 1
+    positions          ▲ ▲ ▲ ▲ ▲ ▲         the state at a position predicts the token after it
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
-from asyncrl.trainer.row import Piece, Row
+from asyncrl.trainer.row import Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,48 +64,50 @@ class MicroBatch:
     token_ids: Tensor
     """[N] int64, the completion tokens."""
     row: Row
-    """Who sees whom among the W tokens."""
+    """Which of the W tokens make up each trajectory."""
     lengths: Sequence[int]
     """[S] completion tokens of each trajectory; N together."""
 
 
 def collate(samples: Sequence[TrainingSample], *, device: torch.device) -> MicroBatch:
     """
-    Lay down the prompts, and behind them what follows each; shorter before longer, so that many neighbours are alike.
+    Lay trajectories end to end; where one has the prompt of another, only what follows it.
 
     Args:
         samples: S trajectories. None of them is a row of one token and N = 0: a rank that has run out of trajectories
             takes part with it in what the others compute.
         device: Where the tensors go.
     """
-    alike = {sample.prompt_ids.tobytes(): sample.prompt_ids for sample in samples} or {b"": np.zeros(1, np.int32)}
-    prompts = dict(sorted(alike.items(), key=lambda prompt: len(prompt[1])))
-    place = {key: place for place, key in enumerate(prompts)}
-    after = [place[sample.prompt_ids.tobytes()] for sample in samples]
-    read = [sample.completion_ids[:-1] for sample in samples]
-    following = sorted((number for number, ids in enumerate(read) if len(ids)), key=lambda number: len(read[number]))
+    ids: list[NDArray[np.int32]] = []
+    position_ids, sequences, positions = [], [], []
+    prompts: dict[bytes, NDArray[np.int64]] = {}
+    num_laid = 0
 
-    ids = [*prompts.values(), *(read[number] for number in following)]
-    first = [*[0] * len(prompts), *(len(samples[number].prompt_ids) for number in following)]
-    pieces = [*(Piece(len(prompt)) for prompt in prompts.values())]
-    pieces += [Piece(len(read[number]), after[number]) for number in following]
-    ends = list(accumulate(piece.length for piece in pieces))
-    start = {number: end - len(read[number]) for number, end in zip(following, ends[len(prompts) :], strict=True)}
-    positions = [
-        np.r_[ends[after[number]] - 1, start.get(number, 0) + np.arange(len(read[number]))][
-            : len(sample.completion_ids)
-        ]
-        for number, sample in enumerate(samples)
-    ]
+    def lay(part: NDArray[np.int32], position: int) -> NDArray[np.int64]:
+        nonlocal num_laid
+        ids.append(part)
+        position_ids.append(position + np.arange(len(part)))
+        num_laid += len(part)
+        return np.arange(num_laid - len(part), num_laid)
+
+    for sample in samples:
+        length, key = len(sample.prompt_ids), sample.prompt_ids.tobytes()
+        if key not in prompts:
+            prompts[key] = lay(sample.prompt_ids, 0)
+        places = np.concatenate((prompts[key], lay(sample.completion_ids[:-1], length)))
+        sequences.append(places)
+        positions.append(places[length - 1 :][: len(sample.completion_ids)])
+    if not samples:
+        sequences.append(lay(np.zeros(1, np.int32), 0))
 
     def tensor(parts: Sequence[NDArray[np.integer]]) -> Tensor:
         return torch.from_numpy(np.concatenate((np.zeros(0, np.int64), *parts))).to(device)
 
     return MicroBatch(
         input_ids=tensor(ids)[None],
-        position_ids=tensor([at + np.arange(len(part)) for at, part in zip(first, ids, strict=True)])[None],
+        position_ids=tensor(position_ids)[None],
         positions=tensor(positions),
         token_ids=tensor([sample.completion_ids for sample in samples]),
-        row=Row(pieces, device),
+        row=Row(sequences, device),
         lengths=[len(sample.completion_ids) for sample in samples],
     )

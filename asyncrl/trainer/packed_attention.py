@@ -1,29 +1,32 @@
 """
-Attention over a row in which sequences lie end to end: each token sees what the row says it does, and nothing else.
+Attention over a row that holds many sequences: each sees itself, and nobody else.
 
-    row              a a a a b b c c           keys
-    one call each    └──┬──┘ └──┬──┘         a ▚· ·        No mask of the row and no padding of it: memory grows with
-                        │       │   queries  b · ▚ ·       the row, not with its square.
+    places           a a a a b b c c           keys
+    one call each    └──┬──┘ └──┬──┘         a ▚· ·        No mask and no padding: memory grows with the sequences, not
+                        │       │   queries  b · ▚ ·       with the square of the row.
                      1 x 4   2 x 2           c · · ▚
 
-On a CUDA device with a half-width dtype one kernel takes the row as it is. Elsewhere neighbours of one length go
+On a CUDA device with a half-width dtype one kernel takes all sequences as they are. Elsewhere those of one length go
 through torch's attention as a batch.
 
 Models are given it by name, `PACKED`, and get the `Row` as a keyword argument.
 """
 
+from collections.abc import Sequence
 from inspect import signature
+from itertools import groupby
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
-from asyncrl.trainer.row import Piece, Row
+from asyncrl.trainer.row import Row
 
 Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values, [heads, W, D] each; the last two may have fewer heads."""
+"""Queries, keys and values, [K, heads, D] each; the last two may have fewer heads."""
 
 PACKED = "asyncrl_packed"
 HAS_KERNEL = "enable_gqa" in signature(varlen_attn).parameters
@@ -58,10 +61,13 @@ def packed_attention(
     Returns:
         [1, W, heads, D], and no scores.
     """
-    row = row or Row([Piece(query.shape[2])], query.device)
+    row = row or Row([np.arange(query.shape[2])], query.device)
+    queries, keys, values = (_at(part[0].transpose(0, 1), row.places) for part in (query, key, value))
     if query.is_cuda and HAS_KERNEL and (dtype := _half(value)):
-        return _in_one((query[0], key[0], value[0]), row, scaling, sliding_window, dtype)[None], None
-    return _by_run((query[0], key[0], value[0]), row, scaling, sliding_window)[None], None
+        out = _in_one((queries, keys, values), row, scaling, sliding_window, dtype)
+    else:
+        out = _by_length((queries, keys, values), row.lengths, scaling, sliding_window)
+    return _at(out, row.firsts)[None], None
 
 
 def pack(model: PreTrainedModel) -> None:
@@ -70,23 +76,27 @@ def pack(model: PreTrainedModel) -> None:
     model.set_attn_implementation(PACKED)
 
 
-def _in_one(heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype) -> Tensor:
+def _at(part: Tensor, places: Tensor) -> Tensor:
     """
-    [W, heads, D] by a kernel that knows where pieces end, and counts "before" from the last query and the last key.
+    [K, heads, D] of [W, heads, D].
 
-    Source:
-        FlashAttention 2.1, whose causal masks lie in the lower right corner where keys are more than queries.
+    As an embedding: its gradient sums in one kernel what comes back to a place from many sequences.
     """
+    return F.embedding(places, part.flatten(1)).view(-1, *part.shape[1:])
+
+
+def _in_one(heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[K, heads, D] by a kernel that knows where sequences end."""
     queries, keys, values = (part.to(dtype) for part in heads)
-    longest, most_keys = row.longest
+    longest = max(row.lengths)
     out = varlen_attn(
-        queries.transpose(0, 1),
-        _at(keys, row.keys).transpose(0, 1),
-        _at(values, row.keys).transpose(0, 1),
+        queries,
+        keys,
+        values,
         row.ends,
-        row.key_ends,
+        row.ends,
         longest,
-        most_keys,
+        longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=True,
@@ -95,22 +105,18 @@ def _in_one(heads: Heads, row: Row, scaling: float | None, window: int | None, d
     return out
 
 
-def _by_run(heads: Heads, row: Row, scaling: float | None, window: int | None) -> Tensor:
-    """[W, heads, D], each run as one batch."""
-    queries, keys, values = heads
-    cuts, key_cuts = [run.num_tokens for run in row.runs], [run.num_keys for run in row.runs]
-    parts = (
-        torch.split(queries, cuts, 1),
-        torch.split(_at(keys, row.run_keys), key_cuts, 1),
-        torch.split(_at(values, row.run_keys), key_cuts, 1),
-    )
+def _by_length(heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None) -> Tensor:
+    """[K, heads, D], runs of sequences of one length as one batch."""
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    cuts = [length * count for length, count in runs]
+    queries, keys, values = (torch.split(part, cuts) for part in heads)
     pieces = []
-    for run, query, key, value in zip(row.runs, *parts, strict=True):
-        mask = run.mask(window)
+    for (length, count), query, key, value in zip(runs, queries, keys, values, strict=True):
+        mask = _band(length, window, query.device) if window and window < length else None
         out = F.scaled_dot_product_attention(
-            _batched(query, len(run)),
-            _batched(key, len(run)),
-            _batched(value, len(run)),
+            _batched(query, count),
+            _batched(key, count),
+            _batched(value, count),
             mask,
             is_causal=mask is None,
             scale=scaling,
@@ -121,18 +127,13 @@ def _by_run(heads: Heads, row: Row, scaling: float | None, window: int | None) -
 
 
 def _batched(part: Tensor, count: int) -> Tensor:
-    """[count, heads, tokens, D] of [heads, count · tokens, D]."""
-    return part.view(len(part), count, -1, part.shape[-1]).transpose(0, 1)
+    """[count, heads, length, D] of [count · length, heads, D]."""
+    return part.view(count, -1, *part.shape[1:]).transpose(1, 2)
 
 
-def _at(part: Tensor, places: Tensor) -> Tensor:
-    """
-    [heads, K, D] of [heads, W, D].
-
-    As an embedding: its gradient sums what comes back to a place that is seen often in one kernel.
-    """
-    rows = part.transpose(0, 1)
-    return F.embedding(places, rows.flatten(1)).view(-1, *rows.shape[1:]).transpose(0, 1)
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """[length, length] bool, True where a query sees a key: itself and ``window - 1`` before it."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 def _half(value: Tensor) -> torch.dtype | None:

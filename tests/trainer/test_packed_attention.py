@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from asyncrl.trainer.batch import TrainingSample, collate
-from asyncrl.trainer.packed_attention import _by_run, _in_one, pack, packed_attention
+from asyncrl.trainer.packed_attention import _by_length, _in_one, pack, packed_attention
 from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.row import Piece, Row
+from asyncrl.trainer.row import Row
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -118,7 +118,7 @@ def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> 
     poisoned = value.clone()
     poisoned[:, :, 3:] = torch.nan
     attend = policy.model.model.layers[0].self_attn
-    two = Row([Piece(3), Piece(2)], CPU)
+    two = Row([np.arange(3), np.arange(3, 5)], CPU)
     clean, _ = packed_attention(attend, query, key, value, None, row=two)
     dirty, _ = packed_attention(attend, query, key, poisoned, None, row=two)
     assert torch.equal(clean[:, :3], dirty[:, :3])
@@ -136,49 +136,34 @@ def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> 
 )
 def test_other_attentions_are_kept_apart_too(model) -> None:
     ids = torch.arange(20)[None] % VOCAB
-    prompt, *rest = torch.split(ids, [5, 7, 2, 2, 4], 1)
-    whole = [torch.cat((prompt, one), 1) for one in rest[1:]]
+    sequences = [np.r_[:5, 5:7], np.r_[:5, 7:9], np.r_[:5, 9:13], np.r_[13:20]]
     model.set_attn_implementation("eager")
-    expected = [model(input_ids=part, use_cache=False).logits for part in (prompt, rest[0], *whole)]
+    expected = [model(input_ids=ids[:, places], use_cache=False).logits for places in sequences]
     pack(model)
-    row = Row([Piece(5), Piece(7), Piece(2, after=0), Piece(2, after=0), Piece(4, after=0)], CPU)
-    positions = torch.cat([torch.arange(*ends) for ends in ((5,), (7,), (5, 7), (5, 7), (5, 9))])[None]
-    got = model(input_ids=ids, position_ids=positions, use_cache=False, row=row).logits
-    own = [*expected[:2], *(logits[:, 5:] for logits in expected[2:])]
-    torch.testing.assert_close(got, torch.cat(own, 1), rtol=1e-5, atol=1e-5)
-
-
-def test_prefixes_of_unlike_length_go_on_side_by_side_in_a_window(policy) -> None:
-    query, key, value = torch.randn(3, 1, 2, 12, 8)
-    row = Row([Piece(1), Piece(5), Piece(3, after=0), Piece(3, after=1)], CPU)
-    got, _ = packed_attention(policy.model, query, key, value, None, row=row, sliding_window=4)
-    for places in ([0, 6, 7, 8], [1, 2, 3, 4, 5, 9, 10, 11]):
-        alone = [part[:, :, places] for part in (query, key, value)]
-        expected, _ = packed_attention(policy.model, *alone, None, sliding_window=4)
-        torch.testing.assert_close(got[:, places[-3:]], expected[:, -3:], rtol=1e-5, atol=1e-6)
+    positions = torch.cat([torch.arange(*ends) for ends in ((7,), (5, 7), (5, 9), (7,))])[None]
+    got = model(input_ids=ids, position_ids=positions, use_cache=False, row=Row(sequences, CPU)).logits
+    for places, logits in zip(sequences, expected, strict=True):
+        torch.testing.assert_close(got[:, places], logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_kernel_of_a_device_is_asked_for_what_runs_compute(window, monkeypatch) -> None:
+def test_the_kernel_of_a_device_is_asked_for_what_batches_compute(window, monkeypatch) -> None:
     def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa) -> Tensor:
-        """By its description: the last query of a piece lies beside its last key, and sees ``left`` keys before it."""
-        spans, key_spans = (list(itertools.pairwise(each.tolist())) for each in (ends, key_ends))
-        assert longest == max(end - start for start, end in spans)
-        assert most_keys == max(end - start for start, end in key_spans)
+        """By its description: sequences end at ``ends``, and a token sees itself and ``left`` tokens before it."""
+        assert ends.tolist() == key_ends.tolist()
+        assert longest == most_keys == int(ends.diff().max())
         left, right = window_size
         found = []
-        for (start, end), (first, last) in zip(spans, key_spans, strict=True):
-            beside = torch.arange(last - first - (end - start), last - first)[:, None]
-            at = torch.arange(last - first)
-            mask = (at <= beside + right) & ((at >= beside - left) if left >= 0 else True)
-            parts = (part.transpose(0, 1) for part in (query[start:end], key[first:last], value[first:last]))
+        for start, end in itertools.pairwise(ends.tolist()):
+            at = torch.arange(end - start)
+            mask = (at <= at[:, None] + right) & ((at >= at[:, None] - left) if left >= 0 else True)
+            parts = (part[start:end].transpose(0, 1) for part in (query, key, value))
             out = F.scaled_dot_product_attention(*parts, mask, scale=scale, enable_gqa=enable_gqa)
             found.append(out.transpose(0, 1))
         return torch.cat(found)
 
     monkeypatch.setattr("asyncrl.trainer.packed_attention.varlen_attn", kernel)
-    query, key, value = torch.randn(4, 14, 8), *torch.randn(2, 2, 14, 8)
-    for pieces in ([Piece(1), Piece(5), Piece(3, after=0), Piece(5, after=1)], [Piece(6), Piece(8)]):
-        row = Row(pieces, CPU)
-        got = _in_one((query, key, value), row, 0.5, window, torch.float32)
-        torch.testing.assert_close(got, _by_run((query, key, value), row, 0.5, window), rtol=1e-5, atol=1e-6)
+    row = Row([np.arange(6), np.arange(6, 9), np.arange(9, 12), np.arange(12, 14)], CPU)
+    heads = torch.randn(14, 4, 8), *torch.randn(2, 14, 2, 8)
+    got = _in_one(heads, row, 0.5, window, torch.float32)
+    torch.testing.assert_close(got, _by_length(heads, row.lengths, 0.5, window), rtol=1e-5, atol=1e-6)
