@@ -149,16 +149,17 @@ class ToyRun:
         Stop ``node`` for good while it holds leases; returns its process.
 
         Once nothing moves, whatever has no result is leased to the one that stands still. Caught between two leases,
-        it is let go and tried again.
+        it is let go and tried again, each time while much is being sampled.
         """
         victim = self.pid_of(node)
+        much = self.config.schedule.groups_per_step * self.config.schedule.group_size // 2
         while True:
+            self.until(lambda: self.units_without_result() >= much)
             os.kill(victim, signal.SIGSTOP)
             self.until_stuck()
             if self.units_without_result():
                 return victim
             os.kill(victim, signal.SIGCONT)
-            self.until_next_step()
 
     def assert_adds_up(self) -> None:
         """Every group that was trained on was trained on once, in order, with one result and one verdict a unit."""
