@@ -14,7 +14,7 @@ in every pass through the model, so whoever has fewer micro-batches makes empty 
 
 from collections.abc import Sequence
 
-from asyncrl.trainer.micro_batches import Size, micro_batches, num_tokens
+from asyncrl.trainer.micro_batches import Size, by_group, micro_batches, num_tokens
 
 
 def owners(sizes: Sequence[Size], ranks: int) -> list[int]:
@@ -31,10 +31,7 @@ def owners(sizes: Sequence[Size], ranks: int) -> list[int]:
     Source:
         Graham 1969, "Bounds on multiprocessing timing anomalies", sec. 4 (the bound).
     """
-    groups: dict[int, list[int]] = {}
-    for place, size in enumerate(sizes):
-        groups.setdefault(size.group_id, []).append(place)
-    together = _dealt(list(groups.values()), sizes, ranks)
+    together = _dealt(by_group(sizes), sizes, ranks)
     apart = _dealt([[place] for place in range(len(sizes))], sizes, ranks)
     return min(together, apart, key=lambda owner: _most(owner, sizes, ranks))
 

@@ -9,6 +9,7 @@ numbers in, indices out; any number of trajectories will do.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from asyncrl.errors import ConfigError
@@ -35,6 +36,14 @@ def num_tokens(sizes: Iterable[Size]) -> int:
     return sum(prompts.values()) + sum(size.completion for size in sizes)
 
 
+def by_group(sizes: Sequence[Size]) -> list[list[int]]:
+    """Indices of each group's trajectories, in the order in which groups and trajectories come."""
+    groups: dict[int, list[int]] = {}
+    for index, size in enumerate(sizes):
+        groups.setdefault(size.group_id, []).append(index)
+    return list(groups.values())
+
+
 def micro_batches(sizes: Sequence[Size], max_tokens: int) -> list[list[int]]:
     """
     Every index exactly once, in micro-batches of at most ``max_tokens``.
@@ -44,7 +53,7 @@ def micro_batches(sizes: Sequence[Size], max_tokens: int) -> list[list[int]]:
         max_tokens: Bound of `num_tokens`.
 
     Returns:
-        Indices into ``sizes``, those of a group behind one another, in the order in which groups and trajectories come.
+        Indices into ``sizes``, in the order of `by_group`.
 
     Raises:
         ConfigError: One trajectory alone is over the budget.
@@ -52,8 +61,7 @@ def micro_batches(sizes: Sequence[Size], max_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     groups: set[int] = set()
     room = 0
-    rank = {size.group_id: index for index, size in reversed(list(enumerate(sizes)))}
-    for index in sorted(range(len(sizes)), key=lambda index: rank[sizes[index].group_id]):
+    for index in chain.from_iterable(by_group(sizes)):
         size = sizes[index]
         if size.alone > max_tokens:
             raise ConfigError(

@@ -15,7 +15,7 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.assignment import passes
 from asyncrl.trainer.batch import TrainingSample
-from asyncrl.trainer.micro_batches import Size
+from asyncrl.trainer.micro_batches import Size, by_group
 from asyncrl.trainer.ranks import Ranks
 
 NOBODY = -1
@@ -70,7 +70,7 @@ class Step:
         """
         Places in ``described``, in so many parts of whole groups, as equal as can be; fewer if there are fewer groups.
         """
-        groups = [list(run) for _, run in groupby(range(len(self.described)), key=self._group_id)]
+        groups = by_group([one.size for one in self.described])
         number = min(number, len(groups))
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
@@ -83,9 +83,6 @@ class Step:
         """Micro-batches of this rank's share of ``places``: as many as every other rank has."""
         sizes = [one.size for one in self.described]
         return passes(places, sizes, self.owner, rank=ranks.rank, ranks=ranks.size, max_tokens=max_tokens)
-
-    def _group_id(self, place: int) -> int:
-        return self.described[place].outcome.group_id
 
 
 def whole(samples: Iterable[TrainingSample]) -> Step:
