@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,13 +26,13 @@ from pathlib import Path
 
 from live_run import ENDLESS, QUICKSTART, LiveRun
 
-from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import Admitted, Taken
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.records import Admitted, Taken
 from asyncrl.cli.inspect import audit_of
-from asyncrl.config import Config
+from asyncrl.config.run_file import load
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.run_file import load
 
 SETTINGS = ENDLESS | {
     "checkpoint.every_steps": "5",

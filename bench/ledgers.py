@@ -16,8 +16,8 @@ from pathlib import Path
 from msgspec import Struct
 from payloads import SUMMARY
 
-from asyncrl.broker.ledger import Ledger
-from asyncrl.broker.records import Record, Result, Verdict, encode
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.records import Record, Result, Verdict, encode
 from asyncrl.messages import SpoolRef, Unit
 
 GROUP_SIZE = 8

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages import Prompt, Sampling
 from asyncrl.reward.catalog import resolve

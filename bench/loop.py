@@ -41,8 +41,8 @@ from cpu import CpuWatch
 from ours import whole_loop
 from overlap import Overlap, summary
 
-from asyncrl.config import Config
-from asyncrl.run_file import load, to_toml
+from asyncrl.config.run_file import load, to_toml
+from asyncrl.config.sections import Config
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "conf" / "quickstart.toml"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from asyncrl.observe import charts
+from asyncrl.observe.report import charts
 
 GAP, HEAD = 14, 44
 PAPER = "svg { background: #f6f7f9; } .head { font: 600 16px system-ui, sans-serif; fill: #1c1f23; }"
@@ -15,7 +15,7 @@ def picture(title: str, drawn: Sequence[str], *, columns: int = 2) -> str:
 
     Args:
         title: Above all.
-        drawn: Charts as `asyncrl.observe.charts` makes them, row by row.
+        drawn: Charts as `asyncrl.observe.report.charts` makes them, row by row.
         columns: Charts in a row.
     """
     rows = -(-len(drawn) // columns)

@@ -26,8 +26,8 @@ from statistics import median
 
 from live_run import ENDLESS, QUICKSTART, LiveRun
 
-from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import Progressed, Reissued, Result
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.cli.inspect import audit_of
 from asyncrl.messages import Unit
 

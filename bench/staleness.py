@@ -33,10 +33,10 @@ from typing import Any, NamedTuple
 
 from picture import picture
 
-from asyncrl.observe.charts import Series, line_chart
+from asyncrl.config.run_file import load
+from asyncrl.observe.report.charts import Series, line_chart
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import RunRecord, read_run
-from asyncrl.run_file import load
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "conf" / "quickstart.toml"

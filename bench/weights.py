@@ -33,7 +33,7 @@ from ours.pause import REQUESTS, Kv, of_transformers
 from ours.transfers import BARE, FORM_BARE, Party, obey, party
 from ours.vllm_pause import of_vllm
 
-from asyncrl.weights.names import checkpoint_tensors
+from asyncrl.weights.contents.names import checkpoint_tensors
 
 ROUNDS = {"1M": 25, "30M": 11, "300M": 5}
 """Publishes that a median is of."""

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncrl.broker.records import Admitted, Dropped, Taken, VersionLive
-from asyncrl.config import Config, Schedule
-from asyncrl.run_file import decode
-
-from .broker.driver import Action, Cluster, Rollout, Trainer, a_config
+from asyncrl.broker.ledger.records import Admitted, Dropped, Taken, VersionLive
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config, Schedule
+from tests.broker.driver import Action, Cluster, Rollout, Trainer, a_config
 
 VERSIONS = 4
 

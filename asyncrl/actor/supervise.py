@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from asyncrl.actor.relay import Relay
 from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed
-from asyncrl.observe.disk import needed
+from asyncrl.files.disk import needed
 
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.2

@@ -18,16 +18,16 @@ import structlog
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.payloads import PayloadClient
-from asyncrl.broker.departures import DepartureBook
-from asyncrl.broker.ledger import Ledger
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Verdict
+from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.outbox import Event, Outgoing
-from asyncrl.broker.records import AnyRecord, NodeEvent, Verdict
-from asyncrl.broker.rendezvous import Rendezvous
-from asyncrl.broker.run_report import RunReport
-from asyncrl.broker.sample_files import SampleFiles
+from asyncrl.broker.report.run_report import RunReport
+from asyncrl.broker.report.sample_files import SampleFiles
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config import Config, to_json
+from asyncrl.broker.versions.rendezvous import Rendezvous
+from asyncrl.client.payloads import PayloadClient
+from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.messages import Message
 
 

@@ -11,8 +11,8 @@ which version lies staged, and the count of groups dropped in a row, whose cause
 
 from collections.abc import Iterable
 
-from asyncrl.broker.groups import Group, State
-from asyncrl.broker.records import (
+from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,

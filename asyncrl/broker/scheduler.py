@@ -13,21 +13,17 @@ What must be durable before it is said goes out with ``after_commit``: `Settled`
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
-from asyncrl.broker.absence import AbsenceBook, waits
-from asyncrl.broker.admission import AdmissionBook
-from asyncrl.broker.batches import BatchBook
-from asyncrl.broker.credits import CreditBook
-from asyncrl.broker.drops import OVERLONG, DropBook
-from asyncrl.broker.evaluation import EvaluationBook
-from asyncrl.broker.filtering import ZERO_VARIANCE, GroupFilter
-from asyncrl.broker.grading import GradeBook
-from asyncrl.broker.groups import Group, Slot, State
-from asyncrl.broker.lag import LagBound, Stragglers
-from asyncrl.broker.leasing import Leasing
-from asyncrl.broker.nodes import Node, NodeBook
-from asyncrl.broker.outbox import Event, Outbox, Outgoing
-from asyncrl.broker.publishing import MAX_FAILURES, PublishBook
-from asyncrl.broker.records import (
+from asyncrl.broker.groups.admission import AdmissionBook
+from asyncrl.broker.groups.batches import BatchBook
+from asyncrl.broker.groups.drops import OVERLONG, DropBook
+from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
+from asyncrl.broker.groups.group import Group, Slot, State
+from asyncrl.broker.groups.max_staleness import LagBound, Stragglers
+from asyncrl.broker.groups.window import Window
+from asyncrl.broker.leases.credits import CreditBook
+from asyncrl.broker.leases.dispatcher import Leasing
+from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.broker.ledger.records import (
     AnyRecord,
     Committed,
     Dropped,
@@ -38,9 +34,13 @@ from asyncrl.broker.records import (
     Taken,
     Verdict,
 )
-from asyncrl.broker.versions import Versions
-from asyncrl.broker.window import Window
-from asyncrl.config import Config, Schedule
+from asyncrl.broker.nodes.absence import AbsenceBook, waits
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.broker.versions.transfers import MAX_FAILURES, PublishBook
+from asyncrl.broker.versions.versions import Versions
+from asyncrl.config.sections import Config, Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant, RunFailed
 from asyncrl.messages import (

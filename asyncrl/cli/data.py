@@ -7,11 +7,11 @@ import click
 from msgspec import Struct
 
 from asyncrl.cli.sentence import one_sentence
-from asyncrl.config import Data, Reward
+from asyncrl.config.sections import Data, Reward
 
 if TYPE_CHECKING:  # pyarrow and a tokenizer are loaded by those commands that need them
     from asyncrl.data.check import CountTokens, Inspection
-    from asyncrl.data.preparing import Prepared, Published
+    from asyncrl.data.prepare.published import Prepared, Published
 
     Looked = tuple[Inspection, Reward | None]
     """A dataset, and what the run it is of judges by, if it is of one."""
@@ -60,7 +60,7 @@ def _options(command: Any) -> Any:
 @one_sentence
 def gsm8k(source: Path, **choices: Any) -> None:
     """GSM8K, from its JSONL."""
-    from asyncrl.data.gsm8k import GSM8K
+    from asyncrl.data.prepare.gsm8k import GSM8K
 
     _prepare(GSM8K, source, Choices(**choices))
 
@@ -71,7 +71,7 @@ def gsm8k(source: Path, **choices: Any) -> None:
 @one_sentence
 def geo3k(source: Path, **choices: Any) -> None:
     """Geometry3K, from the folder of one split, or parquet."""
-    from asyncrl.data.geo3k import GEO3K
+    from asyncrl.data.prepare.geo3k import GEO3K
 
     _prepare(GEO3K, source, Choices(**choices))
 
@@ -82,7 +82,7 @@ def geo3k(source: Path, **choices: Any) -> None:
 @one_sentence
 def math(source: Path, **choices: Any) -> None:
     """MATH, from JSONL or parquet with problem and solution."""
-    from asyncrl.data.competition_math import MATH
+    from asyncrl.data.prepare.competition_math import MATH
 
     _prepare(MATH, source, Choices(**choices))
 
@@ -93,7 +93,7 @@ def math(source: Path, **choices: Any) -> None:
 @one_sentence
 def dapo_math(source: Path, **choices: Any) -> None:
     """DAPO-Math, from its parquet; each of its prompts once."""
-    from asyncrl.data.dapo_math import DAPO_MATH
+    from asyncrl.data.prepare.dapo_math import DAPO_MATH
 
     _prepare(DAPO_MATH, source, Choices(**choices))
 
@@ -108,13 +108,13 @@ def dapo_math(source: Path, **choices: Any) -> None:
 @one_sentence
 def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, unique: bool, **choices: Any) -> None:
     """Questions and answers of your own, from JSONL or parquet."""
-    from asyncrl.data.own_rows import own_rows
+    from asyncrl.data.prepare.own_rows import own_rows
 
     _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, Choices(**choices))
 
 
 def _prepare(published: "Published", source: Path, choices: Choices) -> None:
-    from asyncrl.data.preparing import prepare as write_prepared
+    from asyncrl.data.prepare.published import prepare as write_prepared
 
     prepared = write_prepared(
         published,
@@ -179,8 +179,8 @@ def _of_file(path: Path, model: Path | None, max_tokens: int | None) -> "Looked"
 
 
 def _of_run(path: Path) -> "list[Looked]":
+    from asyncrl.config.run_file import load
     from asyncrl.data.check import inspect
-    from asyncrl.run_file import load
 
     config = load(path)
     settings: Data = config.data

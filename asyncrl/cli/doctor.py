@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.tables import aligned
-from asyncrl.node.diagnosis import Diagnosis, State
+from asyncrl.node.machine.diagnosis import Diagnosis, State
 
 MARKS: dict[State, tuple[str, str]] = {"good": ("✓", "green"), "absent": ("·", "dim"), "bad": ("✗", "bold red")}
 """How a state looks, and in which style."""

@@ -4,8 +4,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from asyncrl.actor.greeting import beat, identity, join, leave
 from asyncrl.actor.link import Link
+from asyncrl.client.handshake import beat, identity, join, leave
 from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Beat, Drain, Drained, Finished
 from asyncrl.observe.run_directory import RunDirectory

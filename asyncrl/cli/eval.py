@@ -16,23 +16,23 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.broker.marks import Marks, marks, marks_by_source
 from asyncrl.cli.tables import aligned
-from asyncrl.config import Config
+from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.sections import Config
+from asyncrl.config.toml import put, read, split_override
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import unusable
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.evaluation.answers import AnswerRow, write_answers
+from asyncrl.evaluation.metrics import Marks, marks, marks_by_source
+from asyncrl.evaluation.offline import Examiner, questions
+from asyncrl.files.disk import needed
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
-from asyncrl.node.examination import Examiner, questions
 from asyncrl.node.process import configure_logging
-from asyncrl.observe.answers import AnswerRow, write_answers
-from asyncrl.observe.disk import needed
-from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.routing import check_routes
-from asyncrl.run_file import SHORTHANDS, decode
-from asyncrl.strict_toml import put, read, split_override
+from asyncrl.reward.workers.pool import WorkerPool
 
 EVERYTHING = 1 << 62
 """Prompts of a file, unless told otherwise."""

@@ -5,10 +5,10 @@ from typing import Literal
 
 from asyncrl.errors import ConfigError
 from asyncrl.node.process import configure_logging
-from asyncrl.observe.model_card import model_card
+from asyncrl.observe.report.model_card import model_card
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
-from asyncrl.trainer.export import Dtype, chosen, export
+from asyncrl.trainer.checkpoints.export import Dtype, chosen, export
 
 
 def export_run(path: Path, out: Path, *, step: str | None = None, dtype: Dtype | None = None) -> str:

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from asyncrl.broker.audit import Audit, audit
-from asyncrl.broker.dead_letters import DeadLetter, dead_letters
-from asyncrl.broker.ledger_reader import LedgerReader
+from asyncrl.broker.ledger.audit import Audit, audit
+from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.config.run_file import load
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.run_file import load
 
 
 def audit_of(path: Path) -> Audit:

@@ -8,7 +8,7 @@ import click
 
 from asyncrl.cli.data import data
 from asyncrl.cli.sentence import one_sentence
-from asyncrl.run_file import explain, load
+from asyncrl.config.run_file import explain, load
 
 PATH = click.Path(path_type=Path)
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value.")
@@ -28,7 +28,7 @@ def main() -> None:
 @one_sentence
 def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Run every role on this machine, as child processes."""
-    from asyncrl.cli.run import run as run_all
+    from asyncrl.cli.launch.run import run as run_all
 
     run_all(load(config_path, overrides), config_path, overrides, dry_run=dry_run)
 
@@ -39,7 +39,7 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
 @one_sentence
 def resume(run_directory: Path, steps: int | None) -> None:
     """Go on with a run that was killed, failed or is to be longer, from its ledger and its newest checkpoint."""
-    from asyncrl.cli.run import resume as resume_run
+    from asyncrl.cli.launch.run import resume as resume_run
 
     resume_run(run_directory, steps)
 
@@ -68,7 +68,7 @@ def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
     """Make the model of [model.scratch], with its data; `asyncrl run` does so if it is missing."""
     from transformers.utils.logging import disable_progress_bar
 
-    from asyncrl.trainer.scratch import make
+    from asyncrl.toy.scratch import make
 
     disable_progress_bar()  # our own lines tell how it goes
     config = load(config_path, overrides)
@@ -88,7 +88,7 @@ def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
 @one_sentence
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """One self-contained HTML page of curves; several runs side by side."""
-    from asyncrl.observe.report import write_report
+    from asyncrl.observe.report.report import write_report
     from asyncrl.observe.run_directory import RunDirectory
 
     out = out or RunDirectory(runs[0]).report
@@ -241,7 +241,7 @@ def doctor(role: str | None, npu: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from asyncrl.cli.doctor import show, to_json
-    from asyncrl.node.doctor import examine, examine_npu
+    from asyncrl.node.machine.doctor import examine, examine_npu
 
     if npu and role:
         raise click.UsageError("--npu looks at no role; give one of --npu and --role")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from asyncrl.actor.greeting import identity
+from asyncrl.client.handshake import identity
+from asyncrl.config.run_file import load, to_toml
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.messages import Role
 from asyncrl.node.process import Job, run_process
-from asyncrl.run_file import load, to_toml
 
 ROLES = ("broker", "rollout", "reward", "trainer")
 
@@ -74,9 +74,9 @@ def main(
 
 
 def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: str | None, run_dir: Path | None) -> Job:
+    from asyncrl.files.atomic import replacing
+    from asyncrl.files.disk import needed
     from asyncrl.node.broker import collect_rarely, create_directory, run_broker
-    from asyncrl.observe.atomic import replacing
-    from asyncrl.observe.disk import needed
     from asyncrl.observe.run_directory import RunDirectory
 
     if config_path is None:
@@ -108,7 +108,7 @@ def _replicas_job(address: str, name: str, replicas: str | None, devices: str | 
         return None
     if replicas != "auto" and not (replicas.isdecimal() and int(replicas)):
         raise ConfigError(f"--replicas is {replicas!r}: expected auto or a number from 1")
-    from asyncrl.cli.replicas import run_replicas
+    from asyncrl.cli.launch.replicas import run_replicas
 
     count = None if replicas == "auto" else int(replicas)
     only = None if devices is None else [name.strip() for name in devices.split(",")]

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.broker.audit import Audit
-from asyncrl.broker.dead_letters import DeadLetter
+from asyncrl.broker.ledger.audit import Audit
+from asyncrl.broker.ledger.dead_letters import DeadLetter
 
 SHOWN = 8
 """Reasons of drops that are listed; the rarer ones are counted."""

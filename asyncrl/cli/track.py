@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.config.run_file import load
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.trackers.catalogue import label, make_tracker
 from asyncrl.observe.trackers.deadline import Deadline
 from asyncrl.observe.trackers.follower import Follower
-from asyncrl.run_file import load
 
 POLL_S = 1.0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset, by_reason
 from asyncrl.data.row import left_behind
 from asyncrl.data.table import Rows, open_rows

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.row import prompt_of, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError

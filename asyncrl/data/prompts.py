@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.epochs import Epochs, permutation
-from asyncrl.data.turns import Turns
+from asyncrl.data.interleave import Turns
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 

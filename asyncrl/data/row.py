@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.table import Row, Rows, require_column
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt

@@ -7,16 +7,16 @@ A rollout in a process that exists already: an engine, a broker's address, and o
 import asyncio
 from functools import partial
 
-from asyncrl.actor.greeting import Identity, identity, join, spool_link
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.config import from_json
+from asyncrl.client.handshake import Identity, identity, join, spool_link
+from asyncrl.config.sections import from_json
 from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
-from asyncrl.node.serving import serve, through_restarts
+from asyncrl.node.runner import serve, through_restarts
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.engine import Engine, Receives, Receiving
 from asyncrl.rollout.generations import Generations
-from asyncrl.weights.device import staging_device
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.receive import Receiver
 
 

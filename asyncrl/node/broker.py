@@ -8,21 +8,21 @@ from pathlib import Path
 
 import structlog
 
-from asyncrl.actor.greeting import beat, greet, identity
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
 from asyncrl.broker.actor import BrokerActor
-from asyncrl.broker.ledger import Ledger
-from asyncrl.broker.ledger_reader import LedgerReader
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.reader import LedgerReader
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config import Config
+from asyncrl.client.handshake import beat, greet, identity
+from asyncrl.config.sections import Config
 from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import by_reason
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import LinkReset
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages import Beat
 from asyncrl.node.agreement import require_agreement
-from asyncrl.observe.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments

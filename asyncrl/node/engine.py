@@ -2,8 +2,8 @@
 
 import os
 
-from asyncrl.config import Config
-from asyncrl.node.devices import find, require
+from asyncrl.config.sections import Config
+from asyncrl.node.machine.devices import find, require
 from asyncrl.rollout.engine import Engine
 
 # ruff: noqa: PLC0415  an engine that is not used need not be installed

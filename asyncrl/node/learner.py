@@ -8,14 +8,14 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.trainer import checkpoint
 from asyncrl.trainer.actor import Start
-from asyncrl.trainer.checkpoint import Saves
+from asyncrl.trainer.checkpoints import checkpoint
+from asyncrl.trainer.checkpoints.checkpoint import Saves
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks import Ranks
-from asyncrl.weights.device import require
+from asyncrl.trainer.ranks.ranks import Ranks
+from asyncrl.weights.groups.device import require
 
 log = structlog.get_logger()
 

@@ -17,14 +17,14 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from asyncrl.actor.greeting import Identity
 from asyncrl.actor.supervise import Child, describe_exit
 from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.config import Config, Trainer
+from asyncrl.client.handshake import Identity
+from asyncrl.config.sections import Config, Trainer
 from asyncrl.errors import ConfigError, RankDied
 from asyncrl.messages import Message, Stop, Welcome
-from asyncrl.trainer.crew import Crew
-from asyncrl.trainer.ranks import Alone, Group, Ranks
+from asyncrl.trainer.ranks.rank_hub import Crew
+from asyncrl.trainer.ranks.ranks import Alone, Group, Ranks
 
 START_S = 120.0
 """For all ranks to start, and import what they need."""

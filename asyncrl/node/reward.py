@@ -3,14 +3,14 @@
 import asyncio
 from functools import partial
 
-from asyncrl.actor.greeting import Identity, join, leave, spool_link
 from asyncrl.actor.link import Link
-from asyncrl.config import from_json
+from asyncrl.client.handshake import Identity, join, leave, spool_link
+from asyncrl.config.sections import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Welcome
-from asyncrl.node.serving import serve, through_restarts
+from asyncrl.node.runner import serve, through_restarts
 from asyncrl.reward.actor import RewardActor
-from asyncrl.reward.pool import WorkerPool
+from asyncrl.reward.workers.pool import WorkerPool
 
 
 async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 from functools import partial
 
-from asyncrl.actor.greeting import Identity, join, leave
-from asyncrl.config import from_json
+from asyncrl.client.handshake import Identity, join, leave
+from asyncrl.config.sections import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.node.attach import roll_out
 from asyncrl.node.engine import load_engine
-from asyncrl.node.serving import loading
+from asyncrl.node.runner import loading
 
 
 async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:

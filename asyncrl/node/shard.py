@@ -4,16 +4,16 @@ import asyncio
 import sys
 from pathlib import Path
 
-from asyncrl.actor.greeting import Identity, identity, join, leave, spool_link
-from asyncrl.config import from_json
+from asyncrl.client.handshake import Identity, identity, join, leave, spool_link
+from asyncrl.config.sections import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.node.learner import load_learner
 from asyncrl.node.process import run_process
 from asyncrl.node.ranks import START_S, group_of
-from asyncrl.node.serving import loading, serve
+from asyncrl.node.runner import loading, serve
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks import Group
+from asyncrl.trainer.ranks.ranks import Group
 from asyncrl.trainer.shard import ShardActor
 
 

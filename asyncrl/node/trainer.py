@@ -5,19 +5,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from asyncrl.actor.greeting import Identity, join, leave, spool_link
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.config import Config, from_json
+from asyncrl.client.handshake import Identity, join, leave, spool_link
+from asyncrl.config.sections import Config, from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Member, Welcome
 from asyncrl.node.learner import load_learner
 from asyncrl.node.ranks import Tell, with_ranks
-from asyncrl.node.serving import loading, serve, through_restarts
+from asyncrl.node.runner import loading, serve, through_restarts
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import TrainerActor
-from asyncrl.trainer.ranks import Ranks
-from asyncrl.weights.device import staging_device
-from asyncrl.weights.plan import Plan
+from asyncrl.trainer.ranks.ranks import Ranks
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.publish import Publisher
 
 

@@ -28,9 +28,9 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.observe.atomic import replacing
-from asyncrl.observe.disk import needed
-from asyncrl.observe.json_lines import JsonLines
+from asyncrl.files.atomic import replacing
+from asyncrl.files.disk import needed
+from asyncrl.files.json_lines import JsonLines
 
 
 class Summary(Struct, frozen=True, kw_only=True):

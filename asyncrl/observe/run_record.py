@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.observe.axes import Point
+from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, Summary
 
 Status = Literal["finished", "failed", "open"]

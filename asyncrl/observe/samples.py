@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from asyncrl.files.atomic import replacing
 from asyncrl.messages import FinishReason, Prompt, Span
-from asyncrl.observe.atomic import replacing
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa

@@ -7,9 +7,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError
-from asyncrl.plan.colocated import generate_s
 from asyncrl.plan.lengths import Z99, Lengths, Lognormal, read_samples
-from asyncrl.plan.plan import Plan
+from asyncrl.plan.numbers import Plan
+from asyncrl.plan.simulated.colocated import generate_s
 from asyncrl.plan.speeds import Line, TrainingSpeed, decode_line
 
 CLOSE = 1e-3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncrl.plan.trainer import TrainedStep
+from asyncrl.plan.simulated.trainer import TrainedStep
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -7,10 +7,10 @@ It needs neither a network nor a script, like the report of a run.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from asyncrl.observe import page
-from asyncrl.observe.atomic import replacing
-from asyncrl.observe.charts import Series, line_chart
-from asyncrl.observe.page import Markup
+from asyncrl.files.atomic import replacing
+from asyncrl.observe.report import page
+from asyncrl.observe.report.charts import Series, line_chart
+from asyncrl.observe.report.page import Markup
 from asyncrl.plan.cells import HEAD, MEASURED_HEAD, measured_rows, rows
 from asyncrl.plan.outcome import Outcome
 from asyncrl.plan.search import Found

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config import leaves
-from asyncrl.config_check import check as check_run
+from asyncrl.config.check import check as check_run
+from asyncrl.config.sections import leaves
+from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
-from asyncrl.plan.plan import LengthNumbers, Measured, Plan, TrainerSpeed
+from asyncrl.plan.numbers import LengthNumbers, Measured, Plan, TrainerSpeed
 from asyncrl.plan.speeds import decode_line
-from asyncrl.strict_toml import convert, put, read, split_override
 
 SHORTHANDS = {"staleness": "schedule.staleness", "seed": "horizon.seed"}
 MIDDLES = ("mean", "median", "synchronous_generate_s")

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.plan.inputs import Inputs
+from asyncrl.plan.numbers import Plan
 from asyncrl.plan.outcome import Outcome
-from asyncrl.plan.plan import Plan
 from asyncrl.plan.simulate import simulate
 
 TIE = 0.02

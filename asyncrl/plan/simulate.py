@@ -5,12 +5,12 @@ The steady state of a plan: a cluster runs until enough versions are measured, a
 """
 
 from asyncrl.errors import BrokenInvariant
-from asyncrl.plan.cluster import Cluster, SimulatedReward
 from asyncrl.plan.inputs import Inputs
+from asyncrl.plan.numbers import Plan
 from asyncrl.plan.outcome import Outcome, completion_tokens, token_staleness, trajectory_staleness
-from asyncrl.plan.plan import Plan
-from asyncrl.plan.rollout import SimulatedRollout
-from asyncrl.plan.trainer import SimulatedTrainer
+from asyncrl.plan.simulated.cluster import Cluster, SimulatedReward
+from asyncrl.plan.simulated.rollout import SimulatedRollout
+from asyncrl.plan.simulated.trainer import SimulatedTrainer
 
 
 class Simulation:

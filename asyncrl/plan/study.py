@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from asyncrl.plan.colocated import colocated
 from asyncrl.plan.inputs import Inputs, inputs
+from asyncrl.plan.numbers import Measured, Plan
 from asyncrl.plan.outcome import Outcome
-from asyncrl.plan.plan import Measured, Plan
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.search import Found, search
 from asyncrl.plan.simulate import simulate
+from asyncrl.plan.simulated.colocated import colocated
 
 
 class Comparison(Struct, frozen=True, kw_only=True):

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.actor.payloads import PayloadClient
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, VerifierError
 from asyncrl.messages import Beat, Drain, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
-from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample, to_judge
+from asyncrl.reward.workers.pool import WorkerPool
 
 MAX_IN_HAND = 256
 """Trajectories in hand at once: four full frames to the workers, about 5 MB of payloads."""

@@ -11,7 +11,7 @@ A row that nothing is for is never given a zero: `unrouted` finds it before anyt
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from asyncrl.config import Reward, RewardPart
+from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint
 

@@ -18,7 +18,7 @@ import structlog
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
-from asyncrl.actor.payloads import PayloadClient
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.messages import (
     Beat,

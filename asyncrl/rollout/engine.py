@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.messages import FinishReason, Member, Message, Prompt, Sampling, Span, StoreValue, Transfer
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:  # the rollout room itself needs no torch: a host's engine may use anything
     from torch import Tensor

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.files.atomic import flush
+from asyncrl.files.disk import REMEDY, TornTail
 from asyncrl.messages import SpoolRef
-from asyncrl.observe.atomic import flush
-from asyncrl.observe.disk import REMEDY, TornTail
 from asyncrl.spool.layout import HEADER, Entry, Key, Place, Scan, scan, segment_path
 from asyncrl.spool.recent import Recent
 from asyncrl.spool.tail import Tail

@@ -9,7 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
-from asyncrl.observe.atomic import flush
+from asyncrl.files.atomic import flush
 from asyncrl.spool.layout import Entry, Place, encode_head, encode_header, segment_path
 
 IOV_MAX = 1024

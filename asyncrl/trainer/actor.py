@@ -29,8 +29,8 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.actor.payloads import PayloadClient
-from asyncrl.config import Config
+from asyncrl.client.payloads import PayloadClient
+from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.messages import (
     Batch,
@@ -51,11 +51,11 @@ from asyncrl.messages import (
     TransferFailed,
     Work,
 )
-from asyncrl.trainer.checkpoint import Saves
-from asyncrl.trainer.checkpoint_writer import CheckpointWriter
+from asyncrl.trainer.checkpoints.checkpoint import Saves
+from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 from asyncrl.trainer.fetching import fetch_step
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.step import Step
+from asyncrl.trainer.packing.step import Step
 from asyncrl.weights.publish import Publisher
 
 log = structlog.get_logger()

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncrl.actor.payloads import PayloadClient
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import LinkError
 from asyncrl.messages import Batch, Sample, Trajectory
-from asyncrl.trainer.batch import TrainingSample
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.step import Described, Step
+from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.step import Described, Step
 
 FETCH_S = 120.0
 """A spool that does not answer for this long has failed."""

@@ -24,23 +24,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
-from asyncrl.config import Config
-from asyncrl.trainer.assignment import owners
-from asyncrl.trainer.batch import TrainingSample, collate
-from asyncrl.trainer.columns import Column, shared
-from asyncrl.trainer.estimates import BEHAVIOR, Estimates, estimate
-from asyncrl.trainer.learning_rate import learning_rate
-from asyncrl.trainer.mini_batch import MiniBatch
+from asyncrl.config.sections import Config
+from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
+from asyncrl.trainer.algorithm.mini_batch import MiniBatch
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
+from asyncrl.trainer.algorithm.selecting import selected
+from asyncrl.trainer.algorithm.step_metrics import merged
+from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
+from asyncrl.trainer.model.learning_rate import learning_rate
+from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
-from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.ranks import Alone, Ranks, collective
-from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
-from asyncrl.trainer.selecting import selected
-from asyncrl.trainer.snapshot import Snapshot, host_copy
-from asyncrl.trainer.step import NOBODY, Described, Step, whole
-from asyncrl.trainer.tally import merged
+from asyncrl.trainer.packing.assignment import owners
+from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.step import NOBODY, Described, Step, whole
+from asyncrl.trainer.ranks.per_token import Column, shared
+from asyncrl.trainer.ranks.ranks import Alone, Ranks, collective
 from asyncrl.trainer.updates import Updates
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 
 class Learner:

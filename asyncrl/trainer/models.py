@@ -13,14 +13,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asyncrl.config import Config
-from asyncrl.trainer.batch import MicroBatch
-from asyncrl.trainer.critic import Critic
-from asyncrl.trainer.descent import Descent
-from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.ranks import Ranks
-from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
-from asyncrl.trainer.snapshot import OPTIMIZER
+from asyncrl.config.sections import Config
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
+from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER
+from asyncrl.trainer.model.critic import Critic
+from asyncrl.trainer.model.optimizer import Descent
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.batch import MicroBatch
+from asyncrl.trainer.ranks.ranks import Ranks
 
 ADAPTERS = "adapters"
 """What `tensors` calls those of LoRA: in the checkpoint's model they are merged."""

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.actor.payloads import PayloadClient
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import LinkClosed
 from asyncrl.messages import Batch, Beat, Stop, Work
 from asyncrl.trainer.fetching import fetch_step
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.step import Step
+from asyncrl.trainer.packing.step import Step
 
 Result = TypeVar("Result")
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.value import value_loss
-from asyncrl.config import Config
-from asyncrl.trainer.batch import collate
-from asyncrl.trainer.logprob_gap import Comparable
-from asyncrl.trainer.mini_batch import MiniBatch
+from asyncrl.config.sections import Config
+from asyncrl.trainer.algorithm.logprob_gap import Comparable
+from asyncrl.trainer.algorithm.mini_batch import MiniBatch
+from asyncrl.trainer.algorithm.objective import objective
+from asyncrl.trainer.algorithm.recipe import Recipe
+from asyncrl.trainer.algorithm.step_metrics import Tally
 from asyncrl.trainer.models import Models
-from asyncrl.trainer.objective import objective
-from asyncrl.trainer.ranks import Ranks, collective
-from asyncrl.trainer.recipe import Recipe
-from asyncrl.trainer.tally import Tally
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.ranks.ranks import Ranks, collective
 
 
 class Updates:

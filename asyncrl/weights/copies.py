@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import torch
 
-from asyncrl.weights.header import NOTHING
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.header import NOTHING
+from asyncrl.weights.contents.layout import Plan
 from asyncrl.weights.staging import Staging
 
 

@@ -16,12 +16,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.weights import delta
-from asyncrl.weights.checksum import Checksum
-from asyncrl.weights.deadline import Deadline
-from asyncrl.weights.delta import Form
-from asyncrl.weights.group import Group
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents import delta
+from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.delta import Form
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.group import Group
 from asyncrl.weights.staging import Staging
 
 OnBucket = Callable[[Mapping[str, Tensor]], None]

@@ -14,19 +14,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages import Member, StoreValue, Transfer
-from asyncrl.weights import header
-from asyncrl.weights.checksum import Checksum
-from asyncrl.weights.deadline import Deadline
-from asyncrl.weights.epochs import GroupKeeper
+from asyncrl.weights.contents import header
+from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.header import NOTHING
+from asyncrl.weights.contents.layout import Plan
 from asyncrl.weights.exchange import Channel, OnBucket, receive
-from asyncrl.weights.group import CPU, Group
-from asyncrl.weights.header import NOTHING
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.group import CPU, Group
+from asyncrl.weights.groups.store import Send
+from asyncrl.weights.groups.transfer_groups import GroupKeeper
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.store import Send
 
 
 class Receiver:

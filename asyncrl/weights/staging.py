@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.weights.plan import Bucket, Plan
+from asyncrl.weights.contents.layout import Bucket, Plan
 
 
 class Staging:

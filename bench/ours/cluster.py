@@ -27,7 +27,8 @@ from processes import Processes, report
 from asyncrl.broker.actor import TICK_S
 from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config import Config
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.messages import (
     PROTOCOL,
@@ -57,7 +58,6 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.node.broker import collect_rarely
-from asyncrl.run_file import decode
 
 GROUP_SIZE = 8
 CAPACITY = 2 * GROUP_SIZE

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.trainer.batch import TrainingSample, collate
-from asyncrl.trainer.micro_batches import micro_batches
-from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.step import described
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.micro_batches import micro_batches
+from asyncrl.trainer.packing.step import described
 
 COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
 SHAPES = {

@@ -21,9 +21,9 @@ from meter import Meter, Rate
 from payloads import PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
-from asyncrl.actor.greeting import Identity, beat, identity, join, spool_link
-from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.client.handshake import Identity, beat, identity, join, spool_link
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.messages import (
     Batch,
     Beat,

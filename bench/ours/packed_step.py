@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import ragged
 
-from asyncrl.run_file import decode
-from asyncrl.trainer.batch import TrainingSample
+from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.packing.batch import TrainingSample
 
 
 def main(work: ragged.Work) -> ragged.Timed:

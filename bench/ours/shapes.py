@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 
 SHAPES = {"1M": (2048, 128, 4, 32), "30M": (16384, 384, 14, 64), "300M": (32768, 1024, 21, 64)}
 """Words, hidden size, layers, size of a head. Heads of the same size fill the hidden size; half as many hold keys."""

@@ -19,8 +19,8 @@ from meter import Meter, Rate
 from payloads import SUMMARY, payloads
 from processes import Processes, free_address, report
 
-from asyncrl.actor.payloads import PayloadClient
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.messages import Leased, Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments

@@ -24,8 +24,8 @@ from ours.cluster import CAPACITY, GROUP_SIZE, halves, roles, verdicts
 from ours.durable import start_broker
 from processes import Processes, report
 
-from asyncrl.actor.greeting import Identity, beat, identity, join
 from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.client.handshake import Identity, beat, identity, join
 from asyncrl.messages import (
     Batch,
     Beat,

@@ -24,11 +24,11 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is p
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
-from asyncrl.broker.rendezvous import Rendezvous
-from asyncrl.config import Weights
+from asyncrl.broker.versions.rendezvous import Rendezvous
+from asyncrl.config.sections import Weights
 from asyncrl.messages import Bye, Member, Message, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
-from asyncrl.weights.names import checkpoint_tensors
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
 

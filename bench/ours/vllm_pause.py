@@ -19,13 +19,13 @@ from torch import Tensor
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
 from asyncrl.messages import Member, StoreValue, Transfer
 from asyncrl.rollout.engine import Receives
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.weights.names import checkpoint_tensors
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 
 from . import shapes

@@ -10,9 +10,9 @@ import msgspec
 from course import Course
 from cpu import CpuWatch
 
-from asyncrl.config import Config
+from asyncrl.config.run_file import to_toml
+from asyncrl.config.sections import Config
 from asyncrl.observe.run_record import RunRecord, read_run
-from asyncrl.run_file import to_toml
 
 
 def run(config: Config, directory: Path) -> Course:

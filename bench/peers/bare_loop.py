@@ -32,13 +32,13 @@ from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
 
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.config import Config
+from asyncrl.config.run_file import load
+from asyncrl.config.sections import Config
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
-from asyncrl.run_file import load
-from asyncrl.trainer.batch import TrainingSample
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.packing.batch import TrainingSample
 
 
 class SharedWeights:

@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, T
 from trl import GRPOConfig, GRPOTrainer
 
 from asyncrl.algo.losses.table import resolve_loss
-from asyncrl.config import Config
+from asyncrl.config.run_file import load
+from asyncrl.config.sections import Config
 from asyncrl.messages import Prompt
-from asyncrl.run_file import load
-from asyncrl.trainer.learning_rate import learning_rate
+from asyncrl.trainer.model.learning_rate import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 

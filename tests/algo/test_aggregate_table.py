@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from asyncrl.algo.aggregate import AGGREGATIONS, Totals
-
-from .losses.padded import aggregated, random_padded, slope
+from tests.algo.losses.padded import aggregated, random_padded, slope
 
 NORM = 37.0
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from asyncrl.algo.kl import KL_ESTIMATORS, resolve_kl
-
-from .losses.padded import random_padded, slope
+from tests.algo.losses.padded import random_padded, slope
 
 
 def _k3(d):

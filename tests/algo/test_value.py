@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from asyncrl.algo.value import explained_variance, value_loss
-
-from .losses.padded import random_padded, slope
+from tests.algo.losses.padded import random_padded, slope
 
 
 @pytest.mark.parametrize(

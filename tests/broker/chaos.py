@@ -8,12 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from asyncrl.broker.audit import Audit, audit
-from asyncrl.broker.filtering import ZERO_VARIANCE
-from asyncrl.broker.records import Admitted, Dropped, Result, Taken, Verdict
-from asyncrl.config import Config
-
-from .driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
+from asyncrl.broker.groups.filtering import ZERO_VARIANCE
+from asyncrl.broker.ledger.audit import Audit, audit
+from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Taken, Verdict
+from asyncrl.config.sections import Config
+from tests.broker.driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
 
 MAX_ACTIONS = 20_000
 MAX_DEATHS = 4

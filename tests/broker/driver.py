@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
-from asyncrl.config import Config
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
 from asyncrl.messages import (
@@ -56,7 +57,6 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.run_file import decode
 
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]

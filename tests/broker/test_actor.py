@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
-from asyncrl.broker.ledger import Ledger
-from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import AnyRecord, Dropped, NodeEvent, Verdict
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Verdict
 from asyncrl.broker.replay import replay
-from asyncrl.config import Checkpoint, Config, from_json
+from asyncrl.config.sections import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages import (
     PROTOCOL,
     Beat,
@@ -42,10 +43,8 @@ from asyncrl.messages import (
     Unit,
     Welcome,
 )
-from asyncrl.observe.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory, Summary
-
-from .driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
+from tests.broker.driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 CONFIG = a_config(
     run={"steps": 3, "seed": 5},

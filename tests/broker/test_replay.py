@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
-from asyncrl.broker.groups import Group, State
-from asyncrl.broker.records import (
+from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,
@@ -25,7 +25,7 @@ from asyncrl.broker.records import (
 )
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LedgerError
 from asyncrl.messages import (
     PROTOCOL,
@@ -51,9 +51,8 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-
-from .chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
-from .driver import Cluster, Rollout, a_config, a_scheduler
+from tests.broker.chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
+from tests.broker.driver import Cluster, Rollout, a_config, a_scheduler
 
 PLAIN = a_config()
 HELD_OUT = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})

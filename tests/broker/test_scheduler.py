@@ -5,9 +5,9 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.broker.drops import LEAST_IN_A_ROW
-from asyncrl.broker.lease_terms import sampling_seed
-from asyncrl.broker.records import (
+from asyncrl.broker.groups.drops import LEAST_IN_A_ROW
+from asyncrl.broker.leases.lease_terms import sampling_seed
+from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,
@@ -21,7 +21,7 @@ from asyncrl.broker.records import (
     VersionLive,
 )
 from asyncrl.broker.scheduler import Event, Outgoing
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
     Batch,
@@ -46,8 +46,7 @@ from asyncrl.messages import (
     Trim,
     Unit,
 )
-
-from .driver import SPOOL, Cluster, Node, Reward, Rollout, Trainer, a_config
+from tests.broker.driver import SPOOL, Cluster, Node, Reward, Rollout, Trainer, a_config
 
 T = TypeVar("T")
 

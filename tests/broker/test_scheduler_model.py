@@ -11,10 +11,9 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncrl.config import Config
-
-from .chaos import CONFIGS, check, check_promises, restart, run_to_the_end, start_all
-from .driver import Cluster
+from asyncrl.config.sections import Config
+from tests.broker.chaos import CONFIGS, check, check_promises, restart, run_to_the_end, start_all
+from tests.broker.driver import Cluster
 
 NUM_HELD_OUT = 2
 PLACES = st.integers(0, 1 << 16)

@@ -11,13 +11,22 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.broker import step_report
-from asyncrl.broker.records import Admitted, Duplicate, Restarted, Result, Taken, Verdict
-from asyncrl.config import Config
+from asyncrl.broker.ledger.records import Admitted, Duplicate, Restarted, Result, Taken, Verdict
+from asyncrl.broker.report import step_report
+from asyncrl.config.sections import Config
 from asyncrl.messages import Cancelled, Settled, Stepped, Unit
-
-from .chaos import LENGTHS, MAX_ACTIONS, SEEDS, Chaos, audited, check, check_accounts, check_training, start_all
-from .driver import Action, Cluster, Reward, Rollout, Trainer, a_config, version_of
+from tests.broker.chaos import (
+    LENGTHS,
+    MAX_ACTIONS,
+    SEEDS,
+    Chaos,
+    audited,
+    check,
+    check_accounts,
+    check_training,
+    start_all,
+)
+from tests.broker.driver import Action, Cluster, Reward, Rollout, Trainer, a_config, version_of
 
 STALENESS = st.sampled_from([0.0, 0.4, 1.0, 1.5, 2.0])
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.cli.doctor import show, to_json
-from asyncrl.node.diagnosis import Diagnosis, Line
+from asyncrl.node.machine.diagnosis import Diagnosis, Line
 
 FOUND = Diagnosis(
     (

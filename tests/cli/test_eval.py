@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.broker.marks import Marks
 from asyncrl.cli.eval import Examined, eval_config, failures, table
 from asyncrl.errors import ConfigError
-from asyncrl.observe.answers import AnswerRow
+from asyncrl.evaluation.answers import AnswerRow
+from asyncrl.evaluation.metrics import Marks
 
 RUN = """
 [model]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncrl.broker import records
-from asyncrl.broker.ledger import Ledger
-from asyncrl.broker.records import Admitted, FailedAttempt, Taken, Verdict, VersionLive
+from asyncrl.broker.ledger import records
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Taken, Verdict, VersionLive
 from asyncrl.cli.main import main
 from asyncrl.messages import SpoolRef, Summary, Unit
 from asyncrl.observe.run_directory import RunDirectory

@@ -10,8 +10,8 @@ import structlog
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
+from asyncrl.config.run_file import load, to_toml
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.run_file import load, to_toml
 
 
 def asyncrl(*arguments: object) -> Result:

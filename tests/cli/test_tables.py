@@ -3,8 +3,8 @@
 import pytest
 from msgspec import structs
 
-from asyncrl.broker.audit import Audit, LengthBucket
-from asyncrl.broker.dead_letters import DeadLetter
+from asyncrl.broker.ledger.audit import Audit, LengthBucket
+from asyncrl.broker.ledger.dead_letters import DeadLetter
 from asyncrl.cli.tables import aligned, audit_table, dead_letter_table, event_table
 
 AUDIT = Audit(

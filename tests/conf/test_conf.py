@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.run_file import load
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.run_file import load
 
 CONF = Path(__file__).parents[2] / "conf"
 UNIT = CONF / "systemd" / "asyncrl@.service"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset, by_reason
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt

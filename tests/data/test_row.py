@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.row import left_behind, prompt_of, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError

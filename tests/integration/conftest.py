@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.broker.audit import Audit
-from asyncrl.broker.ledger_reader import LedgerReader
-from asyncrl.broker.records import Admitted, AnyRecord, Dropped, Result, Taken, Verdict
+from asyncrl.broker.ledger.audit import Audit
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Taken, Verdict
 from asyncrl.cli.inspect import audit_of
-from asyncrl.config import Config
+from asyncrl.config.run_file import load
+from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, Summary
-from asyncrl.run_file import load
 
 STUCK_S = 100.0
 """A run that has not ended by then hangs."""

@@ -21,8 +21,8 @@ import msgspec
 from asyncrl.cli.node import main
 from asyncrl.errors import TransferError
 from asyncrl.node import attach
-from asyncrl.weights.epochs import GroupKeeper
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.groups.transfer_groups import GroupKeeper
 from asyncrl.weights.receive import Receiver
 
 FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.broker.records import Dropped, FailedAttempt
+from asyncrl.broker.ledger.records import Dropped, FailedAttempt
 
 Toy = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = """

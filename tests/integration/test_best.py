@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from asyncrl.trainer.checkpoint import read_manifest, verify
-from asyncrl.trainer.retention import BEST, Best
+from asyncrl.trainer.checkpoints.checkpoint import read_manifest, verify
+from asyncrl.trainer.checkpoints.retention import BEST, Best
 
 pytestmark = pytest.mark.slow
 

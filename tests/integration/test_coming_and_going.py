@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from asyncrl.broker.records import Progressed, Reissued, Result
+from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.messages import Unit
 
 pytestmark = pytest.mark.slow

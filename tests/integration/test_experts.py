@@ -12,14 +12,14 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
-from asyncrl.config import Config
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
-from asyncrl.run_file import decode
-from asyncrl.trainer.batch import TrainingSample
 from asyncrl.trainer.learner import Learner
-from asyncrl.weights.plan import Plan
+from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.weights.contents.layout import Plan
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 SAMPLED = Sampling(20, temperature=0.8)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.config import Config
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
-from asyncrl.run_file import decode
-from asyncrl.trainer.batch import TrainingSample, collate
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.policy import Policy
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.batch import TrainingSample, collate
 
 PROMPT_IDS = [14, 12, 3, 15, 17, 18, 19]
 MAX_TOKENS = 24

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from asyncrl.broker.audit import Audit
-from asyncrl.broker.records import (
+from asyncrl.broker.ledger.audit import Audit
+from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,

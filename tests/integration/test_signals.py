@@ -84,7 +84,7 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
 
 WEDGED = """
 import asyncio, sys, time
-from asyncrl.actor.greeting import beat, identity, join
+from asyncrl.client.handshake import beat, identity, join
 from asyncrl.messages import Beat
 
 async def main():

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.broker.records import Admitted, Record, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Record, Result, Taken, Verdict
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import LedgerError
 from asyncrl.messages import Prompt, SpoolRef, Summary, Unit
 from asyncrl.node.agreement import require_agreement
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.run_file import decode
 from asyncrl.spool.layout import Entry, Place
 from asyncrl.spool.segments import Segments
 

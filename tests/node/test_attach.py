@@ -6,7 +6,8 @@ import threading
 import msgspec
 
 from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.config import to_json
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import to_json
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
@@ -21,9 +22,8 @@ from asyncrl.messages import (
     Welcome,
 )
 from asyncrl.node.attach import attach
-from asyncrl.run_file import decode
 from asyncrl.testing import FakeEngine
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
 
 CONFIG = decode({"model": {"path": "model"}, "data": {"train": "train.parquet"}})
 LEASE = Lease(

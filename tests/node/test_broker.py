@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.config import Data
+from asyncrl.config.sections import Data
 from asyncrl.data.prompts import train_stream
 from asyncrl.node.broker import _tell_of_skipped_rows
 from asyncrl.observe.run_directory import RunDirectory

@@ -5,18 +5,18 @@ import sys
 
 import pytest
 
-from asyncrl.actor.greeting import identity
 from asyncrl.actor.supervise import Child
+from asyncrl.client.handshake import identity
+from asyncrl.config.run_file import decode
 from asyncrl.errors import RankDied
 from asyncrl.messages import Welcome
 from asyncrl.node import ranks
 from asyncrl.node.ranks import with_ranks
-from asyncrl.run_file import decode
 
 WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
 JOINS_AND_DIES = """
 import asyncio, os, sys
-from asyncrl.actor.greeting import identity, join
+from asyncrl.client.handshake import identity, join
 
 async def main():
     await join(sys.argv[1], identity("shard", "trainer-0-rank-1"), 30.0)

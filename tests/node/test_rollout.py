@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.greeting import identity
 from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.config import Config, Data, Model, Rollout, Vllm, to_json
+from asyncrl.client.handshake import identity
+from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Bye, Hello, Message, Welcome
 from asyncrl.node.rollout import run_rollout

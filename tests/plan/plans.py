@@ -3,8 +3,8 @@
 from typing import Any
 
 from asyncrl.plan.inputs import inputs
+from asyncrl.plan.numbers import Plan
 from asyncrl.plan.outcome import Outcome
-from asyncrl.plan.plan import Plan
 from asyncrl.plan.plan_file import changed, decode
 from asyncrl.plan.simulate import simulate
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.plan.colocated import generate_s
 from asyncrl.plan.inputs import inputs
+from asyncrl.plan.simulated.colocated import generate_s
 from tests.plan.plans import a_plan, spread_out
 
 

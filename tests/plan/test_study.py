@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.plan import Plan
+from asyncrl.plan.numbers import Plan
 from asyncrl.plan.plan_file import changed, load
 from asyncrl.plan.study import Study, study
 from tests.plan.plans import a_plan

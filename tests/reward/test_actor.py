@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.config import Reward
+from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
     Failed,
@@ -28,9 +28,8 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.reward.actor import RewardActor, sample_of
-from asyncrl.reward.pool import WorkerPool
-
-from .scripted import ScriptedLink
+from asyncrl.reward.workers.pool import WorkerPool
+from tests.reward.scripted import ScriptedLink
 
 
 def trajectory(unit: Unit, text: str) -> Trajectory:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import Reward, RewardPart
+from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.blend import verifier_of
-from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample, Verdict, is_async, verdict_of
+from asyncrl.reward.workers.pool import WorkerPool
 
 FUNCTIONS = """
 def length(sample):

@@ -11,12 +11,12 @@ import shutil
 
 import pytest
 
-from asyncrl.config import Reward, RewardPart
+from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import VerifierError
 from asyncrl.reward.blend import verifier_of
-from asyncrl.reward.pool import WorkerPool
-from asyncrl.reward.sandbox import Sandbox
+from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.hostile import COUNT, corpus
 
 ANSWER = "18.5"

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from asyncrl.config import Reward, RewardPart
+from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalog import BUILT_IN
 from asyncrl.reward.routing import ROUTES, check_routes, route, unrouted

@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from .mutants import MUTANTS, planted
-from .schedule import Outcome, search
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.schedule import Outcome, search
 
 
 def main() -> int:

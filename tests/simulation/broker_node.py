@@ -9,22 +9,21 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.actor.greeting import Identity
 from asyncrl.actor.link import Hub
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.client.handshake import Identity
 from asyncrl.data.prompts import Draw
 from asyncrl.messages import Message, Prompt, ToBroker
 from asyncrl.node import broker as process
-
-from .disk import Disk
-from .ledger import SimLedger
-from .nodes import World
-from .plan import ADDRESS, ROWS
-from .segments import SimSegments
-from .virtual_time import PROCESS
+from tests.simulation.disk import Disk
+from tests.simulation.ledger import SimLedger
+from tests.simulation.nodes import World
+from tests.simulation.plan import ADDRESS, ROWS
+from tests.simulation.segments import SimSegments
+from tests.simulation.virtual_time import PROCESS
 
 
 async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> None:

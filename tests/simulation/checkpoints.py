@@ -7,11 +7,10 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Stepped
-
-from .virtual_time import PROCESS
+from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:
-    from .disk import Disk
+    from tests.simulation.disk import Disk
 
 Trained = tuple[tuple[int, tuple[int, ...]], ...]
 """Step and groups of everything in some weights."""

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from asyncrl.broker.records import AnyRecord
-
-from .checkpoints import CheckpointFolder
-from .ledger import LedgerFile
-from .segments import SpoolFolder
+from asyncrl.broker.ledger.records import AnyRecord
+from tests.simulation.checkpoints import CheckpointFolder
+from tests.simulation.ledger import LedgerFile
+from tests.simulation.segments import SpoolFolder
 
 
 class Disk:

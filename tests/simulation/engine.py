@@ -8,8 +8,7 @@ from typing import Any
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
-
-from .plan import Plan, tokens_of
+from tests.simulation.plan import Plan, tokens_of
 
 
 class SimEngine:

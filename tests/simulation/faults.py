@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from .wire import Weather
-from .world import World
+from tests.simulation.wire import Weather
+from tests.simulation.world import World
 
 
 async def faults(world: World) -> None:

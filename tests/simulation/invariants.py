@@ -13,18 +13,17 @@ A promise that is broken is noted, and the schedule ends there.
 
 from collections.abc import Callable, Sequence
 
-from asyncrl.broker.audit import audit
-from asyncrl.broker.groups import State
-from asyncrl.broker.records import AnyRecord
+from asyncrl.broker.groups.group import State
+from asyncrl.broker.ledger.audit import audit
+from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages import Batch, Cancelled, Message, PutItem, Sample, Settled, SpoolRef, Stored, Unit
-from asyncrl.trainer.batch import TrainingSample
-
-from .checkpoints import Trained
-from .plan import tokens_of
-from .record_rules import RecordRules
+from asyncrl.trainer.packing.batch import TrainingSample
+from tests.simulation.checkpoints import Trained
+from tests.simulation.plan import tokens_of
+from tests.simulation.record_rules import RecordRules
 
 PATIENCE_S = 4.0
 """How long a result that is on disk may be unsettled while nothing goes wrong: several of its repeats."""

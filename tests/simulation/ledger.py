@@ -1,7 +1,7 @@
 """
 The broker's ledger on a simulated disk: a transaction is there or it is not, and takes its time.
 
-In the place of `asyncrl.broker.ledger.Ledger`. It keeps the same promises, and fails as that does when the disk is full
+In the place of `Ledger`. It keeps the same promises, and fails as that does when the disk is full
 or a record is there already.
 """
 
@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.broker.records import AnyRecord, key, retired
+from asyncrl.broker.ledger.records import AnyRecord, key, retired
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
-
-from .virtual_time import PROCESS
+from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:
-    from .disk import Disk
+    from tests.simulation.disk import Disk
 
 SYNC_S = 0.004
 """A transaction takes this long on average."""

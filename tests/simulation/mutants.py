@@ -11,16 +11,15 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from asyncrl.broker.admission import AdmissionBook
-from asyncrl.broker.batches import BatchBook
-from asyncrl.broker.groups import Group, State
-from asyncrl.broker.records import Admitted
+from asyncrl.broker.groups.admission import AdmissionBook
+from asyncrl.broker.groups.batches import BatchBook
+from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.window import Window
+from asyncrl.broker.leases.waiting import WaitingGroups
+from asyncrl.broker.ledger.records import Admitted
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.waiting import WaitingGroups
-from asyncrl.broker.window import Window
 from asyncrl.messages import Stored, StoredItem
-
-from . import broker_node
+from tests.simulation import broker_node
 
 DONE = (State.STORED, State.SCORED)
 

@@ -10,26 +10,25 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from asyncrl.actor.greeting import Identity, join, spool_link
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.config import from_json
+from asyncrl.client.handshake import Identity, join, spool_link
+from asyncrl.config.sections import from_json
 from asyncrl.errors import VerifierError
 from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
-from asyncrl.node.serving import serve, through_restarts
+from asyncrl.node.runner import serve, through_restarts
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Sample, Verdict
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.step import Described, Step
-
-from .checkpoints import CheckpointFolder, Trained
-from .disk import Disk
-from .engine import SimEngine
-from .invariants import Invariants
-from .plan import ADDRESS, Plan
-from .transfers import Publisher, Receiver, Transfers
-from .virtual_time import PROCESS
+from asyncrl.trainer.packing.step import Described, Step
+from tests.simulation.checkpoints import CheckpointFolder, Trained
+from tests.simulation.disk import Disk
+from tests.simulation.engine import SimEngine
+from tests.simulation.invariants import Invariants
+from tests.simulation.plan import ADDRESS, Plan
+from tests.simulation.transfers import Publisher, Receiver, Transfers
+from tests.simulation.virtual_time import PROCESS
 
 WAIT_S = 5.0
 """For a broker to answer."""

@@ -6,10 +6,9 @@ from typing import Any
 from msgspec import Struct
 
 from asyncrl.actor.failpoints import PLACES
-from asyncrl.config import Config
-from asyncrl.run_file import decode
-
-from .wire import Weather
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
+from tests.simulation.wire import Weather
 
 ADDRESS = "tcp://127.0.0.1:1"
 ROWS = 5

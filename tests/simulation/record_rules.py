@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
-from asyncrl.broker.records import (
+from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,
@@ -26,7 +26,7 @@ from asyncrl.broker.records import (
     Verdict,
     VersionLive,
 )
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages import Unit
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from .faults import faults
-from .invariants import Violation
-from .plan import plan_of
-from .world import World
+from tests.simulation.faults import faults
+from tests.simulation.invariants import Violation
+from tests.simulation.plan import plan_of
+from tests.simulation.world import World
 
 COLLECT_EVERY = 50
 """Schedules between two looks for garbage; in between, a look would find next to nothing."""

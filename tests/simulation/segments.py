@@ -13,11 +13,10 @@ from zlib import crc32
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef
 from asyncrl.spool.layout import Entry, Place
-
-from .virtual_time import PROCESS
+from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:
-    from .disk import Disk
+    from tests.simulation.disk import Disk
 
 RECENT = 6
 """Payloads a spool has in memory."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .__main__ import report
-from .mutants import MUTANTS, planted
-from .schedule import Outcome, search
+from tests.simulation.__main__ import report
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.schedule import Outcome, search
 
 ROOT = Path(__file__).parents[2]
 NUM_FAST, NUM_SLOW = 120, 2000

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from .virtual_time import Process, Stuck, VirtualLoop
+from tests.simulation.virtual_time import Process, Stuck, VirtualLoop
 
 
 def test_time_jumps_to_the_next_timer() -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .virtual_time import PROCESS
+from tests.simulation.virtual_time import PROCESS
 
 
 class Trace:

@@ -15,8 +15,7 @@ from typing import Any
 
 from asyncrl.errors import TransferError
 from asyncrl.messages import Member, StoreValue, Transfer, Transferred
-
-from .checkpoints import Trained
+from tests.simulation.checkpoints import Trained
 
 Meeting = tuple[tuple[Member, ...], int, int]
 

@@ -21,9 +21,8 @@ from msgspec import Struct
 
 from asyncrl.actor.fd_socket import TICK_S
 from asyncrl.actor.session import Ack, decode
-
-from .trace import Trace
-from .virtual_time import PROCESS, VirtualLoop
+from tests.simulation.trace import Trace
+from tests.simulation.virtual_time import PROCESS, VirtualLoop
 
 NOBODY = Context()
 """Where frames travel: no process."""

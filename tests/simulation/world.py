@@ -21,24 +21,24 @@ from unittest import mock
 import structlog
 
 from asyncrl.actor import failpoints, session, zmq_link
-from asyncrl.actor.greeting import Identity
+from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages import PutItem, Role
 from asyncrl.node import broker as broker_process
-from asyncrl.node import serving
+from asyncrl.node import runner as serving
 from asyncrl.rollout import actor as rollout_actor
 from asyncrl.rollout import results as rollout_results
-from asyncrl.trainer import checkpoint_writer, retention
-
-from .broker_node import Directory, Prompts, run_broker
-from .disk import Disk
-from .invariants import Invariants, Violation
-from .nodes import run_reward, run_rollout, run_trainer
-from .plan import Plan
-from .trace import Trace
-from .transfers import Transfers
-from .virtual_time import PROCESS, Process, Stuck, VirtualLoop
-from .wire import Network
+from asyncrl.trainer.checkpoints import retention
+from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from tests.simulation.broker_node import Directory, Prompts, run_broker
+from tests.simulation.disk import Disk
+from tests.simulation.invariants import Invariants, Violation
+from tests.simulation.nodes import run_reward, run_rollout, run_trainer
+from tests.simulation.plan import Plan
+from tests.simulation.trace import Trace
+from tests.simulation.transfers import Transfers
+from tests.simulation.virtual_time import PROCESS, Process, Stuck, VirtualLoop
+from tests.simulation.wire import Network
 
 FINISH_S = 200.0
 """Virtual seconds without faults, after which a run that is not complete never will be."""

@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from asyncrl.config import Config
-from asyncrl.run_file import decode
-from asyncrl.trainer.batch import TrainingSample
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
+from asyncrl.trainer.packing.batch import TrainingSample
 from tests.trainer.ragged_samples import VOCAB, ragged_samples
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from asyncrl.trainer.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingSample
 
 VOCAB = 32
 

@@ -7,10 +7,10 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from asyncrl.run_file import decode
+from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks import Group
-from asyncrl.trainer.step import Step, described
+from asyncrl.trainer.packing.step import Step, described
+from asyncrl.trainer.ranks.ranks import Group
 from tests.trainer.ragged_samples import ragged_samples
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.run_file import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
 from asyncrl.messages import (
     Batch,
@@ -38,10 +39,11 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.run_file import decode
-from asyncrl.trainer import checkpoint_writer, fetching, retention
+from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.step import Described, Step
+from asyncrl.trainer.checkpoints import retention
+from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from asyncrl.trainer.packing.step import Described, Step
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"

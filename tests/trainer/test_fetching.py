@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from asyncrl.messages import Batch, Sample, Span, SpoolRef, Summary, Trajectory, Unit
 from asyncrl.trainer.fetching import FETCH_S, fetch_step
-from asyncrl.trainer.step import NOBODY, Described, Step
+from asyncrl.trainer.packing.step import NOBODY, Described, Step
 
 GROUP_SIZE = 3
 

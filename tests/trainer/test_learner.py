@@ -9,10 +9,10 @@ from asyncrl.algo.advantages.table import ADVANTAGES
 from asyncrl.algo.aggregate import AGGREGATIONS
 from asyncrl.algo.kl import KL_ESTIMATORS
 from asyncrl.algo.losses.table import LOSSES
-from asyncrl.config import Algorithm
+from asyncrl.config.presets import PRESETS
+from asyncrl.config.sections import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
-from asyncrl.presets import PRESETS
 from asyncrl.trainer.learner import Learner
 
 BETA1 = 0.9

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.errors import LedgerError
-from asyncrl.trainer.batch import collate
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
+from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
-from asyncrl.trainer.policy import Policy
-from asyncrl.trainer.ranks import Alone, Group, Ranks
-from asyncrl.trainer.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.ranks.ranks import Alone, Group, Ranks
 
 CPU = torch.device("cpu")
 NAMES = (LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.algo.logprobs import Scores
-from asyncrl.config import Config
+from asyncrl.config.sections import Config
 from asyncrl.messages import Span
-from asyncrl.trainer.batch import MicroBatch, TrainingSample
-from asyncrl.trainer.descent import Descent
-from asyncrl.trainer.estimates import Estimates
-from asyncrl.trainer.mini_batch import MiniBatch
-from asyncrl.trainer.ranks import Alone
-from asyncrl.trainer.recipe import VALUES, Recipe
-from asyncrl.trainer.step import Step, described
+from asyncrl.trainer.algorithm.estimates import Estimates
+from asyncrl.trainer.algorithm.mini_batch import MiniBatch
+from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
+from asyncrl.trainer.model.optimizer import Descent
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingSample
+from asyncrl.trainer.packing.step import Step, described
+from asyncrl.trainer.ranks.ranks import Alone
 from asyncrl.trainer.updates import Updates
 
 LENGTHS = (3, 2, 1)

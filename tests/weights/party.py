@@ -10,10 +10,10 @@ from torch import Tensor
 
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.weights.contents.layout import Plan, TensorSpec
 from asyncrl.weights.exchange import OnBucket
-from asyncrl.weights.plan import Plan, TensorSpec
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
 

@@ -10,12 +10,12 @@ import os
 import sys
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Bye, Member, Stop, StoreValue, Transfer, TransferFailed
-from asyncrl.weights.group import Group
-from asyncrl.weights.header import LAYOUT
-from asyncrl.weights.plan import Plan, TensorSpec
+from asyncrl.weights.contents.header import LAYOUT
+from asyncrl.weights.contents.layout import Plan, TensorSpec
+from asyncrl.weights.groups.group import Group
 from asyncrl.weights.receive import Receiver
 
 PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)

@@ -3,10 +3,9 @@ import threading
 import pytest
 import torch
 
+from asyncrl.weights.contents.header import NOTHING
 from asyncrl.weights.copies import Copies
-from asyncrl.weights.header import NOTHING
-
-from .party import PLAN
+from tests.weights.party import PLAN
 
 CPU = torch.device("cpu")
 

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.weights.checksum import Checksum
-from asyncrl.weights.delta import Form
+from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.delta import Form
+from asyncrl.weights.contents.layout import Plan
 from asyncrl.weights.exchange import Channel, Sent, receive, send
-from asyncrl.weights.plan import Plan
 from asyncrl.weights.staging import Staging
-
-from .party import PLAN, SPECS, tensors
+from tests.weights.party import PLAN, SPECS, tensors
 
 CPU = torch.device("cpu")
 SUM = Checksum(CPU)

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Bye, TransferFailed, Transferred
 from asyncrl.weights.publish import Publisher
-
-from . import receiving_process
-from .party import LONG_S, PLAN, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
+from tests.weights import receiving_process
+from tests.weights.party import LONG_S, PLAN, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
 
 DIE_S = 1.0
 

@@ -5,14 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages import Member, StoreValue, Transferred
-from asyncrl.weights.checksum import Checksum
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.layout import Plan
 from asyncrl.weights.receive import Receiver
-
-from .party import DEFAULTS, PLAN, SHORT_S, SPECS, move, party, same, tensors, transfer
+from tests.weights.party import DEFAULTS, PLAN, SHORT_S, SPECS, move, party, same, tensors, transfer
 
 
 async def ignored(_: object) -> None: ...

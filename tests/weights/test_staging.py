@@ -1,8 +1,7 @@
 import torch
 
 from asyncrl.weights.staging import Staging
-
-from .party import PLAN, SPECS
+from tests.weights.party import PLAN, SPECS
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from asyncrl.algo.advantages.needs import Need
 from asyncrl.algo.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline
 from asyncrl.algo.advantages.token_baseline import optimal_token_baseline
 from asyncrl.algo.outcomes import Advantages, Floats, Outcome
-from asyncrl.config import Algorithm
+from asyncrl.config.sections import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import blamed, hint, is_path, load_function, settings_of
 

@@ -11,9 +11,9 @@ from asyncrl.algo.correction.metrics import importance_metrics, mismatch_metrics
 from asyncrl.algo.correction.rejection import kept
 from asyncrl.algo.correction.weights import importance_weights
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config import Correction
-from asyncrl.presets import resolved
-from asyncrl.thresholds import thresholds
+from asyncrl.config.presets import resolved
+from asyncrl.config.sections import Correction
+from asyncrl.config.thresholds import thresholds
 
 
 class Corrected(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncrl.algo.correction.rejection import divergence, kept
 from asyncrl.algo.correction.weights import LIMIT, bounded, normalizer, unbounded
 from asyncrl.algo.ragged import Ragged
-from asyncrl.thresholds import Importance, Rejection
+from asyncrl.config.thresholds import Importance, Rejection
 
 
 def mismatch_metrics(logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> dict[str, float]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from asyncrl.algo.correction.weights import LIMIT
 from asyncrl.algo.ragged import Ragged
-from asyncrl.thresholds import Rejection
+from asyncrl.config.thresholds import Rejection
 
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": torch.neg,

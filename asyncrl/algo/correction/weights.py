@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.ragged import Ragged
-from asyncrl.thresholds import Importance
+from asyncrl.config.thresholds import Importance
 
 LIMIT = 20.0
 """Nats beyond which log-ratios are cut: e²⁰ is half a billion, and its square is still a float32."""

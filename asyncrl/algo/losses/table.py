@@ -28,7 +28,7 @@ from asyncrl.algo.losses.reinforce import reinforce
 from asyncrl.algo.losses.sapo import sapo
 from asyncrl.algo.losses.selection import Selection, clip_cov_selection, kl_cov_selection
 from asyncrl.algo.losses.tokens import Loss, LossFunction, PolicyLoss, Tokens
-from asyncrl.config import Algorithm
+from asyncrl.config.sections import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import blamed, hint, is_path, load_function, settings_of
 

@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config import leaves
+from asyncrl.config.sections import leaves
+from asyncrl.config.toml import read
 from asyncrl.errors import LedgerError, TrackerError
-from asyncrl.observe.atomic import replacing
-from asyncrl.observe.json_lines import JsonLines
+from asyncrl.files.atomic import replacing
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.trackers.deadline import Deadline
 from asyncrl.observe.trackers.tracker import Tracked, Tracker
 from asyncrl.plug_in import describe
-from asyncrl.strict_toml import read
 
 SECRET = re.compile(r"(key|token|secret|password|authorization)$", re.IGNORECASE)
 """Last word of a setting that nobody else is to see."""

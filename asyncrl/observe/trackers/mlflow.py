@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.observe.atomic import replacing
+from asyncrl.files.atomic import replacing
 from asyncrl.observe.run_directory import Summary
 from asyncrl.observe.trackers.tracker import Tracked
 

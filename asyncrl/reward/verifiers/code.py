@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.code_tests import CodeTests, read_tests
-from asyncrl.reward.sandbox import Limits, Sandbox
+from asyncrl.reward.sandbox.code_tests import CodeTests, read_tests
+from asyncrl.reward.sandbox.sandbox import Limits, Sandbox
 from asyncrl.reward.verifier import Sample
 
 FENCE = "```"
@@ -20,11 +20,11 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
     """
     1.0 if the program passes every test, else 0.0.
 
-    What the sandbox guarantees, and what it does not, is in asyncrl/reward/sandbox.py.
+    What the sandbox guarantees, and what it does not, is in asyncrl/reward/sandbox/sandbox.py.
     """
 
     tests: str = ""
-    """Key of ``extra`` that holds the tests (asyncrl/reward/code_tests.py); empty takes the answer."""
+    """Key of ``extra`` that holds the tests (asyncrl/reward/sandbox/code_tests.py); empty takes the answer."""
     share: bool = False
     """Score the share of tests passed instead; all of them are run then."""
     deadline_s: Annotated[float, Meta(gt=0)] = 8.0

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError
-from asyncrl.reward.template import GAP, fits, has_each_once
+from asyncrl.reward.answers.template import GAP, fits, has_each_once
 from asyncrl.reward.verifier import Sample
 
 

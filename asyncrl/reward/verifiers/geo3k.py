@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from asyncrl.reward.final_answer import last_boxed
-from asyncrl.reward.same_value import same_value
-from asyncrl.reward.template import fits
+from asyncrl.reward.answers.final_answer import last_boxed
+from asyncrl.reward.answers.same_value import same_value
+from asyncrl.reward.answers.template import fits
 from asyncrl.reward.verifier import Sample
 
 SHAPE = "<think>...</think>...\\boxed{...}..."

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.reward.final_answer import after_answer, last_boxed
-from asyncrl.reward.same_value import same_value
+from asyncrl.reward.answers.final_answer import after_answer, last_boxed
+from asyncrl.reward.answers.same_value import same_value
 from asyncrl.reward.verifier import Sample
 
 

@@ -10,7 +10,7 @@ import re
 from msgspec import Struct
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.final_answer import after_answer, last_boxed
+from asyncrl.reward.answers.final_answer import after_answer, last_boxed
 from asyncrl.reward.verifier import Sample
 
 TAIL_CHARS = 300

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.weights.names import are_views, checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.names import are_views, checkpoint_specs, checkpoint_tensors
 
 
 def specs(model: PreTrainedModel) -> list[TensorSpec]:

@@ -30,7 +30,7 @@ from asyncrl.rollout.engines.job import Job
 from asyncrl.rollout.engines.kv_cache import KVCache
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.slots import SlotTable
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 
 class TransformersEngine:

@@ -3,8 +3,7 @@ import pytest
 
 from asyncrl.algo.advantages.gae import gae, value_targets
 from asyncrl.algo.outcomes import Outcome
-
-from .padded import gae_before_whitening, random_step
+from tests.algo.advantages.padded import gae_before_whitening, random_step
 
 
 def outcome(values: list[float], score: float) -> Outcome:

@@ -9,11 +9,10 @@ import pytest
 
 from asyncrl.algo.advantages.table import ADVANTAGES, resolve_advantage
 from asyncrl.algo.outcomes import Outcome
-from asyncrl.config import Algorithm
+from asyncrl.config.sections import Algorithm
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.plug_in import REQUIRED
-
-from .padded import FORMULAS, Padded, random_settings, random_step
+from tests.algo.advantages.padded import FORMULAS, Padded, random_settings, random_step
 
 STEPS = 150
 

@@ -3,8 +3,7 @@ from math import log
 import pytest
 
 from asyncrl.algo.losses.cispo import cispo
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_every_token_has_a_gradient_its_weight_is_what_is_cut() -> None:

@@ -2,8 +2,7 @@ import pytest
 
 from asyncrl.algo.losses.clip_cov import clip_cov
 from asyncrl.errors import AsyncrlError
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_selected_tokens_are_left_out_and_the_others_clipped() -> None:

@@ -1,8 +1,7 @@
 import pytest
 
 from asyncrl.algo.losses.clipped import clipped
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@ from math import log
 import pytest
 
 from asyncrl.algo.losses.dppo import dppo_kl, dppo_tv
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 @pytest.mark.parametrize(

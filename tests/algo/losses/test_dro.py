@@ -3,8 +3,7 @@ from math import exp, log
 import pytest
 
 from asyncrl.algo.losses.dro import dro
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_a_quadratic_holds_the_token_to_the_old_policy() -> None:

@@ -3,8 +3,7 @@ from math import exp, log, sqrt
 import pytest
 
 from asyncrl.algo.losses.gmpo import gmpo
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_a_trajectory_has_one_loss_made_of_the_geometric_mean_of_its_ratios() -> None:

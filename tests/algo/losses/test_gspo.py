@@ -6,8 +6,7 @@ import torch
 from asyncrl.algo.losses.gspo import gspo
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_all_tokens_of_a_trajectory_share_its_ratio_and_its_gradient() -> None:

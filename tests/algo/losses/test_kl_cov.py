@@ -3,8 +3,7 @@ from math import log
 import pytest
 
 from asyncrl.algo.losses.kl_cov import kl_cov
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_selected_tokens_pay_for_their_distance_and_nothing_is_clipped() -> None:

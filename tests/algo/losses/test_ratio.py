@@ -1,8 +1,7 @@
 import pytest
 
 from asyncrl.algo.losses.ratio import FLOAT32_LOG_RATIO, MAX_LOG_RATIO, log_ratio
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_within_its_bound_it_is_the_difference_and_flat_beyond() -> None:

@@ -3,8 +3,7 @@ from math import log
 import pytest
 
 from asyncrl.algo.losses.reinforce import reinforce
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_the_gradient_is_minus_the_advantage_whatever_the_ratio() -> None:

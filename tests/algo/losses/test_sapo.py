@@ -3,8 +3,7 @@ from math import exp
 import pytest
 
 from asyncrl.algo.losses.sapo import sapo
-
-from .worked import of_ratios
+from tests.algo.losses.worked import of_ratios
 
 
 def test_on_policy_it_is_the_plain_policy_gradient() -> None:

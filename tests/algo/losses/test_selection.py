@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.algo.losses.selection import StepTokens, clip_cov_selection, kl_cov_selection, token_keys
-
-from .padded import random_padded
+from tests.algo.losses.padded import random_padded
 
 SELECTIONS = {
     "clip_cov": lambda step: clip_cov_selection(step, cov_ratio=0.1, cov_low=0.1, clip_low=0.2, clip_high=0.2),

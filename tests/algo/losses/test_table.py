@@ -9,8 +9,7 @@ from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
-
-from .padded import FORMULAS, Padded, aggregated, random_padded, slope
+from tests.algo.losses.padded import FORMULAS, Padded, aggregated, random_padded, slope
 
 PUBLISHED = {
     "clipped": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import Trackers
+from asyncrl.config.sections import Trackers
 from asyncrl.errors import ConfigError
 from asyncrl.observe.trackers import catalogue
 from asyncrl.observe.trackers.catalogue import check_trackers, label, make_tracker

@@ -2,8 +2,7 @@ import pytest
 
 from asyncrl.errors import LedgerError, TrackerError
 from asyncrl.observe.run_directory import RunDirectory
-
-from .conftest import Diary
+from tests.observe.trackers.conftest import Diary
 
 
 def steps(diary: Diary) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.sandbox import Sandbox
+from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Sample, Verdict, verdict_of
 from asyncrl.reward.verifiers.code import Code, last_block
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from asyncrl.config import Reward
+from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.pool import WorkerPool
 from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.service import Service
 
 pytest.importorskip("httpx")

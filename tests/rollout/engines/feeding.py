@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from transformers import PreTrainedModel
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer
 from asyncrl.rollout.engine import Engine, Receives, Receiving
-from asyncrl.weights.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.plan import Plan
+from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
 from tests.weights.party import Rendezvous, forward

@@ -3,8 +3,8 @@ import torch
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines import parameters
-from asyncrl.weights.names import checkpoint_tensors
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.names import checkpoint_tensors
 
 
 def test_specs_say_name_shape_and_dtype(make_model):
@@ -73,6 +73,6 @@ def test_a_model_whose_checkpoints_are_in_another_order_is_refused(make_model, m
         return {name: tensor.flip(0) for name, tensor in tensors.items()}
 
     parameters.check_loadable(make_model())
-    monkeypatch.setattr("asyncrl.weights.names.revert_weight_conversion", reordered)
+    monkeypatch.setattr("asyncrl.weights.contents.names.revert_weight_conversion", reordered)
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM stores weights in another order"):
         parameters.check_loadable(make_model())

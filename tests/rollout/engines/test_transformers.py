@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
-from asyncrl.weights.names import checkpoint_tensors
+from asyncrl.weights.contents.names import checkpoint_tensors
 
 FAMILIES = pytest.mark.parametrize("family", ["qwen3", "llama"])
 """One with its own forward, one that runs through the model's."""

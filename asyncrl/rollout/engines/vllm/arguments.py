@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from asyncrl.config import Config, Vllm
+from asyncrl.config.sections import Config, Vllm
 from asyncrl.errors import ConfigError
 
 WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.messages import (
     Member,
     Message,
@@ -25,7 +25,7 @@ from asyncrl.messages import (
     TransferFailed,
     Transferred,
 )
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 LENGTH = struct.Struct("<I")
 

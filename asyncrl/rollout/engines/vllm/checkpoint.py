@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines import text
-from asyncrl.weights.names import checkpoint_specs
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.names import checkpoint_specs
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):

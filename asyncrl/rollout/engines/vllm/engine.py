@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.config import Config, Weights
+from asyncrl.config.sections import Config, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
 from asyncrl.rollout.engine import Completion, Receives, Request, Send
@@ -33,7 +33,7 @@ from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.job import Job
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

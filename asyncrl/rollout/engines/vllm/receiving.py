@@ -13,8 +13,8 @@ import torch
 from asyncrl.errors import BrokenInvariant, TransferError
 from asyncrl.messages import Message, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
+from asyncrl.weights.contents.layout import Plan
 from asyncrl.weights.exchange import OnBucket
-from asyncrl.weights.plan import Plan
 from asyncrl.weights.receive import Receiver
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
 from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
-from asyncrl.weights.plan import TensorSpec
+from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import guard, reload
 from asyncrl.rollout.engines.vllm.channel import Invitation
 from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
-from asyncrl.weights.device import STAGED_ON, staging_device
+from asyncrl.weights.groups.device import STAGED_ON, staging_device
 
 guard.follow_node()  # vLLM imports this module first of all in a worker, and loading a model takes long.
 reload.ready_processor()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config import Config, Data, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config import Config, Data, Evaluation, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.sections import Config, Data, Evaluation, Model, Rollout, SamplingConfig, Vllm
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, UNSUPPORTED, engine_args
 

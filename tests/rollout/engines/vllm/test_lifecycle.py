@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from asyncrl.config import Config, Model
+from asyncrl.config.sections import Config, Model
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Request

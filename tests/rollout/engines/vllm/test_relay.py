@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config import Weights
+from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages import Member, Transfer
 from asyncrl.rollout.engines.vllm import relay
 from asyncrl.rollout.engines.vllm.channel import Invitation
 from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
-from asyncrl.weights.plan import Plan, TensorSpec
+from asyncrl.weights.contents.layout import Plan, TensorSpec
 from asyncrl.weights.publish import Publisher
 from tests.weights.party import Rendezvous, forward
 

@@ -1,0 +1,56 @@
+"""Which prompt comes next, and how many are still wanted so that every step gets its batch."""
+
+from asyncrl.broker.groups.group import Group
+from asyncrl.broker.ledger.records import Admitted
+from asyncrl.data.prompts import Draw, PromptStream
+from asyncrl.errors import LedgerError
+
+
+class AdmissionBook:
+    """
+    Groups in the order of the data: their ids are dense, and a dropped one is made up for with another.
+
+    Args:
+        prompts: Training prompts by group id.
+        group_size: Trajectories of one prompt to train on.
+        num_needed: Groups that all steps together consume.
+        num_greedy: Further ones of each prompt, decoded greedily.
+    """
+
+    def __init__(self, prompts: PromptStream, group_size: int, num_needed: int, num_greedy: int = 0) -> None:
+        self._prompts = prompts
+        self._group_size = group_size
+        self._num_greedy = num_greedy
+        self.next_group_id = 0
+        self.num_needed = num_needed
+        """Groups still to be admitted."""
+
+    def admit(self, policy_version: int) -> tuple[Group, Admitted]:
+        """The next group, and its record. ``policy_version`` is live now."""
+        draw = self._prompts.at(self.next_group_id)
+        return self._group(draw, policy_version), Admitted(draw.group_id, draw.epoch, draw.row, policy_version)
+
+    def readmit(self, record: Admitted) -> Group:
+        """
+        The group that was admitted in an earlier life of the broker, with nothing of it sampled yet.
+
+        Raises:
+            LedgerError: Its prompt is another one today.
+        """
+        draw = self._prompts.at(record.group_id)
+        if (draw.epoch, draw.row) != (record.epoch, record.row):
+            raise LedgerError(
+                f"group {record.group_id} was row {record.row} of epoch {record.epoch} when it was admitted, and is "
+                f"row {draw.row} of epoch {draw.epoch} now: resume with the [data] and run.seed the run began with"
+            )
+        return self._group(draw, record.policy_version)
+
+    def dropped(self) -> None:
+        """A group will not be trained on: one more is needed."""
+        self.num_needed += 1
+
+    def _group(self, draw: Draw, policy_version: int) -> Group:
+        self.next_group_id = draw.group_id + 1
+        self.num_needed -= 1
+        size = self._group_size + self._num_greedy
+        return Group(draw.group_id, draw.prompt, size, min_version=policy_version, num_greedy=self._num_greedy)

@@ -1,0 +1,150 @@
+"""One line a step: the trainer's numbers, what its batch was made of, and who waited meanwhile. Pure arithmetic."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from asyncrl.broker.groups.group import Group, Slot
+from asyncrl.broker.nodes.node import Node
+from asyncrl.messages import Live, Stepped
+
+
+def batch_metrics(groups: Sequence[Group], policy_version: int, max_lag: int | None = None) -> dict[str, float]:
+    """
+    What a batch was made of.
+
+    Args:
+        policy_version: The trainer's when it consumed it.
+        max_lag: Staleness of which it is said how many trajectories have more. None: nothing is said.
+    """
+    slots = [slot for group in groups for slot in group.sampled]
+    summaries = [slot.summary for slot in slots if slot.summary]
+    lengths = [summary.num_tokens for summary in summaries]
+    staleness = [policy_version - summary.oldest_version for summary in summaries]
+    count = max(len(slots), 1)
+    flagged = {} if max_lag is None else {"over_max_lag": sum(lag > max_lag for lag in staleness) / count}
+    return {
+        "reward": sum(slot.reward for slot in slots) / count,
+        "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
+        "length_mean": sum(lengths) / count,
+        "length_max": float(max(lengths, default=0)),
+        "truncated": sum(summary.finish_reason == "length" for summary in summaries) / count,
+        "staleness_mean": sum(staleness) / count,
+        "staleness_max": float(max(staleness, default=0)),
+        "spans_mean": sum(summary.num_spans for summary in summaries) / count,
+        "tokens": float(sum(lengths)),
+        **flagged,
+        **_verdict_metrics(slots),
+    }
+
+
+def _verdict_metrics(slots: Sequence[Slot]) -> dict[str, float]:
+    """Means of what verdicts say beside the reward, such as the parts it is made of, over those that say it."""
+    names = dict.fromkeys(name for slot in slots for name in slot.metrics if name != "correct")
+    said = {name: [slot.metrics[name] for slot in slots if name in slot.metrics] for name in names}
+    return {f"reward/{name}": sum(values) / len(values) for name, values in said.items()}
+
+
+class WaitShares:
+    """Share of time rollouts had nothing to do, between two steps, from the running totals in their beats."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, float]] = {}
+        self._last = 0.0
+
+    def share(self, nodes: Iterable[Node]) -> float:
+        """Since the last call; the last answer again if no beat came meanwhile."""
+        busy_s = wait_s = 0.0
+        for node in nodes:
+            was_busy_s, was_waiting_s = self._before.get(node.peer, (0.0, 0.0))
+            busy_s += node.beat.busy_s - was_busy_s
+            wait_s += node.beat.wait_s - was_waiting_s
+            self._before[node.peer] = (node.beat.busy_s, node.beat.wait_s)
+        if busy_s + wait_s > 0:
+            self._last = wait_s / (busy_s + wait_s)
+        return self._last
+
+
+class Swaps:
+    """How long the newest versions took to reach the rollouts, and how long decoding stood still for them."""
+
+    def __init__(self) -> None:
+        self._slowest: dict[int, tuple[float, float]] = {}
+
+    def add(self, live: Live) -> None:
+        """A rollout decodes with a version."""
+        pause_s, receive_s = self._slowest.get(live.policy_version, (0.0, 0.0))
+        self._slowest[live.policy_version] = (max(pause_s, live.pause_s), max(receive_s, live.receive_s))
+
+    def of(self, policy_version: int) -> dict[str, float]:
+        """Of the slowest rollout at this version; earlier versions are forgotten."""
+        self._slowest = {version: slowest for version, slowest in self._slowest.items() if version >= policy_version}
+        pause_s, receive_s = self._slowest.get(policy_version, (0.0, 0.0))
+        return {"pause_s": pause_s, "receive_s": receive_s}
+
+
+class Totals:
+    """
+    Sums over a run, for its summary.
+
+    Args:
+        lines: Of metrics.jsonl so far: earlier lives of the broker wrote them.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, float]] = ()) -> None:
+        self._steps: set[int] = set()
+        self.tokens = 0
+        self.staleness_max = 0
+        self._staleness_sum = 0.0
+        self.logprob_gap_max: float | None = None
+        """As in `Summary`."""
+        self._gap_sum = 0.0
+        self._gap_tokens = 0.0
+        for line in lines:
+            self.add(line)
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._steps
+
+    @property
+    def steps(self) -> int:
+        """How many are done."""
+        return len(self._steps)
+
+    def add(self, line: Mapping[str, float]) -> None:
+        """One step more."""
+        self._steps.add(int(line["step"]))
+        self.tokens += int(line["tokens"])
+        self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
+        self._staleness_sum += line["staleness_mean"]
+        self._add_gap(line.get("logprob_gap_mean"), line.get("logprob_gap_max"), line.get("logprob_gap_tokens"))
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean over steps of each step's mean over trajectories."""
+        return self._staleness_sum / max(self.steps, 1)
+
+    @property
+    def logprob_gap_mean(self) -> float | None:
+        """As in `Summary`."""
+        return self._gap_sum / self._gap_tokens if self._gap_tokens else None
+
+    def _add_gap(self, mean: float | None, highest: float | None, tokens: float | None) -> None:
+        """Of a step that has one: not every step does, and one that is not finite is read back as None."""
+        if tokens and mean is not None and highest is not None and math.isfinite(mean) and math.isfinite(highest):
+            self._gap_sum += mean * tokens
+            self._gap_tokens += tokens
+            self.logprob_gap_max = max(highest, self.logprob_gap_max or 0.0)
+
+
+def line(
+    stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_lag: int | None = None
+) -> dict[str, float]:
+    """A line of metrics.jsonl."""
+    return {
+        "step": stepped.step,
+        "version": stepped.policy_version,
+        "time_s": time_s,
+        **batch_metrics(groups, stepped.policy_version, max_lag),
+        **stepped.metrics,
+        "wait_rollout": wait_rollout,
+    }

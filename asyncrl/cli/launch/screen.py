@@ -1,0 +1,115 @@
+"""What a person sees while a run goes on: one line a step, under a progress bar; plain lines when nobody watches."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asyncrl.messages import Evaluated
+from asyncrl.messages import Progress as Step
+from asyncrl.observe.report.held_out import of_many
+
+
+class Screen:
+    """Writes to a console; the bar is there only on a terminal."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._first: tuple[int, float] | None = None
+        """The first step that was done, and when."""
+        self._bar = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps)
+
+    def __enter__(self) -> "Screen":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line of text."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def waiting(self, what: str, waited_s: float) -> None:
+        """There is no first step yet."""
+        self.say(f"waiting {waited_s:.0f} s for {what}")
+
+    def step(self, step: Step) -> None:
+        """One optimizer step is done."""
+        self.say(step_line(step, self._eta_s(step)))
+        self._bar.update(self._task, completed=step.step + 1)
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        """Held-out prompts were answered."""
+        self.say(eval_line(evaluated))
+
+    def exited(self, node: str, cause: str, *, restarting: bool) -> None:
+        """A child process ended."""
+        self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
+
+    def left(self, node: str) -> None:
+        """A child process was told to leave, and did."""
+        self.say(f"{node} was told to leave, and has")
+
+    def _eta_s(self, step: Step) -> float:
+        """From the pace so far, the first step (which waits for everything to load) left out."""
+        now_s = step.metrics.get("time_s", 0.0)
+        if self._first is None:
+            self._first = step.step, now_s
+        first_step, first_s = self._first
+        return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
+
+
+def eval_line(evaluated: Evaluated) -> str:
+    """
+    Accuracy, and of several completions a prompt what the best and the majority achieve.
+
+    Example:
+        eval v10  held-out accuracy 41.0% of 256  maj@8 52.3%  pass@8 78.1%  len 212
+    """
+    counted = of_many(evaluated.metrics)
+    shares = "".join(f"  {name} {value:.1%}" for name, value in counted.items() if not name.startswith("avg@"))
+    return (
+        f"eval v{evaluated.policy_version}  held-out accuracy {evaluated.accuracy:.1%} of {evaluated.num_prompts}"
+        f"{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
+    )
+
+
+def step_line(step: Step, eta_s: float) -> str:
+    """
+    Everything worth seeing of a step in about a hundred columns.
+
+    Example:
+        step  41/60 v40 reward .512 acc .510 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% eta 0:04
+    """
+    m = step.metrics
+    return (
+        f"step {step.step + 1:>3}/{step.steps} v{m['version']:.0f} reward {_short(m['reward'])} "
+        f"acc {_short(m['accuracy'])} len {m['length_mean']:.0f} "
+        f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f} kl {m.get('kl', 0.0):.4f} "
+        f"tok/s {_thousands(m['tokens_per_s'])} wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%} "
+        f"eta {_clock(eta_s)}"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.2f}"
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

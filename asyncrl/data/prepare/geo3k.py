@@ -1,0 +1,100 @@
+r"""
+Geometry3K as a dataset to train on: a problem, its diagram, and four choices of which the right one is the answer.
+
+    train/11/data.json         {"annotat_text": "Find $x$.", "choices": ["12", "13"], "answer": "B"}  ──▶  answer "13"
+    train/11/img_diagram.png   ──▶  images
+
+Also parquet with the columns ``problem``, ``answer`` and ``images``, as it is published elsewhere.
+
+Source:
+    Lu et al. 2021, arXiv:2105.04165. Data source and instruction are verl's, so that results can be compared.
+"""
+
+import string
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.data.prepare.published import Problem, Published, text_of
+from asyncrl.data.table import Row, Rows, open_rows
+from asyncrl.errors import DataError
+
+PLACEHOLDER = "<image>"
+"""Where in a prompt its image goes."""
+ABOUT, DIAGRAM = "data.json", "img_diagram.png"
+
+
+class ProblemFolders:
+    """`Rows` of a folder of numbered folders, in the order of their numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns = ["annotat_text", "choices", "answer", "image"]
+        self._folders = sorted((found.parent for found in path.glob(f"*/{ABOUT}")), key=_number)
+
+    def __len__(self) -> int:
+        return len(self._folders)
+
+    def __getitem__(self, row: int, /) -> Row:
+        folder = self._folders[row]
+        try:
+            about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=Row)
+            return about | {"images": [{"bytes": (folder / DIAGRAM).read_bytes(), "path": f"{folder.name}.png"}]}
+        except msgspec.DecodeError as error:
+            raise DataError(f"{ABOUT} is not a JSON object: {error}") from error
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    def place(self, row: int, /) -> str:
+        return str(self._folders[row])
+
+
+def _open(source: Path) -> Rows:
+    if not source.is_dir():
+        return open_rows(source)
+    folders = ProblemFolders(source)
+    if not len(folders):
+        raise DataError(f"{source} has no folders with a {ABOUT} in them; give the folder of one split")
+    return folders
+
+
+def _problem(row: Row) -> Problem:
+    question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
+    images = row.get("images") or []
+    if len(images) != 1 or not isinstance(images[0], dict) or not images[0].get("bytes"):
+        raise DataError("it has not one image with its bytes")
+    return Problem(
+        prompt=question,
+        answer=answer,
+        extra={"answer": answer, "question": question},
+        image=images[0]["bytes"],
+        image_name=images[0].get("path") or "",
+    )
+
+
+def _question(row: Row) -> str:
+    return PLACEHOLDER + text_of(row, "annotat_text")[0]
+
+
+def _choice(row: Row) -> str:
+    (letter,) = text_of(row, "answer")
+    choices = row.get("choices")
+    place = string.ascii_uppercase.find(letter)
+    if not isinstance(choices, list) or len(letter) != 1 or not 0 <= place < len(choices):
+        raise DataError(f"its answer {letter!r:.20} is none of its choices")
+    return str(choices[place]).strip()
+
+
+def _number(folder: Path) -> tuple[int, str]:
+    return (int(folder.name) if folder.name.isdecimal() else 0, folder.name)
+
+
+GEO3K = Published(
+    data_source="hiyouga/geometry3k",
+    problem=_problem,
+    open=_open,
+    instruction=(
+        "You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The "
+        r"reasoning process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \boxed{}."
+    ),
+)

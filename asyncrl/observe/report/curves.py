@@ -1,0 +1,159 @@
+"""Which curves a report draws, and of what."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from asyncrl.observe.report.axes import Point
+from asyncrl.observe.report.charts import Series, line_chart
+from asyncrl.observe.run_record import HeldOut, RunRecord
+
+
+class Curve(Struct, frozen=True, kw_only=True):
+    """One chart over steps."""
+
+    title: str
+    keys: dict[str, str]
+    """Legend entry to key in metrics.jsonl. One key needs no entry of its own."""
+    zero: bool = True
+    percent: bool = False
+    is_expected: bool = True
+    """Every run has it: where it is missing, that is said."""
+
+
+CURVES = (
+    Curve(title="Reward, mean of the step", keys={"": "reward"}, zero=False),
+    Curve(title="Completion length, tokens", keys={"mean": "length_mean", "longest": "length_max"}),
+    Curve(title="Staleness, policy versions", keys={"mean": "staleness_mean", "max": "staleness_max"}),
+    Curve(title="Throughput, trained tokens / s", keys={"": "tokens_per_s"}),
+    Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),
+    Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
+    Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
+    Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
+    Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
+    Curve(
+        title="KL to the reference, nats",
+        keys={"in the loss": "kl_ref", "in the reward": "kl_in_reward"},
+        is_expected=False,
+    ),
+    Curve(
+        title="Log-prob gap, trainer and sampler with the same weights, nats",
+        keys={"mean": "logprob_gap_mean", "max": "logprob_gap_max"},
+    ),
+    Curve(
+        title="Log-ratio of trained policy and sampler, nats",
+        keys={"mean": "log_ratio_abs_mean", "max": "log_ratio_abs_max"},
+    ),
+    Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
+    Curve(title="Loss", keys={"": "loss"}, is_expected=False),
+    Curve(title="Learning rate", keys={"": "lr"}, is_expected=False),
+    Curve(
+        title="Trajectories without an advantage", keys={"": "zero_advantage_fraction"}, percent=True, is_expected=False
+    ),
+    Curve(title="Entropy, nats", keys={"": "entropy"}, is_expected=False),
+    Curve(title="Loss of the critic", keys={"": "critic_loss"}, is_expected=False),
+    Curve(title="Variance explained by the critic", keys={"": "critic_explained_variance"}, is_expected=False),
+    Curve(
+        title="Correction: tokens left out, effective sample size",
+        keys={
+            "left out": "rollout_corr/rollout_rs_masked_fraction",
+            "sample size": "rollout_corr/rollout_is_eff_sample_size",
+        },
+        percent=True,
+        is_expected=False,
+    ),
+)
+
+PARTS = "reward/"
+"""How the names of metrics begin that a verdict has beside the reward."""
+
+
+def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
+    """
+    Every chart there is something to draw in, each with all the runs.
+
+    Returns:
+        The charts as SVG, and the titles of those that would be empty.
+    """
+    drawn, empty = [], []
+    for title, chart, is_expected in _charts(records):
+        if chart is not None:
+            drawn.append(chart)
+        elif is_expected:
+            empty.append(title)
+    return drawn, empty
+
+
+def interval(accuracy: float, num_prompts: int) -> Point:
+    """
+    Where the true accuracy lies, 19 times out of 20, given that share of right answers.
+
+    Source:
+        Wilson 1927, "Probable inference, the law of succession, and statistical inference", with z = 1.96.
+    """
+    z2 = 1.96**2 / num_prompts
+    centre = (accuracy + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * accuracy * (1 - accuracy) + z2 * z2 / 4) / (1 + z2)
+    return centre - half, centre + half
+
+
+def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None, bool]]:
+    """Title, chart if there is something to draw, and whether it is to be missed otherwise."""
+    title = "Held-out accuracy, 95 % band"
+    over_steps = [(curve.title, _over_steps(curve, records), curve.is_expected) for curve in (*CURVES, _parts(records))]
+    over_versions = (title, _held_out(title, records, lambda e: e.policy_version, "policy version", True), True)
+    if len(records) == 1:
+        return [over_steps[0], over_versions, *over_steps[1:]]
+    # Runs that differ in speed are only fairly compared over time.
+    title = "Held-out accuracy over wall time, 95 % band"
+    over_time = (title, _held_out(title, records, lambda e: e.time_s, "seconds", False), True)
+    return [over_versions, over_time, *over_steps]
+
+
+def _parts(records: Sequence[RunRecord]) -> Curve:
+    """Of the reward, under the names that the runs give them."""
+    names = dict.fromkeys(name for record in records for name in record.names if name.startswith(PARTS))
+    keys = {name.removeprefix(PARTS): name for name in names}
+    return Curve(title="Parts of the reward, mean of the step", keys=keys, zero=False, is_expected=False)
+
+
+def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
+    series = [
+        Series(
+            points=points, label=_label(records, record, label), colour=_colour(records, run, place), dashed=place > 0
+        )
+        for run, record in enumerate(records)
+        for place, (label, key) in enumerate(curve.keys.items())
+        if (points := record.curve(key))
+    ]
+    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent) if series else None
+
+
+def _held_out(
+    title: str, records: Sequence[RunRecord], x_of: Callable[[HeldOut], float | None], x_label: str, whole: bool
+) -> str | None:
+    series = []
+    for run, record in enumerate(records):
+        found = [(x, one) for one in record.held_out() if (x := x_of(one)) is not None]
+        if found:
+            series.append(
+                Series(
+                    points=[(x, one.accuracy) for x, one in found],
+                    label=_label(records, record, ""),
+                    colour=run,
+                    dots=True,
+                    band=[(x, *interval(one.accuracy, one.num_prompts)) for x, one in found if one.num_prompts],
+                )
+            )
+    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole) if series else None
+
+
+def _label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:
+    """A run's name is said where there is more than one, a part's where there is one."""
+    return " ".join(filter(None, (record.name if len(records) > 1 else "", part)))
+
+
+def _colour(records: Sequence[RunRecord], run: int, place: int) -> int:
+    """Runs differ in colour and parts of a run in dash; parts of the only run in both."""
+    return run if len(records) > 1 else place

@@ -1,0 +1,116 @@
+"""A rollout as the broker sees one: credits, leases, results, new weights. What it decodes is only numbers."""
+
+from asyncrl.messages import (
+    Cancelled,
+    Lease,
+    Live,
+    Message,
+    Offer,
+    Ready,
+    Settled,
+    StoredItem,
+    Summary,
+    Transfer,
+    Transferred,
+    Unit,
+)
+from asyncrl.plan.simulated.cluster import NOWHERE, Cluster
+from asyncrl.plan.simulated.decoding import Decoding, Finished, Job
+from asyncrl.plan.speeds import Line
+
+
+class SimulatedRollout:
+    """
+    One replica.
+
+    Args:
+        step_s: Seconds of a decode step by completions running.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, step_s: Line) -> None:
+        rollout, schedule = cluster.plan.rollout, cluster.plan.schedule
+        self._cluster = cluster
+        self._name = name
+        self._capacity = rollout.slots + 2 * schedule.group_size  # As a real rollout offers.
+        self._given_back = 0
+        self._policy_version = -1
+        self._staged_version = -1
+        self._held_back: list[Job] = []
+        """Leased while a swap waits for what is in hand."""
+        prefill_s = 1 / rollout.prefill_tokens_per_s
+        self.decoding = Decoding(cluster.agenda, rollout.slots, step_s, prefill_s, self._finished)
+        self._peer = cluster.join(self, "rollout", name)
+        cluster.say(self._peer, Ready("planned"), Offer(self._capacity))
+
+    def take(self, message: Message) -> None:
+        """See `SimulatedNode`."""
+        match message:
+            case Lease():
+                self._start(message)
+            case Settled(items=items):
+                self._give_back(len(items))
+            case Cancelled(tokens=tokens, units=units):
+                self._cancel(set(tokens), set(units))
+            case Transfer():
+                self._cluster.agenda.after(self._cluster.plan.publish.seconds, lambda: self._received(message))
+
+    def _start(self, lease: Lease) -> None:
+        lengths = self._cluster.lengths_of(lease.group_id, lease.indices)
+        prompt_tokens = self._cluster.plan.rollout.prompt_tokens
+        jobs = [
+            Job(Unit(lease.group_id, index, lease.split), lease.token, length, 0 if place else prompt_tokens)
+            for place, (index, length) in enumerate(zip(lease.indices, lengths, strict=True))
+        ]
+        if self._is_swapping:
+            self._held_back += jobs
+        else:
+            self.decoding.add(jobs)
+
+    def _cancel(self, tokens: set[int], units: set[Unit]) -> None:
+        def is_unwanted(job: Job) -> bool:
+            return job.token in tokens or job.unit in units
+
+        wanted = [job for job in self._held_back if not is_unwanted(job)]
+        num_held_back, self._held_back = len(self._held_back) - len(wanted), wanted
+        self._give_back(self.decoding.cancel(is_unwanted) + num_held_back)
+        self._swap()
+
+    def _give_back(self, count: int) -> None:
+        self._given_back += count
+        self._cluster.say(self._peer, Offer(self._given_back + self._capacity))
+
+    def _finished(self, finished: Finished) -> None:
+        job, spans = finished.job, finished.spans
+        plan = self._cluster.plan
+        summary = Summary(
+            num_tokens=job.num_tokens,
+            prompt_tokens=plan.rollout.prompt_tokens,
+            oldest_version=spans[0].policy_version,
+            newest_version=spans[-1].policy_version,
+            num_spans=len(spans),
+            finish_reason="length" if job.num_tokens >= plan.lengths.max_tokens else "stop",
+        )
+        self._cluster.store(self._name, StoredItem(job.unit, job.token, NOWHERE, summary), spans)
+        self._swap()
+
+    # ── weights ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_swapping(self) -> bool:
+        """New weights wait, and nothing new may begin before they are in use."""
+        return self._staged_version > self._policy_version and not self._cluster.plan.schedule.partial_rollout
+
+    def _received(self, transfer: Transfer) -> None:
+        self._staged_version = transfer.policy_version
+        self._cluster.say(self._peer, Transferred(transfer.epoch, transfer.policy_version, 0.0, 0))
+        self._swap()
+
+    def _swap(self) -> None:
+        if self._staged_version <= self._policy_version or (self._is_swapping and self.decoding.num_in_hand):
+            return
+        plan, version = self._cluster.plan, self._staged_version
+        self._policy_version = version
+        stall_s = self.decoding.swap(version, plan.publish.pause_s, recompute=plan.rollout.kv == "recompute")
+        jobs, self._held_back = self._held_back, []
+        self.decoding.add(jobs)
+        self._cluster.soon(stall_s, lambda: self._cluster.say(self._peer, Live(version, stall_s, 0.0)))

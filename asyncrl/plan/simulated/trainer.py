@@ -1,0 +1,97 @@
+"""A trainer as the broker sees one. Its steps take as long as their tokens say, and its versions follow one another."""
+
+from msgspec import Struct
+
+from asyncrl.messages import (
+    Batch,
+    Commit,
+    Message,
+    Published,
+    Publishing,
+    Ready,
+    Sample,
+    Span,
+    Take,
+    Transfer,
+    Transferred,
+)
+from asyncrl.plan.simulated.cluster import Cluster
+from asyncrl.plan.speeds import TrainingSpeed
+
+
+class TrainedStep(Struct, frozen=True):
+    """One optimizer step that is done."""
+
+    step: int
+    policy_version: int
+    """The trainer's when it consumed the batch."""
+    began_s: float
+    ended_s: float
+    samples: list[Sample]
+    spans: list[list[Span]]
+    """Of each sample."""
+
+
+class SimulatedTrainer:
+    """Asks a batch ahead, trains, publishes; a version is offered once the one before it is live."""
+
+    def __init__(self, cluster: Cluster, speed: TrainingSpeed, steps: int) -> None:
+        self._cluster = cluster
+        self._speed = speed
+        self._steps = steps
+        self._batch: Batch | None = None
+        """The next, once it has come."""
+        self._policy_version = 0
+        self._live_version = -1
+        self._is_training = False
+        self._to_publish: int | None = None
+        """The step after the weights that wait to be offered."""
+        self.done: list[TrainedStep] = []
+        self._peer = cluster.join(self, "trainer", "trainer")
+        cluster.say(self._peer, Ready("planned"), Publishing(0, 0), Take(0))
+
+    def take(self, message: Message) -> None:
+        """See `SimulatedNode`."""
+        match message:
+            case Batch():
+                self._batch = message
+                self._train()
+            case Published(policy_version=version):
+                self._live_version = version
+                self._publish()
+                self._train()
+            case Transfer(epoch=epoch, policy_version=version):
+                done = Transferred(epoch, version, self._cluster.plan.publish.seconds, 0)
+                self._cluster.agenda.after(done.seconds, lambda: self._cluster.say(self._peer, done))
+
+    def _train(self) -> None:
+        blocked = self._cluster.plan.publish.blocks_trainer and self._live_version < self._policy_version
+        if self._batch is None or self._is_training or self._to_publish is not None or blocked:
+            return
+        batch, self._batch = self._batch, None
+        self._is_training = True
+        tokens = sum(sample.summary.num_tokens + sample.summary.prompt_tokens for sample in batch.samples)
+        seconds = self._speed.seconds(tokens, self._cluster.plan.trainer_devices)
+        spans = [self._cluster.spans.pop(sample.unit) for sample in batch.samples]
+        now_s = self._cluster.agenda.now_s
+        step = TrainedStep(batch.step, self._policy_version, now_s, now_s + seconds, batch.samples, spans)
+        self._cluster.agenda.after(seconds, lambda: self._trained(step))
+        if batch.step + 1 < self._steps:
+            self._cluster.say(self._peer, Take(batch.step + 1))
+
+    def _trained(self, step: TrainedStep) -> None:
+        self.done.append(step)
+        self._is_training = False
+        next_step = step.step + 1
+        if next_step == self._steps or next_step % self._cluster.plan.schedule.steps_per_publish == 0:
+            self._to_publish = next_step
+            self._publish()
+            self._cluster.say(self._peer, Commit(step.step, "planned"))  # Old groups are forgotten.
+        self._train()
+
+    def _publish(self) -> None:
+        if self._to_publish is None or self._live_version < self._policy_version:
+            return
+        next_step, self._to_publish = self._to_publish, None
+        self._policy_version += 1
+        self._cluster.say(self._peer, Publishing(self._policy_version, next_step))

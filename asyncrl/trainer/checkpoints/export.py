@@ -1,0 +1,132 @@
+"""
+A checkpoint's model as a directory of its own, for anything that loads Hugging Face models.
+
+    step_000060/                               DIR/
+        config.json, tokenizer…    ──copied─▶      the same
+        *.safetensors              ──cast?──▶      the same, or in another dtype
+        trainer/, manifest.json        ✗           README.md, the model card
+
+It is written beside DIR under a hidden name, flushed to the disk, and renamed: DIR is whole or not there.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from asyncrl.errors import ConfigError, LedgerError, RunFailed
+from asyncrl.files.atomic import flush
+from asyncrl.trainer.checkpoints import checkpoint
+from asyncrl.trainer.checkpoints.checkpoint import Manifest
+from asyncrl.trainer.checkpoints.retention import BEST, Best
+
+CARD = "README.md"
+INDEX = "model.safetensors.index.json"
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def chosen(directory: Path, step: int | Literal["best"] | None) -> tuple[Path, Manifest]:
+    """
+    A checkpoint, every byte of which was looked at.
+
+    Args:
+        directory: Of a run's checkpoints.
+        step: Optimizer steps contained; None takes the newest that is sound.
+
+    Raises:
+        ConfigError: There is no such checkpoint; names those there are.
+        LedgerError: It is damaged.
+    """
+    if step is None:
+        if (found := checkpoint.newest_sound(directory)) is None:
+            raise ConfigError(f"there is no sound checkpoint in {directory}")
+        return found
+    number = _best(directory) if step == "best" else step
+    folder = directory / f"step_{number:06d}"
+    if not folder.is_dir():
+        there = ", ".join(str(manifest.step) for _, manifest in checkpoint.complete(directory)) or "none"
+        raise ConfigError(f"there is no checkpoint of step {number} in {directory}: there are those of {there}")
+    return folder, checkpoint.verify(folder)
+
+
+def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dtype | None = None) -> None:
+    """
+    Write the model of a checkpoint to ``out``; when this returns it survives a power cut.
+
+    Args:
+        folder: Verified.
+        out: Not there yet.
+        card: Text of its README.md.
+        dtype: What floating-point weights become; None leaves them as they are.
+
+    Raises:
+        ConfigError: ``out`` exists.
+        RunFailed: The disk did not take it. What was written of it is gone.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists, and nothing is written over: name a directory that does not")
+    partial = out.parent / f".{out.name}.partial"
+    with _whole_or_gone(out, partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in (Path(name) for name in manifest.files):
+            if name.parts[0] != checkpoint.TENSORS:
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, partial / name)
+        if dtype:
+            _cast(partial, dtype)
+        (partial / CARD).write_text(card, encoding="utf-8")
+        for path in [partial, *partial.rglob("*")]:
+            flush(path)
+        partial.rename(out)
+        flush(out.parent)
+
+
+@contextmanager
+def _whole_or_gone(out: Path, partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # The latter is what safetensors makes of an error of the disk.
+        reason = getattr(error, "strerror", None) or error
+        raise RunFailed(f"cannot write {out}: {reason}; free space or repair the disk") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cast(folder: Path, dtype: Dtype) -> None:
+    """File by file, so that never more than one is in memory."""
+    target, total_bytes = getattr(torch, dtype), 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        cast = {name: t.to(target) if t.is_floating_point() else t for name, t in tensors.items()}
+        total_bytes += sum(tensor.nbytes for tensor in cast.values())
+        path.unlink()  # What was read may still be mapped into memory: never write into the file it is of.
+        save_file(cast, path, metadata)
+    _edit(folder / "config.json", lambda config: config | {"dtype": dtype})
+    _edit(folder / INDEX, lambda index: index | {"metadata": index["metadata"] | {"total_size": total_bytes}})
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    if path.exists():
+        changed = change(msgspec.json.decode(path.read_bytes()))
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(changed)) + b"\n")
+
+
+def _best(directory: Path) -> int:
+    path = directory / BEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Best).step
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no {path}: which checkpoint is best is only kept with checkpoint.keep_best"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise LedgerError(f"{path} is damaged: {error}; give the step by number") from error

@@ -1,0 +1,125 @@
+"""
+Writes checkpoints while the next steps train.
+
+    train k ─▶ copy ─▶ train k + 1 ─▶ train k + 2 ─▶ ...        compute thread
+                  └──▶ write, hash, flush, rename ─▶ Commit(k)   this one
+
+One at a time: a copy that cannot be written yet would only fill memory, so who wants to make the next one waits before
+it does. The broker hears of a checkpoint when it is whole, and lets nothing go before.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from asyncrl.actor.failpoints import reach
+from asyncrl.actor.link import Link
+from asyncrl.config.sections import Checkpoint
+from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
+from asyncrl.trainer.checkpoints import checkpoint
+from asyncrl.trainer.checkpoints.retention import Retention
+from asyncrl.trainer.checkpoints.snapshot import Snapshot
+
+log = structlog.get_logger()
+Result = TypeVar("Result")
+
+
+class CheckpointWriter:
+    """
+    One run's checkpoints. Leaving its ``with`` block waits until what is being written is whole.
+
+    Args:
+        directory: Folder they go to.
+        tokenizer: Goes into each.
+        link: To the broker.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Checkpoint,
+        *,
+        tokenizer: checkpoint.Saves,
+        link: Link,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._tokenizer = tokenizer
+        self._link = link
+        self._clock = clock
+        self._retention = Retention(directory, config)
+        self._writing: asyncio.Task[None] | None = None
+        self._has_written = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-checkpoint")
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    async def idle(self) -> None:
+        """Wait until nothing is being written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def begin(
+        self,
+        tasks: asyncio.TaskGroup,
+        *,
+        step: int,
+        policy_version: int,
+        stepped: Sequence[Stepped],
+        snapshot: Snapshot,
+    ) -> None:
+        """
+        Write in the background, and tell the broker.
+
+        Args:
+            tasks: Fails with `RunFailed` if the disk does not take it.
+            step: Optimizer steps contained.
+        """
+        write = partial(
+            checkpoint.write,
+            self._directory,
+            step=step,
+            policy_version=policy_version,
+            frontier={"next_step": step},
+            stepped=list(stepped),
+            snapshot=snapshot,
+            tokenizer=self._tokenizer,
+        )
+        self._writing = tasks.create_task(self._written(step, write))
+
+    async def heard(self, message: Evaluating | Evaluated) -> None:
+        """
+        The broker says how versions do on held-out prompts.
+
+        Raises:
+            ConfigError: They are not measured by what is to tell the best.
+            RunFailed: The disk does not let it be noted.
+        """
+        match message:
+            case Evaluating(policy_version=version):
+                self._retention.evaluating(version)
+            case Evaluated():
+                self._retention.evaluated(message)
+                await self._in_thread(self._retention.tidy if self._has_written else self._retention.mark)
+
+    async def _written(self, step: int, write: Callable[[], Path]) -> None:
+        began_s = self._clock()
+        path = await self._in_thread(write)
+        self._has_written = True
+        await self._in_thread(self._retention.tidy)
+        reach("trainer.checkpoint_written")
+        log.info("checkpoint.written", path=str(path), seconds=round(self._clock() - began_s, 3))
+        await self._link.send(Commit(step - 1, str(path)))
+
+    async def _in_thread(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)

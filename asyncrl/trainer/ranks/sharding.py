@@ -1,0 +1,51 @@
+"""
+A model spread over ranks: each holds a share of every parameter, gradient and moment, and gathers a layer to use it.
+
+    parameters   [▓▓▓▓|░░░░]  ─ all-gather a layer ─▶ forward, backward ─ reduce-scatter ─▶ [▓▓▓▓|░░░░]   gradients
+                 rank 0  rank 1
+
+Gradients are averaged over ranks. Whoever wants a sum multiplies the loss by their number.
+
+Source:
+    Zhao et al. 2023, arXiv:2304.11277 (FSDP); torch.distributed.fsdp.fully_shard.
+"""
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from asyncrl.trainer.ranks.ranks import collective
+
+
+def shard(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> None:
+    """
+    Spread a model over ranks, layer by layer. Collective.
+
+    Args:
+        model: Its parameters are the same on every rank.
+        computation: What is called to compute with it, and contains it: nothing else may use the parameters.
+        mesh: The ranks.
+    """
+    kinds = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in kinds:
+            fully_shard(module, mesh=mesh)
+    fully_shard(computation, mesh=mesh)
+
+
+def share(tensor: Tensor, like: Tensor) -> Tensor:
+    """What this rank holds of a tensor that every rank has, spread as ``like`` is, and where it is."""
+    if isinstance(like, DTensor):
+        tensor = tensor.detach().to(like.device_mesh.device_type)
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return tensor.to(like.device)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be spread over ranks. Collective if it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with collective():
+        return tensor.full_tensor()

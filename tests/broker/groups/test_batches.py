@@ -1,0 +1,169 @@
+"""Which complete groups a step gets, and that it gets the same ones for ever."""
+
+import pytest
+
+from asyncrl.broker.groups.batches import BatchBook
+from asyncrl.broker.groups.group import Group
+from asyncrl.broker.groups.max_staleness import LagBound
+from asyncrl.errors import BrokenInvariant
+from asyncrl.messages import Prompt
+
+
+def opened(book: BatchBook, count: int) -> list[Group]:
+    groups = [Group(group_id, Prompt(text="?"), 1, min_version=0) for group_id in range(count)]
+    for group in groups:
+        book.admitted(group)
+    return groups
+
+
+def complete(book: BatchBook, *groups: Group) -> None:
+    for group in groups:
+        group.num_scored = 1
+        book.completed(group)
+
+
+def test_fifo_waits_for_the_oldest_although_younger_ones_are_complete() -> None:
+    book = BatchBook(2, "fifo")
+    a, b, c, d = opened(book, 4)
+
+    complete(book, b, c, d)
+    assert book.form(0) is None
+
+    complete(book, a)
+    assert book.form(0) == [a, b]
+    assert book.form(1) == [c, d]
+
+
+def test_completion_takes_the_first_complete_ones() -> None:
+    book = BatchBook(2, "completion")
+    a, b, c, d = opened(book, 4)
+
+    complete(book, d, b)
+    assert book.form(0) == [d, b]
+    complete(book, a)
+    assert book.form(1) is None
+    complete(book, c)
+    assert book.form(1) == [a, c]
+
+
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_a_step_that_asks_again_gets_the_same_until_a_checkpoint_contains_it(order: str) -> None:
+    book = BatchBook(1, order)
+    a, b = opened(book, 2)
+    complete(book, a, b)
+    assert book.taken(0) is None
+    assert book.form(0) == book.taken(0) == [a]
+    assert book.form(1) == book.taken(1) == [b]
+
+    assert book.forget(0) == [a]
+    assert (book.taken(0), book.taken(1)) == (None, [b])
+    assert book.forget(0) == []
+
+
+def test_only_the_next_step_is_formed() -> None:
+    book = BatchBook(1, "fifo")
+    complete(book, *opened(book, 2))
+
+    assert book.form(1) is None
+    assert book.form(0)
+    assert book.form(0) is None, "asking again is answered by taken"
+
+
+def test_a_group_that_was_waited_for_and_is_dropped_holds_nothing_up() -> None:
+    book = BatchBook(2, "fifo")
+    a, b, c = opened(book, 3)
+    complete(book, a, c)
+    assert book.form(0) is None
+
+    book.dropped(b)
+
+    assert book.form(0) == [a, c]
+
+
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_a_dropped_group_is_not_waited_for(order: str) -> None:
+    book = BatchBook(1, order)
+    a, b = opened(book, 2)
+    complete(book, b)
+
+    book.dropped(a)
+
+    assert book.form(0) == [b]
+
+
+def a_bounded(groups_per_step: int, max_lag: int, *versions: int) -> tuple[BatchBook, list[Group]]:
+    """Groups open that were admitted at these versions; one step a version."""
+    book = BatchBook(groups_per_step, "completion", LagBound(max_lag, groups_per_step, 1))
+    groups = [Group(i, Prompt(text="?"), 1, min_version=version) for i, version in enumerate(versions)]
+    for group in groups:
+        book.admitted(group)
+    return book, groups
+
+
+def test_of_equally_old_groups_the_first_complete_ones_go_first() -> None:
+    book, (_, b, _, d) = a_bounded(2, 1, 0, 0, 0, 0)
+    complete(book, d, b)
+
+    assert book.form(0) == [d, b]
+
+
+def test_a_group_is_waited_for_at_the_last_step_that_may_take_it() -> None:
+    book, (a, b, c, d) = a_bounded(2, 1, 0, 0, 0, 1)
+    complete(book, b, c)
+    assert book.form(0) == [b, c]
+    e = Group(4, Prompt(text="?"), 1, min_version=1)
+    book.admitted(e)
+
+    complete(book, d, e)
+    assert book.form(1) is None
+
+    complete(book, a)
+    assert book.form(1) == [d, a], "what is due, then the first complete"
+    assert book.form(2) is None
+    assert [group.group_id for group in book] == [4]
+
+
+def test_a_younger_group_that_is_due_too_is_counted_with_the_older_ones() -> None:
+    """Three of version 1 and one of version 0: step 2 has room for two, so two go now, the oldest among them."""
+    book, (a, b, c, d) = a_bounded(2, 1, 0, 1, 1, 1)
+    book.next_step = 1
+    complete(book, b, c, d)
+    assert book.form(1) is None
+
+    complete(book, a)
+
+    assert book.form(1) == [b, a]
+
+
+def test_a_group_that_is_due_and_dropped_is_not_waited_for() -> None:
+    book, (a, b) = a_bounded(1, 0, 0, 1)
+    complete(book, b)
+    assert book.form(0) is None
+
+    book.dropped(a)
+
+    assert book.form(0) == [b]
+
+
+def test_more_groups_due_than_a_step_takes_is_a_broken_promise() -> None:
+    book, groups = a_bounded(1, 0, 0, 0)
+    complete(book, *groups)
+
+    with pytest.raises(BrokenInvariant, match="2 groups are too old for any step after 0"):
+        book.form(0)
+
+
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_a_group_that_begins_anew_is_the_youngest_and_incomplete(order: str) -> None:
+    book = BatchBook(1, order)
+    a, b = opened(book, 2)
+    complete(book, a, b)
+
+    book.dropped(a)
+    a.begin_anew(1)
+    book.admitted(a)
+
+    assert list(book) == [b, a]
+    assert book.complete == [b]
+    assert book.form(0) == [b]
+    assert book.form(1) is None

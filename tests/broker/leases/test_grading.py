@@ -1,0 +1,59 @@
+"""Every stored trajectory gets to a reward node, and one that was lost goes first."""
+
+import pytest
+
+from asyncrl.broker.groups.group import Group, Slot
+from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.messages import Prompt, Unit
+
+
+@pytest.fixture
+def slots() -> list[Slot]:
+    return [Slot(Unit(group_id, index)) for group_id in (0, 1) for index in (0, 1)]
+
+
+@pytest.fixture
+def book(slots: list[Slot]) -> GradeBook:
+    book = GradeBook()
+    for slot in slots:
+        book.add(slot)
+    return book
+
+
+def test_the_group_that_waits_longest_is_judged_first_and_each_settles_once(book: GradeBook, slots: list[Slot]) -> None:
+    assert book.assign("r", 8) == slots[:2]
+    assert (len(book), book.num_waiting) == (4, 2)
+
+    assert book.settle(Unit(0, 0)) is slots[0]
+    assert book.settle(Unit(0, 0)) is None
+    assert len(book) == 3
+
+
+def test_what_a_lost_node_had_in_hand_is_judged_next_in_its_old_order(book: GradeBook, slots: list[Slot]) -> None:
+    book.assign("lost", 1)
+    book.assign("other", 1)
+    book.assign("lost", 1)
+
+    book.revoke("lost")
+
+    assert [book.assign("r", 8) for _ in range(2)] == [[slots[0]], slots[2:]]
+
+
+def test_a_node_is_handed_no_more_than_it_takes(book: GradeBook, slots: list[Slot]) -> None:
+    assert [book.assign("r", 1) for _ in range(3)] == [[slots[0]], [slots[1]], [slots[2]]]
+    assert book.is_waiting
+    assert book.assign("r", 1) == [slots[3]]
+    assert not book.is_waiting
+    assert book
+
+
+def test_nothing_of_a_dropped_group_waits_or_is_in_hand(book: GradeBook, slots: list[Slot]) -> None:
+    group = Group(0, Prompt(text="?"), 2, min_version=0)
+    book.assign("r", 1)
+    held_out = Slot(Unit(0, 0, "held_out"))
+    book.add(held_out)
+
+    book.drop(group)
+
+    assert book.settle(Unit(0, 0)) is None
+    assert [book.assign("r", 8) for _ in range(2)] == [slots[2:], [held_out]]

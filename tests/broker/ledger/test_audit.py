@@ -1,0 +1,247 @@
+"""A ledger that adds up has no problems, and whatever is done to it is named."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.broker.ledger.audit import Audit, LengthBucket, audit
+from asyncrl.broker.ledger.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Reissued,
+    Restarted,
+    Result,
+    Taken,
+    Verdict,
+    VersionLive,
+)
+from asyncrl.config.sections import Schedule
+from asyncrl.messages import Split, SpoolRef, Summary, Unit
+
+SCHEDULE = Schedule(groups_per_step=2, group_size=2, staleness=1.0)
+"""Its window holds four groups."""
+
+
+def admitted(group_id: int) -> Admitted:
+    return Admitted(group_id, epoch=0, row=10 + group_id, policy_version=0)
+
+
+def result(group_id: int, index: int, num_tokens: int = 10, version: int = 0, split: Split = "train") -> Result:
+    summary = Summary(num_tokens, 5, version, version, 1, "stop")
+    return Result(Unit(group_id, index, split), 1, SpoolRef("s", 0, 0, 1, 0), summary)
+
+
+def verdict(group_id: int, index: int, split: Split = "train") -> Verdict:
+    return Verdict(Unit(group_id, index, split), 1.0)
+
+
+def finished(group_id: int, *lengths: int, version: int = 0) -> list[AnyRecord]:
+    results = [result(group_id, index, length, version) for index, length in enumerate(lengths)]
+    return [*results, *(verdict(group_id, index) for index in range(len(lengths)))]
+
+
+GOOD: list[AnyRecord] = [
+    VersionLive(0, next_step=0),
+    *map(admitted, range(4)),
+    *finished(0, 10, 20),
+    *finished(1, 30, 40),
+    result(2, 0, 200),
+    FailedAttempt(Unit(2, 1), "rollout", "prompt too long", 1, True),
+    Dropped(2, "rollout: prompt too long", 200),
+    admitted(4),
+    Taken(0, [0, 1]),
+    VersionLive(1, next_step=1),
+    admitted(5),
+    *finished(3, 100, 128),
+    Reissued(Unit(4, 0), 1, "node_lost", 7),
+    *finished(4, 16, 17, version=1),
+    Duplicate(Unit(4, 0), 1, 18),
+    Taken(1, [3, 4]),
+    VersionLive(2, next_step=2),
+    Committed(0, "step_000001"),
+    result(0, 0, split="held_out"),
+    verdict(0, 0, split="held_out"),
+]
+"""Two steps of two groups; group 2 dropped, group 5 open; one held-out prompt."""
+
+
+def audited(records: list[AnyRecord]) -> Audit:
+    return audit(iter(records), SCHEDULE)
+
+
+def without(record: AnyRecord) -> list[AnyRecord]:
+    assert record in GOOD
+    return [other for other in GOOD if other != record]
+
+
+def test_every_group_is_in_one_place():
+    good = audited(GOOD)
+    assert (good.issued, good.trained, sum(good.dropped.values()), good.open) == (6, 4, 1, 1)
+    assert (good.steps, good.skipped, good.double_trained, good.problems) == (2, 0, 0, [])
+
+
+def test_committed_are_the_groups_of_steps_in_a_checkpoint():
+    assert audited(GOOD).committed == 2
+    assert audited([*GOOD, Committed(1, "step_000002")]).committed == 4
+
+
+def test_drops_are_counted_by_reason_most_frequent_first():
+    more = [record for group_id in (6, 7) for record in (admitted(group_id), Dropped(group_id, "reward: hung", 0))]
+    assert list(audited([*GOOD, *more]).dropped.items()) == [("reward: hung", 2), ("rollout: prompt too long", 1)]
+
+
+def test_lengths_of_dropped_trajectories_stand_beside_those_of_trained_ones():
+    good = audited(GOOD)
+    assert good.lengths == [
+        LengthBucket(max_tokens=16, trained=2, dropped=0),
+        LengthBucket(max_tokens=32, trained=3, dropped=0),
+        LengthBucket(max_tokens=64, trained=1, dropped=0),
+        LengthBucket(max_tokens=128, trained=2, dropped=0),
+        LengthBucket(max_tokens=256, trained=0, dropped=1),
+    ]
+    assert good.dropped_unfinished == 1
+
+
+def test_staleness_is_a_histogram_of_trained_trajectories():
+    good = audited(GOOD)
+    assert good.staleness == {0: 6, 1: 2}, "group 3 was written by version 0 and trained in version 1"
+    assert good.staleness_max == 1
+
+
+def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live():
+    skipped = without(VersionLive(1, next_step=1))
+    assert audited(skipped).staleness == {0: 6, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "on_straggler", "over", "problems"),
+    [
+        (None, "wait", 0, []),
+        (1, "wait", 0, []),
+        (0, "train", 2, []),
+        (0, "wait", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
+        (0, "reissue", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
+    ],
+)
+def test_what_is_older_than_max_lag_is_counted_and_a_problem_unless_it_was_allowed(
+    max_lag, on_straggler, over, problems
+):
+    found = audit(GOOD, replace(SCHEDULE, max_lag=max_lag, on_straggler=on_straggler))
+    assert (found.over_max_lag, found.problems) == (over, problems)
+
+
+def test_a_group_that_began_anew_has_one_result_a_unit_since_then_and_its_first_ones_are_counted_by_length():
+    records = [*GOOD, *finished(5, 40, 300), Restarted(5, 2, [40, 300]), *finished(5, 50, 60, version=2)]
+    found = audited([*records, Taken(2, [5, 9]), admitted(6)])
+
+    assert found.restarted == 1
+    assert found.tokens_thrown_away["restarted"] == 340
+    assert [(b.max_tokens, b.trained, b.restarted) for b in found.lengths][2:] == [
+        (64, 3, 1), (128, 2, 0), (256, 0, 0), (512, 0, 1)
+    ]  # fmt: skip
+    assert found.staleness == {0: 8, 1: 2}, "what was thrown away is not what was trained"
+    assert not [problem for problem in found.problems if "unit 5/" in problem]
+
+
+def test_attempts_are_counted():
+    good = audited(GOOD)
+    assert (good.reissued, good.duplicates) == ({"node_lost": 1}, 1)
+    assert (good.failed_attempts, good.dead_letters) == ({"rollout": 1}, 1)
+
+
+def test_tokens_are_trained_or_thrown_away():
+    good = audited(GOOD)
+    assert good.tokens_trained == 10 + 20 + 30 + 40 + 100 + 128 + 16 + 17
+    assert good.tokens_thrown_away == {"dropped": 200, "duplicates": 18, "reissued": 7, "restarted": 0}
+
+
+def test_an_empty_ledger_adds_up():
+    empty = audited([])
+    assert (empty.issued, empty.peak_open, empty.staleness_max, empty.lengths, empty.problems) == (0, 0, 0, [], [])
+
+
+@pytest.mark.parametrize("length", range(len(GOOD)))
+def test_a_run_that_was_killed_adds_up_wherever_that_was(length):
+    so_far = audited(GOOD[:length])
+    assert so_far.problems == []
+    assert so_far.issued == so_far.trained + sum(so_far.dropped.values()) + so_far.open
+
+
+def test_it_survives_json():
+    good = audited(GOOD)
+    assert msgspec.json.decode(msgspec.json.encode(good), type=Audit) == good
+
+
+@pytest.mark.parametrize(
+    ("records", "problems"),
+    [
+        pytest.param([*GOOD, admitted(7)], ["group 6 was skipped: it was never admitted, but group 7 was"], id="hole"),
+        pytest.param([*GOOD, admitted(5)], ["group 5 was admitted 2 times"], id="admitted twice"),
+        pytest.param(
+            [*GOOD, *finished(5, 1, 1), Taken(2, [0, 5])],
+            ["group 0 was trained 2 times: in steps 0, 2"],
+            id="trained twice",
+        ),
+        pytest.param(
+            [*GOOD, Dropped(1, "late", 0)],
+            ["group 1 was trained in step 0 and dropped (late)"],
+            id="trained and dropped",
+        ),
+        pytest.param(
+            [*GOOD, Dropped(2, "late", 0)],
+            ["group 2 was dropped 2 times (rollout: prompt too long; late)"],
+            id="dropped twice",
+        ),
+        pytest.param([*GOOD, Dropped(9, "late", 0)], ["group 9 was dropped (late), but never admitted"], id="unknown"),
+        pytest.param(
+            [*GOOD, *finished(9, 1, 1), *finished(5, 1, 1), Taken(2, [5, 9])],
+            [
+                "group 9 was trained in step 2, but never admitted",
+                "unit 9/0 has a result, but group 9 was never admitted",
+                "unit 9/1 has a result, but group 9 was never admitted",
+            ],
+            id="trained without admission",
+        ),
+        pytest.param([*GOOD, result(3, 1)], ["unit 3/1 has 2 results"], id="two results"),
+        pytest.param(
+            [*GOOD, Restarted(3, 2, []), Restarted(2, 2, [])],
+            ["group 3 began anew, but it was not open", "group 2 began anew, but it was not open"],
+            id="begun anew when it was over",
+        ),
+        pytest.param([*GOOD, verdict(3, 1)], ["unit 3/1 has 2 verdicts"], id="two verdicts"),
+        pytest.param(
+            [*GOOD, result(0, 0, split="held_out")], ["unit 0/0 (held-out) has 2 results"], id="two held-out results"
+        ),
+        pytest.param(
+            without(result(1, 0, 30)), ["unit 1/0 was trained in step 0, but has no result"], id="without a result"
+        ),
+        pytest.param(
+            without(verdict(4, 1)), ["unit 4/1 was trained in step 1, but has no verdict"], id="without a verdict"
+        ),
+        pytest.param(
+            without(Taken(0, [0, 1])),
+            ["step 0 was skipped: it was given no batch, but step 1 was", "5 groups were open at once, but the window "
+             "holds 4"],
+            id="step skipped",
+        ),
+        pytest.param(
+            [*GOOD, *finished(5, 1, 1), Taken(2, [5])],
+            ["the batch of step 2 has 1 of 2 groups (groups_per_step)"],
+            id="short batch",
+        ),
+        pytest.param(
+            [*GOOD, *map(admitted, range(6, 10))], ["5 groups were open at once, but the window holds 4"], id="window"
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_add_up_is_named(records, problems):
+    assert audited(records).problems == problems
+
+
+def test_skipped_and_double_trained_are_counted():
+    bad = audited([*GOOD, admitted(8), Taken(2, [0, 1])])
+    assert (bad.skipped, bad.double_trained) == (2, 2)

@@ -1,0 +1,316 @@
+"""A record is promised when it is on disk, and counted once."""
+
+import asyncio
+import resource
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncrl.broker.ledger.ledger import ROWS_AT_ONCE, Ledger
+from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Record,
+    Restarted,
+    Result,
+    Taken,
+    Verdict,
+)
+from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
+from asyncrl.messages import SpoolRef, Summary, Unit
+
+SUMMARY = Summary(num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop")
+
+
+def admitted(group_id: int) -> Admitted:
+    return Admitted(group_id=group_id, epoch=0, row=group_id, policy_version=0)
+
+
+def result(group_id: int, index: int = 0, token: int = 1) -> Result:
+    return Result(Unit(group_id, index), token, SpoolRef("s0", 0, 16, 100, 7), SUMMARY)
+
+
+def verdict(group_id: int, index: int = 0) -> Verdict:
+    return Verdict(Unit(group_id, index), 0.5, {"correct": 1.0})
+
+
+def write(path: Path, *calls: list[Record]) -> Ledger:
+    """All calls at once, in order, until they are durable; then close."""
+
+    async def run() -> Ledger:
+        ledger = Ledger(path)
+        await asyncio.gather(*(ledger.commit(records) for records in calls))
+        ledger.close()
+        return ledger
+
+    return asyncio.run(run())
+
+
+def read(path: Path) -> list[AnyRecord]:
+    with LedgerReader(path) as reader:
+        return list(reader.records())
+
+
+def test_records_are_read_in_the_order_they_were_committed(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "ledger.sqlite"
+
+    write(path, [admitted(0), admitted(1)], [result(1)], [verdict(1), Taken(0, [1, 0])])
+
+    assert read(path) == [admitted(0), admitted(1), result(1), verdict(1), Taken(0, [1, 0])]
+
+
+FEW = st.integers(0, 3)
+"""Ids that meet often, so that many calls are refused."""
+RECORDS = st.one_of(
+    st.builds(admitted, FEW),
+    st.builds(result, FEW, FEW),
+    st.builds(verdict, FEW, FEW),
+    st.builds(Taken, FEW, st.lists(FEW, max_size=2)),
+    st.builds(Dropped, FEW, st.just("failed"), FEW),
+    st.builds(Committed, FEW, st.text(max_size=5)),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(RECORDS, max_size=3), max_size=6))
+def test_whatever_is_committed_is_read_and_nothing_else(calls: list[list[AnyRecord]]) -> None:
+    """Calls the database refuses leave no trace; all others are there, whole and in order."""
+
+    async def run(path: Path) -> list[AnyRecord]:
+        ledger = Ledger(path)
+        outcomes = await asyncio.gather(*(ledger.append(call) for call in calls), return_exceptions=True)
+        ledger.close()
+        assert all(outcome is None or isinstance(outcome, BrokenInvariant) for outcome in outcomes)
+        return [record for call, outcome in zip(calls, outcomes, strict=True) if outcome is None for record in call]
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.sqlite"
+        expected = asyncio.run(run(path))
+        assert read(path) == expected
+
+
+def test_many_commits_share_few_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    ledger = write(path, *([admitted(group_id)] for group_id in range(500)))
+
+    assert ledger.num_transactions <= 20  # the first may go alone; the rest gathers behind it
+    assert len(read(path)) == 500
+
+
+def test_a_commit_that_returned_is_seen_by_another_connection(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        await ledger.commit([admitted(0)])
+        assert read(path) == [admitted(0)]
+        await ledger.commit([admitted(1)])
+        assert read(path) == [admitted(0), admitted(1)]
+        ledger.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("twice", "message"),
+    [
+        pytest.param([result(3, token=2)], "result/train/3/0: it is there", id="a second result of a unit"),
+        pytest.param([verdict(3)], "verdict/train/3/0: it is there", id="a second verdict of a unit"),
+        pytest.param([admitted(3)], "admitted/3: it is there", id="a group admitted again"),
+        pytest.param([Taken(0, [4])], "taken/0: it is there", id="another batch for the same step"),
+        pytest.param([Taken(1, [3])], "end group 3 by taken/1: it has ended by taken/0", id="a group in two batches"),
+        pytest.param([Dropped(3, "failed", 0)], "end group 3 by dropped", id="a trained group dropped"),
+        pytest.param([admitted(8), admitted(8)], "two equal records in one call", id="twice in one call"),
+    ],
+)
+def test_the_database_refuses_to_count_twice(tmp_path: Path, twice: list[Record], message: str) -> None:
+    """The call is refused as a whole; calls in the same transaction are not touched."""
+    path = tmp_path / "ledger.sqlite"
+    before: list[Record] = [admitted(3), result(3), verdict(3), Taken(0, [3])]
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        await ledger.commit(before)
+        outcomes = await asyncio.gather(
+            ledger.commit([admitted(9)]),
+            ledger.commit([admitted(10), *twice]),
+            ledger.commit([admitted(11)]),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [type(None), BrokenInvariant, type(None)]
+        assert message in str(outcomes[1])
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == [*before, admitted(9), admitted(11)]
+
+
+def test_a_call_of_more_records_than_one_statement_takes_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    many: list[Record] = [admitted(group_id) for group_id in range(3 * ROWS_AT_ONCE + 1)]
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        with pytest.raises(BrokenInvariant, match="two equal records in one call"):
+            await ledger.commit([*many, many[-1]])
+        await ledger.commit(many)
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == many
+
+
+def test_a_group_that_begins_anew_has_results_again_and_each_once(tmp_path: Path) -> None:
+    path, again = tmp_path / "ledger.sqlite", replace(result(1), num_restarts=1)
+
+    write(path, [admitted(1), result(1), Restarted(1, 2, [9]), again, replace(verdict(1), num_restarts=1)])
+
+    assert read(path)[2:4] == [Restarted(1, 2, [9]), again]
+    with pytest.raises(BrokenInvariant, match="result/train/1~1/0: it is there already"):
+        write(path, [replace(again, token=2)])
+
+
+def test_what_may_recur_is_not_refused(tmp_path: Path) -> None:
+    """A trainer that resumed says Commit again."""
+    path = tmp_path / "ledger.sqlite"
+
+    write(path, [Committed(4, "step_000004")], [Committed(4, "step_000004")])
+
+    assert len(read(path)) == 2
+
+
+def test_each_opening_is_a_new_epoch_of_the_same_run(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    first, second = write(path), write(path)
+
+    assert (first.broker_epoch, second.broker_epoch) == (1, 2)
+    assert first.run_id == second.run_id
+
+
+def test_an_older_broker_cannot_write_once_a_newer_one_has_opened_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        older, newer = Ledger(path), Ledger(path)
+        with pytest.raises(RunFailed, match=r"another broker \(epoch 2\)"):
+            await older.commit([admitted(0)])
+        await newer.commit([admitted(1)])
+        older.close()
+        newer.close()
+
+    asyncio.run(run())
+    assert read(path) == [admitted(1)]
+
+
+def test_a_full_disk_is_told_to_every_waiter_and_to_later_callers(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        await ledger.commit([admitted(0)])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # less than one of them
+        try:
+            big = [ledger.append([admitted(i) for i in range(1000 * call, 1000 * call + 900)]) for call in range(1, 4)]
+            outcomes = await asyncio.gather(*big, return_exceptions=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        assert [type(outcome) for outcome in outcomes] == [RunFailed] * 3
+        assert "cannot write the ledger" in str(outcomes[0])
+        with pytest.raises(RunFailed, match="cannot write the ledger"):
+            ledger.append([admitted(5)])
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == [admitted(0)]
+
+
+def test_an_id_no_database_can_hold_ends_the_run_and_hangs_nobody(tmp_path: Path) -> None:
+    async def run() -> None:
+        ledger = Ledger(tmp_path / "ledger.sqlite")
+        with pytest.raises(RunFailed, match="cannot write the ledger"):
+            await ledger.commit([Dropped(2**63, "failed", 0)])
+        ledger.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_waiter_does_not_take_its_records_back(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        ledger.append([admitted(0)]).cancel()
+        await ledger.commit([admitted(1)])
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == [admitted(0), admitted(1)]
+
+
+def test_closing_writes_what_waits_and_then_takes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        waiting = ledger.append([admitted(0)])
+        ledger.close()
+        ledger.close()
+        await waiting
+        with pytest.raises(LedgerError, match="was closed"):
+            await ledger.commit([admitted(1)])
+
+    asyncio.run(run())
+    assert read(path) == [admitted(0)]
+
+
+def foreign_database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+
+
+def other_schema(path: Path) -> None:
+    write(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
+    connection.close()
+
+
+@pytest.mark.parametrize("open_it", [Ledger, LedgerReader])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(lambda path: path.write_text("dear diary\n" * 99), "not a database", id="not a database"),
+        pytest.param(foreign_database, "not an asyncrl ledger", id="another program's"),
+        pytest.param(other_schema, "has ledger schema 99, this asyncrl uses 1", id="another schema"),
+        pytest.param(lambda path: path.mkdir(), "ledger", id="a directory"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused(
+    tmp_path: Path, open_it: Callable[[Path], object], spoil: Callable[[Path], object], message: str
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    spoil(path)
+
+    with pytest.raises(LedgerError, match=message):
+        open_it(path)
+
+
+def test_looking_makes_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        LedgerReader(tmp_path / "ledger.sqlite")
+
+    assert list(tmp_path.iterdir()) == []

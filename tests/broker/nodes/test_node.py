@@ -1,0 +1,85 @@
+"""Who is connected, and who has been silent for too long."""
+
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.messages import PROTOCOL, Hello, Role
+
+
+def hello(role: Role, name: str, incarnation: str = "0") -> Hello:
+    return Hello(PROTOCOL, role, name, incarnation)
+
+
+def join(book: NodeBook, role: Role, name: str, incarnation: str = "0", now_s: float = 0.0) -> Node:
+    return book.join(f"{name}.{incarnation}", hello(role, name, incarnation), now_s)
+
+
+def test_any_message_is_a_sign_of_life() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    join(book, "rollout", "a")
+    silent = join(book, "rollout", "b")
+
+    book.heard("a.0", 5.0)
+
+    assert book.silent(10.0) == []
+    assert book.silent(10.1) == [silent]
+    assert book.heard("nobody.0", 5.0) is None
+
+
+def test_a_node_falls_quiet_once_and_is_given_nothing_until_it_is_heard() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    node = join(book, "reward", "r")
+    node.credit_limit = 4
+
+    assert book.falling_quiet(2.0) == []
+    assert (book.falling_quiet(2.1), book.falling_quiet(2.2)) == ([node], [])
+    assert not node.is_able
+
+
+def test_roles_are_kept_in_the_order_of_joining() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    first, judge, second = join(book, "rollout", "b"), join(book, "reward", "r"), join(book, "rollout", "a")
+
+    assert book.of("rollout") == [first, second]
+    assert book.all() == [first, judge, second]
+    assert book.trainer() is None
+    book.leave("b.0")
+    assert book.of("rollout") == [second]
+    assert book.leave("b.0") is None
+
+
+def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    loading, ready = join(book, "rollout", "a"), join(book, "rollout", "b")
+    ready.is_ready = True
+
+    assert book.rollouts() == [ready]
+    assert loading in book.of("rollout")
+
+
+def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    old = join(book, "rollout", "a", "0")
+    join(book, "rollout", "b", "0")
+
+    assert book.earlier(hello("rollout", "a", "1")) == [old]
+
+
+def test_several_starts_of_a_node_are_all_found_until_they_leave() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    first, second = join(book, "rollout", "a", "0"), join(book, "rollout", "a", "1")
+    assert book.earlier(hello("rollout", "a", "2")) == [first, second]
+
+    book.leave("a.0")
+    assert book.earlier(hello("rollout", "a", "2")) == [second]
+    book.leave("a.1")
+    assert book.earlier(hello("rollout", "a", "2")) == []
+
+
+def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_has_none() -> None:
+    node = join(NodeBook(notice_s=2.0, ttl_s=10.0), "rollout", "a")
+    node.credit_limit, node.granted = 10, 4
+    assert (node.credits, node.is_able) == (6, False), "no weights, no work"
+
+    node.policy_version = 0
+    assert node.is_able
+    node.is_draining = True
+    assert (node.credits, node.is_able) == (0, False)

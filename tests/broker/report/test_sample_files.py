@@ -1,0 +1,81 @@
+"""What a step consumed is kept as it was stored; what cannot be read is passed over, not invented."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from structlog.testing import capture_logs
+
+from asyncrl.broker.groups.group import Group
+from asyncrl.broker.report.sample_files import SampleFiles
+from asyncrl.errors import DecodeError
+from asyncrl.messages import Prompt, Span, SpoolRef, Stepped, Trajectory, Unit
+from asyncrl.observe.samples import SamplesWriter
+
+
+class Payloads:
+    """A spool that has what it is given, or nothing."""
+
+    def __init__(self, *trajectories: Trajectory) -> None:
+        self._trajectories = list(trajectories)
+
+    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
+        if len(refs) != len(self._trajectories):
+            raise DecodeError("the spool no longer has the payload")
+        return self._trajectories
+
+
+def a_group(prompt: Prompt) -> Group:
+    group = Group(7, prompt, 1, min_version=0)
+    group.slots[0].ref = SpoolRef("spool", 0, 0, 1, 0)
+    group.slots[0].reward, group.slots[0].metrics = 0.5, {"correct": 0.0}
+    return group
+
+
+def written(folder: Path, group: Group, *trajectories: Trajectory) -> list[dict[str, object]]:
+    files = SampleFiles(Payloads(*trajectories), SamplesWriter(folder))  # type: ignore[arg-type]
+    asyncio.run(files.write(Stepped(3, 5, {}), [group]))
+    return [row for path in folder.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+
+
+TRAJECTORY = Trajectory(
+    unit=Unit(7, 0),
+    prompt_ids=memoryview(b"\1\0\0\0"),
+    completion_ids=memoryview(b"\2\0\0\0\3\0\0\0"),
+    behavior_logprobs=memoryview(b"\0" * 8),
+    spans=[Span(4, 0, 1), Span(5, 1, 2)],
+    finish_reason="stop",
+    text="four",
+    node="ann",
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (Prompt(text="2 + 2?", answer="4"), "2 + 2?"),
+        (Prompt(chat=[{"role": "user", "content": "2 + 2?"}], answer="4"), "user: 2 + 2?"),
+    ],
+)
+def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prompt, said: str) -> None:
+    (row,) = written(tmp_path, a_group(prompt), TRAJECTORY)
+
+    assert (row["step"], row["group_id"], row["oldest_version"], row["staleness"]) == (3, 7, 4, 1)
+    assert (row["prompt"], row["completion"], row["answer"], row["reward"]) == (said, "four", "4", 0.5)
+    assert row["completion_ids"] == [2, 3]
+
+
+def test_a_step_whose_payloads_are_gone_is_passed_over(tmp_path: Path) -> None:
+    assert written(tmp_path, a_group(Prompt(text="2 + 2?"))) == []
+
+
+def test_a_full_disk_costs_a_look_at_the_step_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    folder.write_text("where a folder should be")
+
+    with capture_logs() as said:
+        assert written(folder, a_group(Prompt(text="2 + 2?")), TRAJECTORY) == []
+
+    assert [(line["event"], line["step"]) for line in said] == [("samples.skipped", 3)]

@@ -1,0 +1,433 @@
+"""One transfer at a time; a group is reused while its members are the same; who is late is named."""
+
+import pytest
+
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.versions.transfers import MAX_FAILURES, Ongoing, PublishBook
+from asyncrl.errors import RunFailed
+from asyncrl.messages import PROTOCOL, Hello, Member, Publishing, Role
+
+DEADLINE_S = 30.0
+
+
+class Stage:
+    """A PublishBook, a trainer, and rollouts that do as they are told."""
+
+    def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
+        self.book = PublishBook(DEADLINE_S, swaps_at_once=swaps_at_once)
+        self.nodes = NodeBook(notice_s=2.0, ttl_s=10.0)
+        self.join("trainer", "trainer")
+        for name in rollouts:
+            self.join("rollout", name)
+
+    def join(self, role: Role, name: str) -> Node:
+        node = self.nodes.join(name, Hello(PROTOCOL, role, name, "0"), 0.0)
+        node.is_ready = True
+        return node
+
+    def leave(self, name: str) -> None:
+        self.nodes.leave(name)
+        self.book.left(name, name)
+
+    @property
+    def ongoing(self) -> Ongoing:
+        assert self.book.ongoing
+        return self.book.ongoing
+
+    def publish(self, version: int) -> Ongoing | None:
+        self.book.stage(Publishing(version, next_step=version))
+        return self.start()
+
+    def start(self, now_s: float = 0.0) -> Ongoing | None:
+        return self.book.start(self.nodes, now_s)
+
+    def report(self, *names: str, failure: str = "") -> None:
+        ongoing = self.ongoing
+        for name in names:
+            node = self.nodes.get(name)
+            if node and not failure:
+                node.received_version = ongoing.message.policy_version
+            self.book.reported(name, ongoing.message.epoch, failure)
+
+    def swap(self, *names: str) -> None:
+        for name in names:
+            node = self.nodes.get(name)
+            assert node
+            node.policy_version = node.received_version
+            self.book.live(name, node.policy_version)
+
+    def finish(self) -> Ongoing | None:
+        """Everybody in the transfer under way does as asked."""
+        receivers = self.ongoing.peers[1:]
+        self.report(*self.ongoing.peers)
+        self.swap(*receivers)
+        return self.book.conclude([])
+
+    def fail(self) -> Ongoing | None:
+        self.report(*self.ongoing.peers, failure="connection closed")
+        return self.book.conclude([])
+
+
+def members(ongoing: Ongoing | None) -> list[str]:
+    assert ongoing
+    return [member.node for member in ongoing.message.members]
+
+
+def epoch(ongoing: Ongoing | None) -> int:
+    assert ongoing
+    return ongoing.message.epoch
+
+
+def test_a_version_is_live_when_every_rollout_decodes_with_it() -> None:
+    stage = Stage("a", "b")
+    started = stage.publish(0)
+    assert started
+    assert started.message.members == [Member("trainer", "0"), Member("a", "0"), Member("b", "0")]
+    assert started.message.keep
+    assert stage.start() is None, "one at a time"
+
+    stage.report("trainer", "a", "b")
+    stage.swap("a")
+    assert stage.book.conclude([]) is None
+    stage.swap("b")
+
+    assert stage.book.conclude([]) is started
+    assert stage.book.live_version == 0
+    assert stage.start() is None
+
+
+def test_a_rollout_that_swaps_before_the_trainer_has_reported_is_not_waited_for_again() -> None:
+    stage = Stage("a")
+    started = stage.publish(0)
+    stage.report("a")
+    stage.swap("a")
+    assert stage.book.conclude([]) is None
+
+    stage.report("trainer")
+
+    assert stage.book.conclude([]) is started
+
+
+def test_nothing_is_sent_without_a_trainer_or_rollouts_or_a_version() -> None:
+    stage = Stage()
+    assert stage.start() is None
+    assert stage.publish(0) is None
+    stage.join("rollout", "a")
+    assert members(stage.start()) == ["trainer", "a"]
+
+
+def test_the_epoch_is_kept_while_the_members_are_the_same() -> None:
+    stage = Stage("a", "b")
+    epochs = []
+    for version in range(3):
+        epochs.append(epoch(stage.publish(version)))
+        stage.finish()
+
+    assert epochs == [1, 1, 1]
+
+
+def test_a_loss_makes_a_new_epoch_without_the_lost() -> None:
+    stage = Stage("a", "b")
+    first = epoch(stage.publish(0))
+    stage.finish()
+    stage.leave("a")
+
+    second = stage.publish(1)
+
+    assert epoch(second) > first
+    assert members(second) == ["trainer", "b"]
+
+
+def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
+    stage = Stage("a", "b")
+    first = epoch(stage.publish(0))
+    stage.report("a")
+    stage.report("trainer", "b", failure="connection closed")
+    assert stage.book.conclude([]) is None
+    assert stage.book.live_version == -1
+
+    again = stage.start()
+
+    assert epoch(again) > first
+    assert members(again) == ["trainer", "a", "b"]
+
+
+def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("a")
+    stage.swap("a")
+    stage.report("trainer", "b", failure="connection closed")
+    stage.book.conclude([])
+    stage.start()
+
+    stage.report("trainer", "a", "b")
+    stage.swap("b")
+
+    assert stage.book.conclude([]), "a swaps once, and says Live once"
+
+
+def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_gets_it_again() -> None:
+    stage = Stage("a", "b")
+    first = epoch(stage.publish(0))
+    stage.report("trainer", "a")
+    stage.report("b", failure="b: a checksum does not match")
+    assert stage.book.conclude([]) is None, "a has it, but does not decode with it yet"
+    stage.swap("a")
+    assert stage.book.conclude([])
+    assert stage.book.live_version == 0
+
+    pair = stage.start()
+    assert members(pair) == ["trainer", "b"]
+    assert pair
+    assert not pair.message.keep
+    stage.finish()
+    assert epoch(stage.publish(1)) > first, "b's side of the first group is closed"
+    assert members(stage.ongoing) == ["trainer", "a", "b"]
+
+
+def test_a_rollout_that_breaks_alone_time_after_time_is_given_up_and_the_run_goes_on() -> None:
+    stage = Stage("a", "bad")
+    for version in range(MAX_FAILURES):
+        assert stage.book.given_up() == []
+        stage.publish(version)
+        stage.report("trainer", "a")
+        stage.swap("a")
+        stage.report("bad", failure="bad: no space left")
+        assert stage.book.conclude([])
+
+    assert stage.book.given_up() == ["bad"]
+    assert stage.start() is None
+    stage.leave("bad")
+    assert members(stage.publish(MAX_FAILURES)) == ["trainer", "a"]
+
+
+def test_what_broke_for_every_rollout_that_is_left_is_made_again() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a")
+    stage.report("b", failure="b: a checksum does not match")
+    stage.book.conclude([])
+    stage.leave("a")
+
+    assert stage.book.conclude([]) is None
+    assert stage.book.live_version == -1
+    assert members(stage.start()) == ["trainer", "b"]
+
+
+def test_a_joiner_gets_the_live_version_by_itself_and_the_group_of_the_others_stays_good() -> None:
+    stage = Stage("a")
+    kept = epoch(stage.publish(0))
+    stage.finish()
+    stage.join("rollout", "late")
+
+    pair = stage.start()
+    assert members(pair) == ["trainer", "late"]
+    assert pair
+    assert not pair.message.keep
+    assert epoch(pair) > kept
+    stage.finish()
+
+    stage.leave("late")
+    assert epoch(stage.publish(1)) == kept
+
+
+def test_joiners_are_brought_up_to_date_one_after_the_other() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.finish()
+    stage.join("rollout", "b")
+    stage.join("rollout", "c")
+
+    order = []
+    while started := stage.start():
+        order.append(members(started)[1])
+        stage.finish()
+
+    assert order == ["b", "c"]
+
+
+def test_who_has_not_reported_in_twice_the_deadline_is_named() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a")
+
+    assert stage.book.limit_s == 60.0
+    assert stage.book.expired(59.9, []) == []
+    assert stage.book.expired(60.0, []) == ["b"]
+
+    stage.leave("b")
+    stage.swap("a")
+    assert stage.book.conclude([]), "the others have it"
+    assert members(stage.publish(1)) == ["trainer", "a"]
+
+
+def test_who_has_the_weights_and_does_not_swap_is_named_too() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a", "b")
+    stage.swap("a")
+
+    assert stage.book.expired(59.9, []) == []
+    assert stage.book.expired(60.0, []) == ["b"]
+
+
+def test_who_is_held_has_its_time_from_its_release() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.report("trainer", "a")
+
+    assert stage.book.expired(1000.0, ["a"]) == []
+    assert stage.book.expired(1059.9, []) == []
+    assert stage.book.expired(1060.0, []) == ["a"]
+
+
+def test_who_lets_generations_finish_first_may_take_as_long_as_they_do() -> None:
+    stage = Stage("a", swaps_at_once=False)
+    stage.publish(0)
+    assert stage.book.expired(60.0, []) == ["a", "trainer"]
+    stage.report("trainer", "a")
+    assert stage.book.expired(60.0, []) == []
+
+
+def test_a_rollout_lost_after_its_side_was_done_breaks_nothing() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.report("trainer", "a", "b")
+    stage.swap("a")
+
+    stage.leave("b")
+
+    assert stage.book.conclude([])
+    assert stage.book.live_version == 0
+
+
+def test_if_all_receivers_are_lost_the_next_to_join_gets_the_version_anew() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.report("trainer", "a")
+    stage.leave("a")
+    assert stage.book.conclude([]) is None
+    assert stage.book.live_version == -1
+
+    stage.join("rollout", "b")
+
+    assert members(stage.start()) == ["trainer", "b"]
+    assert stage.finish()
+
+
+def test_reports_of_an_earlier_epoch_count_for_nothing() -> None:
+    stage = Stage("a")
+    old = epoch(stage.publish(0))
+    stage.fail()
+    stage.start()
+
+    stage.book.reported("trainer", old)
+    stage.book.reported("a", old, "late")
+
+    assert stage.book.ongoing
+    assert stage.book.ongoing.unreported == {"trainer", "a"}
+    assert stage.finish()
+
+
+def test_five_failures_of_one_version_end_the_run_with_the_reason() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    for _ in range(MAX_FAILURES - 1):
+        stage.fail()
+        stage.start()
+
+    with pytest.raises(RunFailed, match="version 0 could not be published in 5 tries: connection closed"):
+        stage.fail()
+
+
+def test_failures_of_earlier_versions_are_forgiven() -> None:
+    stage = Stage("a")
+    for version in range(2 * MAX_FAILURES):
+        stage.publish(version)
+        stage.fail()
+        stage.start()
+        stage.finish()
+
+    assert stage.book.live_version == 2 * MAX_FAILURES - 1
+
+
+def test_a_joiner_nobody_can_reach_is_given_up_and_the_run_goes_on() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.finish()
+    stage.join("rollout", "unreachable")
+    for _ in range(MAX_FAILURES):
+        assert stage.book.given_up() == []
+        stage.start()
+        stage.fail()
+
+    assert stage.book.given_up() == ["unreachable"]
+    assert stage.start() is None
+
+    stage.leave("unreachable")
+    assert stage.book.given_up() == []
+    stage.publish(1)
+    assert stage.finish()
+
+
+def test_a_joiner_in_trouble_does_not_keep_the_next_one_waiting() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.finish()
+    stage.join("rollout", "troubled")
+    stage.join("rollout", "well")
+    stage.start()
+    stage.fail()
+
+    assert members(stage.start()) == ["trainer", "well"]
+
+
+def test_a_held_node_is_not_waited_for() -> None:
+    stage = Stage("a", "held")
+    stage.publish(0)
+    stage.finish()
+    stage.publish(1)
+    stage.report("trainer", "a", "held")
+    stage.swap("a")
+
+    assert stage.book.conclude(["held"])
+    assert stage.book.live_version == 1
+    assert stage.start() is None, "what it received lies staged: it needs no second transfer"
+
+
+def test_if_all_are_held_the_first_released_makes_the_version_live() -> None:
+    stage = Stage("held")
+    stage.publish(0)
+    stage.finish()
+    stage.publish(1)
+    stage.report("trainer", "held")
+    assert stage.book.conclude(["held"]) is None
+    assert stage.book.conclude([]) is None
+
+    stage.swap("held")
+
+    assert stage.book.conclude([])
+
+
+def test_a_trainer_that_is_gone_has_nothing_staged() -> None:
+    stage = Stage()
+    stage.publish(0)
+    stage.leave("trainer")
+    stage.book.unstage()
+    stage.join("trainer", "next")
+    stage.join("rollout", "a")
+
+    assert stage.start() is None
+    assert members(stage.publish(0)) == ["next", "a"]
+
+
+def test_while_the_trainer_is_behind_the_live_version_a_joiner_waits() -> None:
+    stage = Stage("a")
+    for version in range(3):
+        stage.publish(version)
+        stage.finish()
+    stage.join("rollout", "joiner")
+
+    assert stage.publish(1) is None
+    assert members(stage.publish(2)) == ["trainer", "joiner"]

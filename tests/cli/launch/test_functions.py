@@ -1,0 +1,68 @@
+"""Functions of a person's own are looked at in a process of their own, before anything starts."""
+
+import sys
+
+import pytest
+
+from asyncrl.cli.launch.functions import check_functions
+from asyncrl.config.run_file import decode
+from asyncrl.errors import ConfigError
+
+MINE = """
+import sys
+
+def loss(tokens):
+    return -tokens.advantages * tokens.logprobs
+
+def advantage(outcomes, *, gama=1.0):
+    return []
+
+def score(sample):
+    return 1.0
+
+sys.modules["seen"] = sys
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def a_run(**sections):
+    return decode({"model": {"path": "m"}, "data": {"train": "t"}} | sections)
+
+
+def test_what_fits_is_taken_and_leaves_no_trace_in_this_process(mine) -> None:
+    check_functions(a_run(algorithm={"loss": f"{mine}:loss"}, reward={"function": f"{mine}:score"}))
+    assert "seen" not in sys.modules
+
+
+def test_built_in_names_need_no_process(monkeypatch) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    check_functions(a_run())
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"algorithm": {"advantage": "MINE:advantage"}}, "there is no setting 'gama': did you mean 'gamma'?"),
+        ({"algorithm": {"loss": "MINE:los"}}, "has no function 'los': did you mean 'loss'?"),
+        ({"reward": {"function": "MINE:score", "options": {"form": 1.0}}}, "form"),
+        ({"reward": {"function": "gsm8"}}, "unknown reward function 'gsm8': did you mean 'gsm8k'?"),
+    ],
+    ids=str,
+)
+def test_what_does_not_is_one_sentence(mine, sections, sentence) -> None:
+    sections = {
+        name: {
+            key: value.replace("MINE", str(mine)) if isinstance(value, str) else value for key, value in part.items()
+        }
+        for name, part in sections.items()
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_functions(a_run(**sections))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,104 @@
+"""What a person sees of a run: short lines, with a bar only where somebody watches."""
+
+import io
+
+from rich.console import Console
+
+from asyncrl.cli.launch.screen import Screen, step_line
+from asyncrl.messages import Evaluated, Progress
+
+METRICS = {
+    "version": 40,
+    "reward": 0.512,
+    "accuracy": 0.51,
+    "length_mean": 38.2,
+    "staleness_mean": 0.8,
+    "staleness_max": 1,
+    "kl": 0.0031,
+    "tokens_per_s": 21_400,
+    "wait_trainer": 0.03,
+    "wait_rollout": 0.11,
+    "time_s": 10.0,
+}
+
+
+def progress(step: int, **changes: float) -> Progress:
+    return Progress(step, 60, METRICS | changes)
+
+
+def screen_on(*, is_terminal: bool) -> tuple[Screen, io.StringIO]:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=is_terminal, width=60)
+    return Screen(console, steps=60), written
+
+
+def test_a_step_is_the_line_of_the_example():
+    line = step_line(progress(40), eta_s=4.9)
+    assert line in (step_line.__doc__ or "")
+    assert line.startswith("step  41/60 v40 reward .512")
+
+
+def test_a_step_line_fits_120_columns_even_with_large_numbers():
+    large = {
+        "version": 999,
+        "reward": -12.345,
+        "accuracy": 1.0,
+        "length_mean": 32_768,
+        "staleness_mean": 12.5,
+        "staleness_max": 30,
+        "kl": 0.98765,
+        "tokens_per_s": 999_900,
+        "wait_trainer": 1.0,
+        "wait_rollout": 1.0,
+    }
+    line = step_line(Progress(998, 999, large), eta_s=99 * 3600 + 59 * 60 + 59)
+    assert len(line) <= 120
+    assert line.endswith("eta 99:59:59")
+
+
+def test_numbers_are_short_without_being_wrong():
+    def reward(value: float) -> str:
+        return step_line(progress(0, reward=value), 0.0).split()[4]
+
+    assert [reward(v) for v in (0.0, 0.5, 0.9996, 1.0, 10.5, -0.25, float("nan"))] == [
+        ".000",
+        ".500",
+        "1.000",
+        "1.00",
+        "10.50",
+        "-0.25",
+        "nan",
+    ]
+
+
+def test_without_a_terminal_there_are_plain_lines_only():
+    screen, written = screen_on(is_terminal=False)
+    with screen:
+        screen.step(progress(0))
+        screen.evaluated(Evaluated(10, 0.25, 64, {"length_mean": 12.0}))
+        screen.evaluated(Evaluated(20, 0.41, 64, {"length_mean": 9, "avg@4": 0.41, "pass@4": 0.8, "maj@4": 0.5}))
+        screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
+        screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
+    assert written.getvalue().splitlines() == [
+        step_line(progress(0), 0.0),
+        "eval v10  held-out accuracy 25.0% of 64  len 12",
+        "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
+        "rollout-0 was killed by SIGKILL; starting it again",
+        "trainer-0 exited with 1: [bold] no markup",
+    ]
+
+
+def test_on_a_terminal_a_bar_says_how_far_it_is():
+    screen, written = screen_on(is_terminal=True)
+    with screen:
+        screen.step(progress(29))
+        screen._bar.refresh()
+        assert "30/60" in written.getvalue()
+
+
+def test_the_time_left_is_guessed_from_the_pace_after_the_first_step():
+    """Steps 0 at 10 s, 1 at 12 s, 2 at 14 s: 57 more at 2 s each."""
+    screen, written = screen_on(is_terminal=False)
+    for step, time_s in enumerate((10.0, 12.0, 14.0)):
+        screen.step(progress(step, time_s=time_s))
+    assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()] == ["0:00", "1:56", "1:54"]

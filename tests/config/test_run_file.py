@@ -1,0 +1,238 @@
+"""A run file is read, overridden, explained and written back; a mistake in it is one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config.run_file import SHORTHANDS, decode, explain, load, to_toml
+from asyncrl.config.sections import Config, Schedule, from_json, to_json
+from asyncrl.errors import ConfigError
+
+LEAST = """
+[model]
+path = "models/tiny"
+[data]
+train = "train.parquet"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(LEAST)
+    return path
+
+
+def made(**sections: dict[str, Any]) -> Config:
+    least: dict[str, dict[str, Any]] = {"model": {"path": "m"}, "data": {"train": "t"}}
+    return decode({**sections, **{key: least[key] | sections.get(key, {}) for key in least}})
+
+
+def refused(**sections: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        made(**sections)
+    return str(raised.value)
+
+
+# ── where a value comes from ────────────────────────────────────────────────────────────────
+
+
+def test_a_run_needs_a_model_and_prompts_and_nothing_else(file: Path) -> None:
+    config = load(file)
+    assert (config.model.path, config.data.train) == ("models/tiny", "train.parquet")
+    assert config.schedule == Schedule()
+
+
+def test_the_file_goes_before_defaults_and_set_before_the_file(file: Path) -> None:
+    file.write_text(LEAST + "[run]\nsteps = 7\nseed = 8")
+    config = load(file, ["run.seed=9"])
+    assert (config.run.name, config.run.steps, config.run.seed) == ("", 7, 9)
+
+
+def test_the_last_set_of_a_key_counts(file: Path) -> None:
+    assert load(file, ["run.seed=1", "run.seed=2"]).run.seed == 2
+
+
+def test_a_set_value_is_toml_and_a_bare_word_is_a_string(file: Path) -> None:
+    overrides = [
+        'run.name="quoted"',
+        "run.dir = a/b",
+        'sampling.stop=["\\n", "x"]',
+        "data.shuffle=false",
+        "trainer.lr=3e-5",
+    ]
+    config = load(file, overrides)
+    assert (config.run.name, config.run.dir, config.sampling.stop) == ("quoted", "a/b", ["\n", "x"])
+    assert (config.data.shuffle, config.trainer.lr) == (False, 3e-5)
+
+
+@pytest.mark.parametrize("short", SHORTHANDS)
+def test_a_shorthand_is_the_key_it_stands_for(file: Path, short: str) -> None:
+    assert load(file, [f"{short}=3"] if short != "name" else ["name=x"]) == load(
+        file, [f"{SHORTHANDS[short]}=3"] if short != "name" else ["run.name=x"]
+    )
+
+
+def test_explain_says_where_each_value_comes_from(file: Path) -> None:
+    file.write_text(LEAST + '[run]\nsteps = 7\n[reward.options]\nflexible = true\nmarker = "a"')
+    origins = {origin.key: origin for origin in explain(file, ["steps=5", "reward.options.marker=b"])}
+    assert (origins["run.steps"].value, origins["run.steps"].source) == (5, "--set")
+    assert (origins["reward.options.marker"].value, origins["reward.options.marker"].source) == ("b", "--set")
+    assert (origins["reward.options.flexible"].value, origins["reward.options.flexible"].source) == (True, "tiny.toml")
+    assert (origins["run.seed"].value, origins["run.seed"].source) == (0, "default")
+    assert origins["model.scratch.recipe"].source == "default"
+
+
+def test_explain_says_what_a_preset_stands_for(file: Path) -> None:
+    section = "algorithm.correction"
+    origins = {origin.key: origin for origin in explain(file, [f"{section}.preset=decoupled_seq_is"])}
+    told = [(origins[f"{section}.{key}"].value, origins[f"{section}.{key}"].source) for key in ("preset", "importance")]
+    assert told == [("decoupled_seq_is", "--set"), ("sequence", "preset")]
+    assert origins[f"{section}.rejection"].source == "default"
+
+
+# ── mistakes ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ({}, "missing key 'model': it has no default"),
+        ({"model": {}}, "missing key 'model.path': it has no default"),
+        ({"modle": {}}, "unknown key 'modle': did you mean 'model'?"),
+        ({"run": {"stepz": 1}}, "unknown key 'run.stepz': did you mean 'run.steps'?"),
+        ({"trainer": {"steps": 1}}, "unknown key 'trainer.steps': did you mean 'run.steps'?"),
+        ({"learning": {"lr": 1}}, "unknown key 'learning.lr': did you mean 'trainer.lr'?"),
+        ({"learning": {"by": 1}}, "unknown key 'learning.by': expected one of: run, model, data, schedule, sampling, "),
+        ({"lr": 1}, "unknown key 'lr': did you mean 'trainer.lr'?"),
+        (
+            {"model": {"scratch": {"layer": 1}}},
+            "unknown key 'model.scratch.layer': did you mean 'model.scratch.layers",
+        ),
+        ({"run": 3}, "run is a section, got 3"),
+        ({"model": {"scratch": "random"}}, "model.scratch is a section, got 'random'"),
+    ],
+    ids=str,
+)
+def test_a_key_that_is_unknown_or_missing_is_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        decode(raw)
+    assert str(raised.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "sentence"),
+    [
+        ("run", "steps", "many", "run.steps: expected `int`, got 'many'"),
+        ("run", "steps", True, "run.steps: expected `int`, got True"),
+        ("run", "steps", 0, "run.steps: expected `int` >= 1, got 0"),
+        ("run", "seed", -1, "run.seed: expected `int` >= 0, got -1"),
+        ("run", "seed", 2**63, "run.seed: expected `int` <= 9223372036854775807, got 9223372036854775808"),
+        ("sampling", "top_p", 1.5, "sampling.top_p: expected `float` <= 1.0, got 1.5"),
+        ("sampling", "stop", [1], "sampling.stop[0]: expected `str`, got 1"),
+        ("trainer", "beta1", 1.0, "trainer.beta1: expected `float` < 1.0, got 1.0"),
+        ("trainer", "lr", float("nan"), "trainer.lr: expected `float` > 0.0, got nan"),
+        ("trainer", "lr", float("inf"), "trainer.lr is inf: expected a finite number"),
+        ("schedule", "staleness", float("inf"), "schedule.staleness is inf: expected a finite number"),
+        ("model", "dtype", "float8", "model.dtype: expected one of 'float32', 'bfloat16', got 'float8'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_one_sentence(
+    section: str, key: str, value: object, sentence: str
+) -> None:
+    assert refused(**{section: {key: value}}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("run.steps", "--set 'run.steps': expected section.key=value"),
+        ("=3", "--set '=3': expected section.key=value"),
+        ("run.steps.more=3", "--set run.steps.more=3: 'steps' is a value, not a section"),
+        ("run.stepz=3", "unknown key 'run.stepz': did you mean 'run.steps'?"),
+        ("run=3", "run is a section, got 3"),
+    ],
+)
+def test_a_set_that_cannot_be_read_is_one_sentence(file: Path, override: str, sentence: str) -> None:
+    file.write_text(LEAST + "[run]\nsteps = 7")
+    with pytest.raises(ConfigError) as raised:
+        load(file, [override])
+    assert str(raised.value) == sentence
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such config file: .*absent\.toml"):
+        load(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        load(tmp_path)
+    for content in (b"[run", b"\xff"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"broken.toml is not TOML: "):
+            load(tmp_path / "broken.toml")
+
+
+# ── there and back ──────────────────────────────────────────────────────────────────────────
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "run": st.fixed_dictionaries({"name": st.text(), "seed": st.integers(0, 2**63 - 1)}),
+        "model": st.fixed_dictionaries({"path": st.text(), "scratch": st.just({"recipe": "random"})}),
+        "data": st.fixed_dictionaries({"train": st.text(min_size=1), "shuffle": st.booleans()}),
+        "sampling": st.fixed_dictionaries({"stop": st.lists(st.text(), max_size=3)}),
+        "reward": st.fixed_dictionaries(
+            {
+                "options": st.dictionaries(
+                    st.text(),
+                    st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(-1e300, 1e300),
+                    max_size=3,
+                )
+            }
+        )
+        | st.fixed_dictionaries(
+            {
+                "parts": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "name": st.text(min_size=1),
+                            "function": st.text(),
+                            "options": st.dictionaries(st.text(), st.text() | st.booleans(), max_size=2),
+                            "data_sources": st.lists(st.text(), max_size=2),
+                        }
+                    ),
+                    max_size=3,
+                    unique_by=lambda part: part["name"],
+                )
+            }
+        ),
+        "trainer": st.fixed_dictionaries({"lr": st.floats(1e-300, 1e300)}),
+    }
+)
+
+
+@given(SETTINGS)
+def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]) -> None:
+    config = decode(settings)
+    path = tmp_path_factory.getbasetemp() / "again.toml"
+    path.write_text(to_toml(config), encoding="utf-8")
+    assert load(path) == config
+    assert from_json(to_json(config)) == config
+
+
+def test_what_is_unset_is_not_written_and_reads_back_unset(tmp_path: Path) -> None:
+    path = tmp_path / "again.toml"
+    for lag in ({}, {"max_lag": 0, "on_straggler": "train"}):
+        config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": lag})
+        path.write_text(to_toml(config), encoding="utf-8")
+        assert ("max_lag" in path.read_text(encoding="utf-8")) == bool(lag)
+        assert load(path) == config
+
+
+def test_a_written_config_names_every_value() -> None:
+    written = to_toml(made())
+    for name in msgspec.structs.asdict(made()):
+        assert f"[{name}]" in written
+    assert "steps_per_publish = 1" in written

@@ -1,0 +1,62 @@
+"""What run files and plans have in common; the sentences about whole run files are in test_run_file."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from asyncrl.config.sections import Section
+from asyncrl.config.toml import convert, put, read, split_override
+from asyncrl.errors import ConfigError
+
+
+class Part(Section, frozen=True, kw_only=True):
+    size: int
+    colour: Literal["red", "blue"] = "red"
+
+
+class Whole(Section, frozen=True, kw_only=True):
+    one: Part
+    many: list[Part] = []
+    free: dict[str, str] = {}
+
+
+def test_sections_in_lists_are_as_strict_as_others() -> None:
+    assert convert({"one": {"size": 1}, "many": [{"size": 2}]}, Whole) == Whole(one=Part(size=1), many=[Part(size=2)])
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ({"one": {"size": 1}, "many": [{"sise": 2}]}, "unknown key 'many.sise': did you mean 'many.size'?"),
+        ({"one": {"size": 1}, "many": [3]}, "many is a section, got 3"),
+        ({"size": 1}, "unknown key 'size': did you mean 'one.size'?"),
+        ({"one": {}}, "missing key 'one.size': it has no default"),
+        ({"one": {"size": "x"}}, "one.size: expected `int`, got 'x'"),
+        ({"one": {"size": 1}, "many": [{"size": []}]}, "many[0].size: expected `int`, got []"),
+        ({"one": {"size": 1}, "free": {"key": "SECRET", "b": 1}}, "free[...]: expected `str`, got `int`"),
+        ({"one": {"size": 1, "colour": "green"}}, "one.colour: expected one of 'red', 'blue', got 'green'"),
+        (
+            {"one": {"size": 1}, "many": [{"size": 1, "colour": "green"}]},
+            "many[0].colour: expected one of 'red', 'blue', got 'green'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        convert(raw, Whole)
+    assert str(error.value) == sentence
+
+
+def test_a_value_is_put_under_its_full_key() -> None:
+    raw: dict[str, Any] = {"one": {"size": 1}}
+    put(raw, *split_override("c = blue", {"c": "one.colour"}), where="--set c = blue")
+    assert raw == {"one": {"size": 1, "colour": "blue"}}
+    with pytest.raises(ConfigError, match="--set: 'size' is a value, not a section"):
+        put(raw, "one.size.x", 1, "--set")
+
+
+def test_a_missing_file_is_named_by_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such plan: "):
+        read(tmp_path / "x.toml", "plan")

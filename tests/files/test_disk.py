@@ -1,0 +1,31 @@
+import errno
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import RunFailed
+from asyncrl.files.disk import needed
+
+
+def write(path: Path, error: Exception) -> None:
+    with needed(path):
+        raise error
+
+
+def test_a_disk_that_refuses_is_named_with_the_file_and_what_to_do() -> None:
+    with pytest.raises(RunFailed) as raised:
+        write(Path("runs/a/metrics.jsonl"), OSError(errno.ENOSPC, "No space left on device"))
+
+    assert str(raised.value) == (
+        "cannot write runs/a/metrics.jsonl: No space left on device; free space or repair the disk, then resume the run"
+    )
+
+
+def test_an_error_without_a_number_keeps_its_words() -> None:
+    with pytest.raises(RunFailed, match="cannot write a: torn apart;"):
+        write(Path("a"), OSError("torn apart"))
+
+
+def test_other_mistakes_are_not_the_disks() -> None:
+    with pytest.raises(ZeroDivisionError):
+        write(Path("a"), ZeroDivisionError())

@@ -1,0 +1,116 @@
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.files.disk import TornTail
+from asyncrl.files.json_lines import JsonLines
+
+RECORDS: list[dict[str, Any]] = [{"step": 1, "note": "two\nlines"}, {"step": 2}, {"step": 3, "reward": None}]
+
+
+@given(cut=st.integers(0, 100))
+def test_a_file_cut_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    """A writer may die between any two bytes; what it had finished is kept, what it had not never shows."""
+    lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
+    for record in RECORDS:
+        lines.append(record)
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole[:cut])
+    kept = RECORDS[: whole[:cut].count(b"\n")]
+
+    assert lines.read() == kept
+    lines.append({"step": 4})
+    assert lines.read() == [*kept, {"step": 4}]
+
+
+@given(cut=st.integers(0, 100))
+def test_a_torn_line_is_cut_and_told_once(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
+    for record in RECORDS:
+        lines.append(record)
+    whole = lines.path.read_bytes()[:cut]
+    lines.path.write_bytes(whole)
+    end = whole.rfind(b"\n") + 1
+
+    assert lines.cut() == (TornTail(lines.path, end, len(whole) - end) if end < len(whole) else None)
+    assert lines.path.read_bytes() == whole[:end]
+    assert lines.cut() is None
+
+
+def test_no_file_has_no_torn_line(tmp_path: Path) -> None:
+    assert JsonLines(tmp_path / "events.jsonl").cut() is None
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_a_full_disk_is_named_and_costs_only_the_line(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines.append({"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write .*events\.jsonl: File too large; free space"):
+            lines.append({"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    lines.append({"step": 3})
+
+    assert lines.read() == [{"step": 1}, {"step": 3}]
+
+
+def test_no_file_is_no_lines(tmp_path: Path) -> None:
+    assert JsonLines(tmp_path / "events.jsonl").read() == []
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"cannot read .*: Is a directory"):
+        JsonLines(tmp_path).read()
+
+
+def test_numbers_json_lacks_become_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.append({"kl": float("nan"), "loss": float("-inf")})
+
+    assert lines.read() == [{"kl": None, "loss": None}]
+
+
+@pytest.mark.parametrize("damage", [b"{]\n", b"[1]\n", b'{"a": "\xff"}\n', b"\n"])
+def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + damage + b'{"a": 2}\n')
+
+    with pytest.raises(LedgerError, match=r"events\.jsonl line 2 is not a JSON object"):
+        JsonLines(path).read()
+
+
+def test_lines_may_be_read_from_where_the_last_one_ended(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    assert lines.since(0) == []
+    lines.append({"step": 1})
+    lines.append({"step": 2})
+    (_, first), (_, second) = lines.since(0)
+    assert lines.since(first) == [({"step": 2}, second)]
+    assert lines.since(second) == []
+    with lines.path.open("ab") as file:
+        file.write(b'{"step": 3')
+    assert lines.since(second) == [], "not yet whole"
+
+
+def test_a_damaged_line_is_named_by_where_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n{]\n')
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl at byte 9 is not a JSON object"):
+        JsonLines(path).since(9)
+
+
+def test_a_file_that_is_shorter_than_it_was_is_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n')
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl has lost what lay before byte 10"):
+        JsonLines(path).since(10)

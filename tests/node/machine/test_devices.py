@@ -1,0 +1,212 @@
+"""Which accelerators a machine has, and which replica gets which: never one twice, never more than there are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config.sections import Rollout, Trainer, Vllm
+from asyncrl.errors import ConfigError
+from asyncrl.node.machine.devices import Devices, apart, chosen, find, require, share
+
+
+def machine(dev: Path, *names: str) -> Path:
+    for name in names:
+        (dev / name).touch()
+    return dev
+
+
+def vllm(each: int = 1) -> Rollout:
+    return Rollout(engine="vllm", vllm=Vllm(tensor_parallel_size=each))
+
+
+NVIDIA = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps")
+ASCEND = ("davinci0", "davinci1", "davinci2", "davinci_manager")
+
+
+# ── find ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_device_has_a_file_and_control_files_are_no_devices(tmp_path):
+    assert (find("auto", {}, machine(tmp_path, *NVIDIA)).kind, find("auto", {}, tmp_path).ids) == ("cuda", ("0", "1"))
+
+
+def test_ascend_devices_are_found_where_there_is_no_gpu(tmp_path):
+    found = find("auto", {}, machine(tmp_path, *ASCEND))
+    assert (found.kind, found.ids) == ("npu", ("0", "1", "2"))
+
+
+def test_a_machine_without_accelerators_has_a_cpu(tmp_path):
+    assert (find("auto", {}, tmp_path).kind, find("auto", {}, tmp_path).ids) == ("cpu", ())
+
+
+def test_devices_are_numbered_anew_in_a_container_that_was_given_one_of_many(tmp_path):
+    assert find("auto", {}, machine(tmp_path, "nvidia3")).ids == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [
+        ("2", ("2",)),
+        ("3,1", ("3", "1")),
+        ("GPU-8932f937, GPU-1d3a", ("GPU-8932f937", "GPU-1d3a")),
+        ("MIG-GPU-1/0/0", ("MIG-GPU-1/0/0",)),
+        ("0,-1,1", ("0",)),  # as CUDA reads it
+        ("0,,1", ("0",)),
+    ],
+)
+def test_cuda_visible_devices_is_believed(tmp_path, value, ids):
+    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, *NVIDIA)).ids == ids
+
+
+def test_ascend_rt_visible_devices_is_believed(tmp_path):
+    found = find("auto", {"ASCEND_RT_VISIBLE_DEVICES": "2,0"}, machine(tmp_path, *ASCEND))
+    assert (found.kind, found.ids) == ("npu", ("2", "0"))
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_hidden_devices_are_not_there(tmp_path, value):
+    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, *NVIDIA)).kind == "cpu"
+    assert find("cuda", {"CUDA_VISIBLE_DEVICES": value}, tmp_path).ids == ()
+
+
+def test_a_device_named_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES names device 1 twice"):
+        find("auto", {"CUDA_VISIBLE_DEVICES": "1,0,1"}, tmp_path)
+
+
+def test_guessing_can_be_overruled(tmp_path):
+    both = machine(tmp_path, *NVIDIA, *ASCEND)
+    assert [find(wanted, {}, both).kind for wanted in ("auto", "cpu", "cuda", "npu")] == ["cuda", "cpu", "cuda", "npu"]
+    assert find("npu", {}, both).ids == ("0", "1", "2")
+
+
+def test_looking_for_devices_loads_no_torch():
+    code = (
+        "import sys; from asyncrl.node.machine.devices import find; find('auto', {}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# ── share ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_replicas_get_neighbours_in_order():
+    shares = share(Devices("cuda", ("4", "5", "6", "7")), vllm(2), 2)
+    assert [devices.environment() for devices in shares] == [
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        {"CUDA_VISIBLE_DEVICES": "6,7"},
+    ]
+
+
+def test_uuids_are_handed_on_as_they_are():
+    (first,) = share(Devices("npu", ("2",)), vllm(), 1)
+    assert first.environment() == {"ASCEND_RT_VISIBLE_DEVICES": "2"}
+    first, _ = share(Devices("cuda", ("GPU-1d3a", "GPU-8932")), vllm(), 2)
+    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1d3a"}
+
+
+@pytest.mark.parametrize(("ids", "each", "replicas"), [("0123", 1, 4), ("0123", 2, 2), ("012", 2, 1), ("0", 1, 1)])
+def test_auto_is_as_many_as_there_are_devices_for(ids, each, replicas):
+    assert len(share(Devices("cuda", tuple(ids)), vllm(each), None)) == replicas
+
+
+def test_auto_on_a_cpu_is_one():
+    (only,) = share(Devices("cpu"), vllm(2), None)
+    assert (only.kind, only.ids) == ("cpu", ())
+
+
+def test_on_the_cpu_no_device_is_seen():
+    assert Devices("cpu").environment() == {"CUDA_VISIBLE_DEVICES": "", "ASCEND_RT_VISIBLE_DEVICES": ""}
+
+
+def test_replicas_on_a_cpu_share_its_cores():
+    assert len(share(Devices("cpu"), vllm(2), 3)) == 3
+
+
+def test_an_engine_on_the_cpu_sees_no_device():
+    shares = share(Devices("cuda", ("0", "1")), Rollout(engine="transformers"), 3)
+    assert [devices.environment() for devices in shares] == [{"CUDA_VISIBLE_DEVICES": ""}] * 3
+
+
+def test_too_few_devices_are_refused_with_both_numbers():
+    with pytest.raises(ConfigError) as error:
+        share(Devices("cuda", ("0", "1"), "CUDA_VISIBLE_DEVICES=0,1"), vllm(2), 4)
+    assert str(error.value) == (
+        "rollout.replicas = 4 with rollout.vllm.tensor_parallel_size = 2 needs 8 devices, but this machine has 2 "
+        "(CUDA_VISIBLE_DEVICES=0,1)"
+    )
+
+
+def test_auto_refuses_a_machine_that_is_too_small_for_one():
+    with pytest.raises(ConfigError, match=r"--replicas = 1 with .*size = 4 needs 4 devices, but this machine has 2"):
+        share(Devices("npu", ("0", "1")), vllm(4), None, "--replicas")
+
+
+@given(num_devices=st.integers(0, 16), each=st.integers(1, 9), replicas=st.none() | st.integers(1, 9))
+def test_no_device_is_given_twice_and_every_replica_has_what_it_needs(num_devices, each, replicas):
+    ids = tuple(f"GPU-{i}" for i in range(num_devices))
+    try:
+        shares = share(Devices("cuda", ids), vllm(each), replicas)
+    except ConfigError:
+        assert num_devices < (replicas or 1) * each
+        return
+    given_away = [name for devices in shares for name in devices.ids]
+    assert given_away == list(ids[: len(given_away)])
+    assert [len(devices.ids) for devices in shares] == [each] * (replicas or num_devices // each)
+
+
+# ── chosen, require ─────────────────────────────────────────────────────────────────────────
+
+
+def test_chosen_devices_keep_the_order_they_were_named_in():
+    assert chosen(Devices("cuda", ("4", "5", "6")), ["6", "4"]).ids == ("6", "4")
+
+
+def test_only_what_is_visible_can_be_chosen():
+    visible = Devices("cuda", ("4", "5"), "CUDA_VISIBLE_DEVICES=4,5")
+    with pytest.raises(ConfigError, match=r"--devices names '0', but there are 4, 5 \(CUDA_VISIBLE_DEVICES=4,5\)"):
+        chosen(visible, ["4", "0"])
+    with pytest.raises(ConfigError, match="--devices names device 4 twice"):
+        chosen(visible, ["4", "4"])
+    with pytest.raises(ConfigError, match=r"there are none \(it has no accelerator\)"):
+        chosen(Devices("cpu"), ["0"])
+
+
+def test_one_replica_refuses_to_start_with_too_few_devices():
+    require(Devices("cuda", ("0", "1")), vllm(2))
+    require(Devices("cpu"), vllm(2))
+    require(Devices("cuda", ()), Rollout(engine="transformers"))
+    with pytest.raises(ConfigError, match="tensor_parallel_size = 2 needs 2 devices, but this process may use 1"):
+        require(Devices("cuda", ("0",)), vllm(2))
+
+
+# ── trainer and rollouts ────────────────────────────────────────────────────────────────────
+
+FOUR = Devices("cuda", ("0", "1", "2", "3"), "by hand")
+
+
+def test_the_trainer_takes_the_first_devices_and_rollouts_get_the_others():
+    trainer, left = apart(FOUR, Trainer(device="cuda", ranks=2))
+    assert (trainer.ids, left.ids) == (("0", "1"), ("2", "3"))
+    assert [one.ids for one in share(left, vllm(), 2)] == [("2",), ("3",)]
+
+
+def test_a_trainer_on_the_cpu_leaves_all_devices_to_rollouts():
+    assert apart(FOUR, Trainer(ranks=2)) == (None, FOUR)
+
+
+def test_too_few_devices_for_the_trainer_are_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"trainer.ranks = 5 needs 5 devices, but this machine has 4 \(by hand\)"):
+        apart(FOUR, Trainer(device="cuda", ranks=5))
+    with pytest.raises(ConfigError, match="needs 1 device, but this machine has 0"):
+        apart(FOUR, Trainer(device="npu"))
+
+
+def test_what_the_trainer_has_is_missing_where_rollouts_want_it():
+    _, left = apart(FOUR, Trainer(device="cuda", ranks=3))
+    with pytest.raises(ConfigError, match=r"has 1 \(by hand, less 3 devices for the trainer\)"):
+        share(left, vllm(), 2)

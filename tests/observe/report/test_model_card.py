@@ -1,0 +1,95 @@
+"""The card says what the run's files say, and leaves out what they do not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.observe.report.model_card import model_card
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_record import RunRecord, read_run
+
+MakeRun = Callable[..., RunDirectory]
+
+CONFIG = """
+[run]
+steps = 10
+[model]
+path = "models/base"
+[data]
+train = ["a.parquet", "b|c.parquet"]
+held_out = "held_out.parquet"
+[algorithm]
+advantage = "rloo"
+loss = "clipped"
+kl = "k3"
+kl_coef = 0.001
+[evaluation]
+samples = 4
+temperature = 0.6
+max_tokens = 64
+"""
+
+
+def a_record(make_run: MakeRun, config: str = CONFIG) -> RunRecord:
+    directory = make_run()
+    directory.config.write_text(config)
+    metrics = {"avg@4": 0.5, "pass@4": 0.9, "maj@4": 0.6, "math/avg@4": 0.4, "sums/avg@4": 0.6, "truncated": 0.25}
+    directory.append_event(
+        "eval.finished", policy_version=10, accuracy=0.5, num_prompts=64, length_mean=12.5, **metrics
+    )
+    return read_run(directory.path)
+
+
+def card(record: RunRecord, policy_version: int = 10, dtype: str | None = None) -> list[str]:
+    return model_card(record, "mine", step=10, policy_version=policy_version, dtype=dtype).splitlines()
+
+
+def test_what_was_trained_how_and_on_what(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert lines[:2] == ["---", "library_name: transformers"]
+    assert "# mine" in lines
+    assert any(line.startswith("`models/base` after 10 optimizer steps") for line in lines)
+    assert "| optimizer steps | 10 of 10 planned |" in lines
+    assert "| advantage | `rloo` |" in lines
+    assert "| training data | `a.parquet`, `b\\|c.parquet` |" in lines
+
+
+def test_settings_are_named_where_they_are_not_the_defaults(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert "| algorithm.kl_coef | 0.001 |" in lines
+    assert not any("algorithm.kl |" in line for line in lines)
+
+
+def test_marks_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert "|  | before | these weights |" in lines
+    assert any(line.startswith("| accuracy") and line.count("%") == 6 for line in lines)
+    assert "| pass@4 |  | 90.0% |" in lines
+    assert "| math |  | 40.0% |" in lines
+    assert "| tokens, mean |  | 12.5 |" in lines
+    assert "Of each prompt 4 completions, at temperature 0.6, of at most 64 tokens." in lines
+
+
+def test_a_version_that_was_not_measured_is_not_said_to_be(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run), policy_version=7)
+
+    assert "Version 7, which this is, was not measured during the run." in lines
+    assert "|  | before |" in lines
+    assert not any("these weights" in line for line in lines)
+
+
+def test_a_run_without_held_out_data_says_nothing_of_it(make_run: MakeRun) -> None:
+    assert "## Held-out prompts" not in card(a_record(make_run, '[model]\npath = "models/base"\n'))
+
+
+def test_a_cast_is_told(make_run: MakeRun) -> None:
+    assert "| weights | cast to bfloat16 |" in card(a_record(make_run), dtype="bfloat16")
+
+
+def test_a_run_of_which_nothing_is_left_but_its_checkpoints_has_a_card(tmp_path: Path) -> None:
+    lines = card(read_run(tmp_path))
+
+    assert "| optimizer steps | 10 |" in lines
+    assert any("from_pretrained(" in line for line in lines)

@@ -1,0 +1,66 @@
+"""Where the final answer is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.reward.answers.final_answer import after_answer, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("so \\boxed{18}.", "18"),
+        ("\\boxed{1} no, \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\boxed{\\left\\{ x \\right.}", "\\left\\{ x \\right."),
+        ("\\fbox{ 7 }", "7"),
+        ("\\boxed {7}", "7"),
+        ("\\boxed 7$ and more", "7"),
+        ("\\boxed{a \\boxed{b}}", "b"),
+        ("\\boxed{1} then \\boxed{2", None),
+        ("\\boxed{}", ""),
+        ("\\boxed", None),
+        ("18", None),
+    ],
+)
+def test_the_last_box_with_its_braces_balanced(text: str, expected: str | None) -> None:
+    assert last_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Answer: 18", "18"),
+        ("The final answer: 18.\n", "18"),
+        ("**Answer:** 18", "18"),
+        ("ANSWER : 18\nThank you", "18"),
+        ("Answer: 1\nAnswer: 2", "2"),
+        ("Answer:\n\n18\n", "18"),
+        ("Answer: **18**", "18"),
+        ("Answer: $\\frac12$", "$\\frac12$"),
+        ("Answer:", None),
+        ("answer 18", None),
+        ("", None),
+    ],
+)
+def test_what_follows_the_last_answer(text: str, expected: str | None) -> None:
+    assert after_answer(text) == expected
+
+
+@given(st.text(), st.text(alphabet="abc{}\\ 12", max_size=30))
+def test_a_balanced_box_is_found_whatever_comes_before(before: str, inside: str) -> None:
+    balanced = "{" + inside.replace("{", "").replace("}", "").replace("\\", "") + "}"
+
+    assert last_boxed(f"{before}\\boxed{{{balanced}}}") == balanced.strip()
+
+
+@pytest.mark.parametrize(
+    "unit", ["\\boxed{", "\\boxed", "{", "\\", "answer", "Answer:", "answer" + "*" * 8, "answer  "]
+)
+def test_a_hostile_megabyte_is_read_in_one_pass(unit: str) -> None:
+    hostile = unit * (1_000_000 // len(unit))
+
+    last_boxed("\\boxed{" + hostile)
+    after_answer(hostile)

@@ -1,0 +1,69 @@
+"""Two answers that mean the same."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import VerifierError
+
+same_value = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=ImportError).same_value
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("0.5", "\\frac{1}{2}"),
+        ("\\dfrac12", "1/2"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("\\{2, 1\\}", "\\{1,2\\}"),
+        ("2\\sqrt{2}", "\\sqrt{8}"),
+        ("1,000", "1000"),
+        ("1\\,000", "1000"),
+        ("18.50", "18.5"),
+        ("90°", "90^\\circ"),
+        ("x = 3", "3"),
+        ("5 \\text{ cm}", "5"),
+        ("\\text{(A)}", "A"),
+        ("$7$.", "7"),
+        ("1024", "2^{10}"),
+        ("9^{9^{9}}", "9^{9^{9}}"),
+    ],
+)
+def test_different_ways_to_write_one_value(said: str, answer: str) -> None:
+    assert same_value(said, answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("", "5"),
+        ("4", "5"),
+        ("-5", "5"),
+        ("0.33", "1/3"),
+        ("(1, 3)", "(1, 2)"),
+        ("[0,1]", "[0,1)"),
+        ("4 \\text{ or } 5", "5"),
+        ("4, 5", "5"),
+        ("y", "x"),
+        ("5x", "5"),
+        ("\\text{yes}", "\\text{no}"),
+        ("\\frac{5}{", "5"),
+        ("9^{9^{9}}", "5"),
+        ("99999!", "5"),
+        ("5" + " " * 400 + "+0" * 400, "5"),
+    ],
+)
+def test_what_is_not_the_answer(said: str, answer: str) -> None:
+    assert not same_value(said, answer)
+
+
+def test_a_row_without_an_answer_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(VerifierError, match="no answer"):
+        same_value("5", " $$ ")
+
+
+@pytest.mark.parametrize("form", ["{}", "\\text{{{}}}", "1 + {}", "x = {}"])
+def test_what_looks_like_python_is_not_run(form: str, tmp_path: Path) -> None:
+    same_value(form.format(f"__import__('pathlib').Path('{tmp_path}/owned').touch()"), "5")
+
+    assert not (tmp_path / "owned").exists()

@@ -1,0 +1,107 @@
+"""A worker as the pool sees it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.config.sections import Reward
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.reward.verifier import Sample
+from asyncrl.reward.workers.pipe import Judged
+from asyncrl.reward.workers.process import WorkerProcess
+
+FUNCTIONS = """
+import os, subprocess, time
+
+def decide(sample):
+    match sample.completion:
+        case "die":
+            os.kill(os.getpid(), 9)
+        case "leave":
+            os._exit(7)
+        case "hang":
+            time.sleep(3600)
+        case "spawn":
+            subprocess.Popen(["sleep", "3600"])
+    return 1.0
+
+async def block(sample):
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def raw(completion: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(Sample(completion=completion)))
+
+
+def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierError]:
+    """Judge with a worker that does not survive it: which samples were settled, and what was said of the end."""
+
+    async def judge() -> tuple[list[int], VerifierError]:
+        settled: list[Judged] = []
+        worker = await WorkerProcess.start(Reward(function=function, timeout_s=0.3))
+        with pytest.raises(VerifierError) as caught:
+            await worker.judge([raw(text) for text in completions], settled.append)
+        await worker.kill()
+        assert not worker.is_alive
+        await worker.kill()
+        return [judged.index for judged in settled], caught.value
+
+    return asyncio.run(judge())
+
+
+@pytest.mark.parametrize(
+    ("completion", "said"),
+    [("hang", "no verdict within 0.3 s"), ("die", "was killed by signal 9"), ("leave", "exited with code 7")],
+)
+def test_what_came_before_the_end_is_settled_and_the_end_is_named(functions: Path, completion: str, said: str) -> None:
+    settled, error = lost_over(f"{functions}:decide", "fine", completion, "fine")
+
+    assert settled == [0]
+    assert said in str(error)
+    assert error.retryable
+
+
+def test_an_async_function_that_blocks_its_loop_is_killed(functions: Path) -> None:
+    settled, error = lost_over(f"{functions}:block", "a", "b")
+
+    assert settled == []
+    assert "its worker was killed" in str(error)
+
+
+@pytest.mark.timeout(20)
+def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tmp_path: Path) -> None:
+    fifo = tmp_path / "alive"
+    script = functions.read_text().replace('["sleep", "3600"]', f'"exec sleep 3600 > {fifo}", shell=True')
+    functions.write_text(script)
+
+    os.mkfifo(fifo)
+
+    async def spawn_and_kill() -> bytes:
+        worker = await WorkerProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
+        await worker.judge([raw("spawn")], lambda judged: None)
+        reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
+        await worker.kill()
+        with os.fdopen(reader, "rb") as still_open:
+            return still_open.read()  # ends when nobody can write any more
+
+    assert asyncio.run(spawn_and_kill()) == b""
+
+
+def test_a_worker_that_cannot_load_its_function_says_why(tmp_path: Path) -> None:
+    (tmp_path / "abort.py").write_text("import os\nos._exit(5)\n")
+
+    with pytest.raises(ConfigError, match="did you mean 'exact'"):
+        asyncio.run(WorkerProcess.start(Reward(function="exat", timeout_s=1.0)))
+    with pytest.raises(ConfigError, match=r"ended its process when it was imported: .* exited with code 5"):
+        asyncio.run(WorkerProcess.start(Reward(function=f"{tmp_path}/abort.py:score", timeout_s=1.0)))

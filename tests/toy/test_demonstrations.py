@@ -1,0 +1,60 @@
+"""Demonstrations: what is learned, what is padding, and what greedy decoding would write."""
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.toy import vocabulary
+from asyncrl.toy.demonstrations import Encoded, encode, loss, of_like_length, share_written
+
+
+@pytest.fixture
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=12,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+        )
+    ).eval()
+
+
+def test_a_completion_ends_with_the_end_of_sequence() -> None:
+    tokenizer = vocabulary.of_words(["a", "b"])
+    assert encode(tokenizer, ["ab"], ["b"]) == [Encoded([3, 4], [4, tokenizer.eos_token_id])]
+
+
+def test_batches_hold_everything_once_sorted_by_length() -> None:
+    rows = [Encoded([1], [2] * length) for length in (3, 1, 2, 5, 4)]
+    assert [[len(row) for row in batch] for batch in of_like_length(rows, 2)] == [[2, 3], [4, 5], [6]]
+
+
+def test_padding_changes_no_loss(model: Qwen3ForCausalLM) -> None:
+    """Three and one completion tokens: the mean over four, whoever lies beside whom."""
+    long, short = Encoded([3, 4, 5, 6], [7, 8, 1]), Encoded([3], [1])
+    together = loss(model, [long, short])
+    torch.testing.assert_close(together, (3 * loss(model, [long]) + loss(model, [short])) / 4)
+
+
+def test_the_loss_is_that_of_the_completion_alone(model: Qwen3ForCausalLM) -> None:
+    logprobs = model(input_ids=torch.tensor([[3, 4, 7]])).logits.log_softmax(-1)[0]
+    torch.testing.assert_close(loss(model, [Encoded([3, 4], [7, 1])]), -(logprobs[1, 7] + logprobs[2, 1]) / 2)
+
+
+def test_written_are_exactly_the_completions_greedy_decoding_gives(model: Qwen3ForCausalLM) -> None:
+    rows = []
+    for prompt in ([3, 4], [5], [6, 7, 8], [9, 10]):
+        ids = list(prompt)
+        for _ in range(4):
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        rows.append(Encoded(prompt, ids[len(prompt) :]))
+    assert share_written(model, rows) == 1.0
+    other = [(rows[0].completion_ids[-1] + 1) % 12]
+    assert share_written(model, [*rows[1:], Encoded([3, 4], rows[0].completion_ids[:-1] + other)]) == 0.75

@@ -1,0 +1,87 @@
+"""A micro-batch's share of the loss, worked by hand on three tokens of two trajectories."""
+
+import pytest
+import torch
+
+from asyncrl.algo.logprobs import Scores
+from asyncrl.algo.ragged import Ragged
+from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.objective import objective
+from asyncrl.trainer.algorithm.recipe import Recipe
+
+WEIGHTS = torch.tensor([0.5, 0.25, 0.25])
+
+
+def constants(**changed: object) -> Constants:
+    plain = {
+        "sequences": Ragged([2, 1]),
+        "behavior_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
+        "old_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
+        "advantages": torch.tensor([1.0, 1.0, -1.0]),
+        "weights": WEIGHTS,
+    }
+    return Constants(**{**plain, **changed})
+
+
+def loss_of(config, algorithm: dict, scores: Scores, **changed: object):
+    settings = config(algorithm=algorithm)
+    return objective(Recipe(settings), settings.algorithm, scores, constants(**changed))
+
+
+LOGPROBS = torch.tensor([-1.1, -0.9, -1.0])
+
+
+def test_regularisers_are_weighed_like_the_policys_loss(config) -> None:
+    algorithm = {"loss": "reinforce", "kl_coef": 0.1, "kl": "k1", "entropy_coef": 0.2}
+    scores = Scores(LOGPROBS, entropy=torch.tensor([2.0, 1.0, 1.0]))
+    parts = loss_of(config, algorithm, scores, ref_logprobs=torch.tensor([-1.0, -1.0, -1.0]))
+
+    policy = 0.5 * 1.1 + 0.25 * 0.9 + 0.25 * -1.0
+    kl = 0.5 * -0.1 + 0.25 * 0.1
+    entropy = 0.5 * 2.0 + 0.25 + 0.25
+    assert parts.loss.item() == pytest.approx(policy + 0.1 * kl - 0.2 * entropy, abs=1e-6)
+    assert set(parts.metrics) == {"kl_ref", "entropy"}
+
+
+def test_importance_weighs_the_policys_loss_alone(config) -> None:
+    algorithm = {"loss": "reinforce", "correction": {"mode": "decoupled", "importance": "token"}}
+    parts = loss_of(config, algorithm, Scores(LOGPROBS), importance=torch.tensor([2.0, 0.0, 1.0]))
+    assert parts.loss.item() == pytest.approx(2 * 0.5 * 1.1 + 0.25 * -1.0, abs=1e-6)
+
+
+def test_a_rejected_token_is_in_no_mean_of_its_sequence(config) -> None:
+    """GSPO's ratio of the first trajectory is that of its kept token alone."""
+    algorithm = {"loss": "gspo", "clip_low": 0.9, "clip_high": 9.0, "correction": {"mode": "decoupled"}}
+    keep = torch.tensor([True, False, True])
+    parts = loss_of(config, algorithm, Scores(LOGPROBS), keep=keep, weights=WEIGHTS * keep)
+    assert parts.loss.item() == pytest.approx(-0.5 * torch.tensor(-0.1).exp().item() + 0.25, abs=1e-6)
+
+
+def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(config) -> None:
+    correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
+    algorithm = {"loss": "reinforce", "kl_coef": 0.1, "kl": "k1", "correction": correction}
+    parts = loss_of(config, algorithm, Scores(LOGPROBS), ref_logprobs=torch.tensor([-1.0, -1.0, -1.0]))
+
+    # sampler to trainer: e^.1, e^-.1 = .905 (rejected), 1; the KL to the reference is of all tokens
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.25 + 0.1 * (0.5 * -0.1 + 0.25 * 0.1), abs=1e-6)
+    assert parts.metrics["rollout_corr/rollout_rs_masked_fraction"].tolist() == [False, True, False]
+
+
+def test_in_bypass_mode_a_mean_over_a_trajectory_is_over_what_is_kept_of_it(config) -> None:
+    correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
+    algorithm = {"loss": "reinforce", "aggregation": "seq-mean-token-mean", "correction": correction}
+    parts = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.25, 0.25, 0.5]))
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.5 * 1.0, abs=1e-6), "the second token is rejected"
+
+
+def test_losses_of_sequences_take_the_geometric_mean_of_importance(config) -> None:
+    algorithm = {"loss": "gmpo", "correction": {"mode": "decoupled", "importance": "token"}}
+    plain = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.5, 0.5, 0.0]))
+    weighed = loss_of(
+        config,
+        algorithm,
+        Scores(LOGPROBS),
+        weights=torch.tensor([0.5, 0.5, 0.0]),
+        importance=torch.tensor([0.5, 2.0, 1.0]),
+    )
+    assert weighed.loss.item() == pytest.approx(plain.loss.item(), abs=1e-6), "the square root of .5 times 2"

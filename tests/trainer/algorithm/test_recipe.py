@@ -1,0 +1,49 @@
+"""What ``[algorithm]`` says beside functions of one's own, which are known only when they are loaded."""
+
+import pytest
+
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
+
+OWN = """
+def plain(outcomes, *, gamma=1.0):
+    return [outcome.rewards for outcome in outcomes]
+
+def judged(outcomes):
+    return [outcome.rewards - outcome.values for outcome in outcomes]
+
+judged.needs = {"values"}
+"""
+
+
+@pytest.fixture
+def own(config, tmp_path):
+    """``own("plain", gamma=0.9)``: a configuration with an estimator from a file."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+
+    def build(name: str, critic: dict | None = None, **algorithm: object) -> Config:
+        return config(algorithm={"advantage": f"{path}:{name}", **algorithm}, critic=critic or {})
+
+    return build
+
+
+def test_a_function_of_ones_own_may_have_a_critic_and_its_settings(own) -> None:
+    recipe = Recipe(own("judged", critic={"lr": 1e-3}, gamma=0.9, lam=0.8))
+    assert recipe.wanted == {VALUES}
+    assert recipe.value_targets.keywords == {"gamma": 0.9, "lam": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"lam": 0.8}, "algorithm.lam is not read"),
+        ({"tau_pos": 2.0}, "algorithm.tau_pos is not read"),
+        ({"critic": {"lr": 1e-3}}, r"\[critic\] is not read"),
+    ],
+)
+def test_what_nothing_reads_beside_it_is_refused(own, setting, said) -> None:
+    assert Recipe(own("plain", gamma=0.9, clip_low=0.1)).advantages.keywords == {"gamma": 0.9}
+    with pytest.raises(ConfigError, match=said):
+        Recipe(own("plain", **setting))

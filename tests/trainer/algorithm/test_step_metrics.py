@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.algo.ragged import Ragged
+from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.objective import Parts
+from asyncrl.trainer.algorithm.step_metrics import Tally, merged
+from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.ranks.ranks import Alone
+
+CPU = torch.device("cpu")
+
+
+def add(tally: Tally, shifts: list[float], is_compared: list[bool] | None = None, **metrics: list[float]) -> None:
+    """A micro-batch of one prompt token and some completion tokens, whose log-probs have moved by ``shifts``."""
+    ids, behavior = np.ones(len(shifts), np.int32), torch.full((len(shifts),), -1.0)
+    constants = Constants(
+        sequences=Ragged([len(shifts)]),
+        behavior_logprobs=behavior,
+        old_logprobs=behavior,
+        advantages=torch.ones(len(shifts)),
+        weights=torch.ones(len(shifts)),
+        is_compared=None if is_compared is None else torch.tensor(is_compared),
+    )
+    parts = Parts(torch.tensor(-sum(shifts)), {name: torch.tensor(values) for name, values in metrics.items()})
+    batch = collate([TrainingSample(0, ids[:1], ids, behavior.numpy(), 1.0)], device=CPU)
+    tally.add(batch, behavior + torch.tensor(shifts), constants, parts)
+
+
+def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
+    tally = Tally()
+    add(tally, [0.5, -0.5, 0.0], [False, True, True], clip_fraction=[1.0, 0.0, 0.0], kept=[1.0])
+    add(tally, [0.2], clip_fraction=[0.0], kept=[2.0])
+    metrics = tally.metrics(Alone())
+
+    assert metrics["loss"] == pytest.approx(-0.2)
+    assert metrics["clip_fraction"] == 0.25
+    assert metrics["kept"] == 1.5, "a metric of fewer tokens is a mean over those"
+    assert metrics["kl"] == pytest.approx(-0.2 / 4, abs=1e-6)
+    assert metrics["log_ratio_abs_mean"] == pytest.approx(1.2 / 4, abs=1e-6)
+    assert metrics["log_ratio_abs_max"] == pytest.approx(0.5, abs=1e-6)
+    assert metrics["logprob_gap_mean"] == pytest.approx(0.5 / 2, abs=1e-6)
+    assert metrics["logprob_gap_max"] == pytest.approx(0.5, abs=1e-6)
+    assert metrics["logprob_gap_tokens"] == 2
+    assert (metrics["trained_tokens"], metrics["micro_batches"], metrics["packed_tokens"]) == (4, 2, 4)
+
+
+def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
+    assert Tally().metrics(Alone()) == {
+        "loss": 0.0,
+        "log_ratio_abs_max": 0.0,
+        "trained_tokens": 0.0,
+        "micro_batches": 0.0,
+        "packed_tokens": 0.0,
+    }
+
+
+class Two:
+    """Two ranks, of which the other one has said ``other``."""
+
+    rank, size, mesh = 0, 2, None
+
+    def __init__(self) -> None:
+        self.other = b""
+
+    def gather(self, said: bytes) -> list[bytes]:
+        self.other = self.other or said
+        return [said, self.other]
+
+
+def test_means_are_over_the_tokens_of_all_ranks() -> None:
+    ranks, first, second = Two(), Tally(), Tally()
+    add(second, [0.3, 0.3, 0.3])
+    second.metrics(ranks)
+    add(first, [-0.5])
+    metrics = first.metrics(ranks)
+
+    assert metrics["loss"] == pytest.approx(0.5 - 0.9)
+    assert metrics["kl"] == pytest.approx((0.5 - 0.9) / 4)
+    assert metrics["log_ratio_abs_max"] == pytest.approx(0.5)
+    assert metrics["trained_tokens"] == 4
+
+
+def test_a_step_of_several_updates_adds_counts_and_averages_the_rest() -> None:
+    updates = [
+        {"loss": 1.0, "trained_tokens": 3.0, "log_ratio_abs_max": 0.5, "skipped": 1.0, "logprob_gap_mean": 0.1},
+        {"loss": 2.0, "trained_tokens": 4.0, "log_ratio_abs_max": 0.2, "skipped": 1.0, "critic_skipped": 1.0},
+        {"loss": 1.5, "trained_tokens": 0.0, "log_ratio_abs_max": 0.1, "skipped": 0.0, "critic_skipped": 1.0},
+    ]
+    assert merged(updates) == {
+        "loss": 1.5,
+        "trained_tokens": 7.0,
+        "log_ratio_abs_max": 0.5,
+        "skipped": 2.0,
+        "logprob_gap_mean": 0.1,
+        "critic_skipped": 2.0,
+    }

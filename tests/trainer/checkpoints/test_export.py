@@ -1,0 +1,168 @@
+"""What is exported is what was trained: plain transformers loads it, and it is whole or not there."""
+
+import json
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from structlog.testing import capture_logs
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncrl.errors import ConfigError, LedgerError, RunFailed
+from asyncrl.trainer.checkpoints import checkpoint
+from asyncrl.trainer.checkpoints.export import chosen, export
+from asyncrl.trainer.checkpoints.retention import BEST
+from asyncrl.trainer.learner import Learner
+
+PROMPT = torch.tensor([[5, 9, 17]])
+
+
+@pytest.fixture
+def learner(model_path, config, make_samples) -> Learner:
+    """It has learned something: a step large enough to change what greedy decoding writes."""
+    learner = Learner(config(trainer={"lr": 0.05}), model_path)
+    learner.train(make_samples())
+    return learner
+
+
+@pytest.fixture
+def save(tmp_path, learner, tokenizer) -> Callable[[int], Path]:
+    def save(step: int) -> Path:
+        return checkpoint.write(
+            tmp_path / "checkpoints",
+            step=step,
+            policy_version=step,
+            frontier={},
+            snapshot=learner.snapshot(),
+            tokenizer=tokenizer,
+        )
+
+    return save
+
+
+def greedy(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> list[int]:
+    written = model.to(dtype).eval().generate(PROMPT, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    return list(written[0, 3:].tolist())
+
+
+def test_plain_transformers_writes_what_the_trainer_would(save, learner, model_path, tmp_path) -> None:
+    folder = save(7)
+    export(folder, checkpoint.verify(folder), tmp_path / "out", card="# it")
+
+    trained = AutoModelForCausalLM.from_pretrained(model_path)
+    before = greedy(trained)
+    trained.load_state_dict(dict(learner.named_weights()), strict=False)  # Tied weights come once.
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+    assert greedy(exported) == greedy(trained) != before
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([5, 9]) == "w5 w9"
+
+
+def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(save, tmp_path) -> None:
+    folder = save(7)
+    export(folder, checkpoint.verify(folder), tmp_path / "out", card="# it\n")
+
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert not names & {"trainer", checkpoint.MANIFEST}
+    assert (tmp_path / "out" / "README.md").read_text() == "# it\n"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_cast_weights_are_the_rounded_ones_and_the_config_says_so(save, tmp_path) -> None:
+    folder = save(7)
+    export(folder, checkpoint.verify(folder), tmp_path / "out", card="", dtype="bfloat16")
+
+    whole, cast = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert whole.keys() == cast.keys()
+    assert all(torch.equal(cast[name], whole[name].to(torch.bfloat16)) for name in whole)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == torch.bfloat16
+    assert len(greedy(loaded, torch.bfloat16)) == 16
+
+
+def test_the_index_of_a_model_in_several_files_is_cast_with_it(save, learner, tmp_path) -> None:
+    folder = save(7)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="2KB")
+    files = {str(path.relative_to(folder)): checkpoint.FileEntry(0, "") for path in folder.rglob("*") if path.is_file()}
+    manifest = checkpoint.Manifest(step=7, policy_version=7, random_state=b"", files=files)
+    export(folder, manifest, tmp_path / "out", card="", dtype="bfloat16")
+
+    before, after = (
+        json.loads((path / "model.safetensors.index.json").read_text()) for path in (folder, tmp_path / "out")
+    )
+    assert len(set(after["weight_map"].values())) > 1
+    assert after["weight_map"] == before["weight_map"]
+    assert after["metadata"]["total_size"] * 2 == before["metadata"]["total_size"]
+    assert greedy(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), torch.bfloat16)
+
+
+def test_a_directory_that_exists_is_not_written_over(save, tmp_path) -> None:
+    folder = save(7)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="out exists, and nothing is written over"):
+        export(folder, checkpoint.verify(folder), tmp_path / "out", card="")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_full_disk_leaves_nothing_behind(save, tmp_path, dtype) -> None:
+    """As far as this process can tell: it may write no file longer than this."""
+    folder = save(7)
+    manifest = checkpoint.verify(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write .*out"):
+            export(folder, manifest, tmp_path / "out", card="", dtype=dtype)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+# ── which checkpoint ────────────────────────────────────────────────────────────────────────
+
+
+def test_the_newest_sound_one_is_taken_unless_told_otherwise(save) -> None:
+    old, new = save(3), save(7)
+    assert chosen(old.parent, None)[0] == new
+    assert chosen(old.parent, 3)[0] == old
+    (new / "config.json").write_text("{}")
+    with capture_logs():
+        assert chosen(old.parent, None)[0] == old
+
+
+def test_the_best_is_the_one_that_was_measured_to_be(save) -> None:
+    old, _ = save(3), save(7)
+    (old.parent / BEST).write_text('{"step": 3, "policy_version": 3, "metric": "accuracy", "value": 0.5}')
+    assert chosen(old.parent, "best")[0] == old
+
+
+def test_a_damaged_one_is_not_exported(save) -> None:
+    folder = save(3)
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(LedgerError, match="differs from what was written"):
+        chosen(folder.parent, 3)
+
+
+def test_what_is_not_there_is_named_with_what_is(save, tmp_path) -> None:
+    folder = save(3)
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 4 .* there are those of 3"):
+        chosen(folder.parent, 4)
+    with pytest.raises(ConfigError, match="no sound checkpoint"):
+        chosen(tmp_path / "nowhere", None)
+    with pytest.raises(ConfigError, match="keep_best"):
+        chosen(folder.parent, "best")
+    (folder.parent / BEST).write_text("{")
+    with pytest.raises(LedgerError, match="damaged"):
+        chosen(folder.parent, "best")

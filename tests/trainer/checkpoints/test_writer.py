@@ -1,0 +1,162 @@
+"""The writer between a scripted broker and a folder of manifests without contents."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.sections import Checkpoint
+from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
+from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from asyncrl.trainer.checkpoints.checkpoint import MANIFEST, Manifest
+from asyncrl.trainer.checkpoints.retention import BEST
+from asyncrl.trainer.checkpoints.writer import CheckpointWriter
+
+PEER = "trainer-0.1"
+
+
+class Disk:
+    """Stands in for `checkpoint.write`; each write waits for `may_write`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.is_full = False
+        self.frontiers: list[dict[str, int]] = []
+        monkeypatch.setattr(checkpoint_writer.checkpoint, "write", self.write)
+
+    def write(self, directory: Path, *, step: int, policy_version: int, frontier: dict[str, int], **_: Any) -> Path:
+        self.may_write.wait(10)
+        if self.is_full:
+            raise RunFailed("cannot write: No space left on device")
+        self.frontiers.append(frontier)
+        folder = directory / f"step_{step:06d}"
+        folder.mkdir()
+        manifest = Manifest(step=step, policy_version=policy_version, random_state=b"", files={})
+        (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        return folder
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def steps(directory: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step_")) for folder in directory.glob("step_*"))
+
+
+def begin(writer: CheckpointWriter, tasks: asyncio.TaskGroup, step: int) -> None:
+    snapshot: Any = None
+    writer.begin(tasks, step=step, policy_version=step, stepped=[Stepped(step - 1, step - 1, {})], snapshot=snapshot)
+
+
+def play(directory: Path, script: Callable[..., Awaitable[None]], **settings: Any) -> None:
+    """``script(writer, tasks, broker)``; no thread may be left behind."""
+
+    async def run() -> None:
+        broker = MemoryHub()
+        tokenizer: Any = None
+        link = broker.connect(PEER)
+        with CheckpointWriter(directory, Checkpoint(**settings), tokenizer=tokenizer, link=link) as writer:
+            async with asyncio.TaskGroup() as tasks:
+                await script(writer, tasks, broker)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer-checkpoint")]
+
+    asyncio.run(run())
+
+
+def test_the_broker_hears_of_a_checkpoint_once_it_is_whole(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        disk.may_write.clear()
+        begin(writer, tasks, 4)
+        await asyncio.sleep(0)
+        assert list(tmp_path.iterdir()) == []
+        disk.may_write.set()
+        assert (await broker.receive())[1] == Commit(3, str(tmp_path / "step_000004"))
+        assert (tmp_path / "step_000004").is_dir()
+        assert disk.frontiers == [{"next_step": 4}]
+
+    play(tmp_path, script)
+
+
+def test_who_wants_to_make_the_next_one_waits_for_this_one(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        await writer.idle()
+        disk.may_write.clear()
+        begin(writer, tasks, 1)
+        waiting = asyncio.ensure_future(writer.idle())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        disk.may_write.set()
+        await waiting
+        assert (tmp_path / "step_000001").is_dir()
+
+    play(tmp_path, script)
+
+
+def test_all_but_the_newest_go(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        for step in (1, 2, 3):
+            begin(writer, tasks, step)
+            await writer.idle()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
+
+    play(tmp_path, script, keep=2)
+
+
+def test_the_best_is_named_as_soon_as_its_result_is_heard(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        begin(writer, tasks, 1)
+        await writer.idle()
+        await writer.heard(Evaluating(1))
+        for step in (2, 3, 4):
+            begin(writer, tasks, step)
+            await writer.idle()
+        await writer.heard(Evaluated(1, 0.5, 8))
+        assert b'"step": 1' in (tmp_path / BEST).read_bytes()
+        assert steps(tmp_path) == [1, 3, 4]
+        await writer.heard(Evaluated(3, 0.75, 8))
+        assert b'"step": 3' in (tmp_path / BEST).read_bytes()
+        assert steps(tmp_path) == [3, 4], "the last result of a run comes after its last checkpoint"
+
+    play(tmp_path, script, keep=2, keep_best=True)
+
+
+def test_nothing_goes_for_a_result_before_this_process_has_written_what_can_be_read(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        for step in (1, 2, 3):
+            disk.write(tmp_path, step=step, policy_version=step, frontier={})
+        await writer.heard(Evaluated(3, 0.5, 8))
+        assert b'"step": 3' in (tmp_path / BEST).read_bytes()
+        assert steps(tmp_path) == [1, 2, 3]
+
+    play(tmp_path, script, keep=2, keep_best=True)
+
+
+def test_a_disk_that_takes_no_checkpoint_fails_the_group(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        disk.is_full = True
+        begin(writer, tasks, 1)
+        await writer.idle()
+
+    with pytest.raises(ExceptionGroup) as failed:
+        play(tmp_path, script)
+    (cause,) = failed.value.exceptions
+    assert isinstance(cause, RunFailed)
+
+
+def test_a_metric_that_is_not_measured_is_a_mistake_in_the_configuration(tmp_path, disk):
+    async def script(writer, tasks, broker):
+        await writer.heard(Evaluated(0, 0.5, 8))
+
+    with pytest.raises(ExceptionGroup) as failed:
+        play(tmp_path, script, keep_best=True, best_metric="pass@4")
+    (cause,) = failed.value.exceptions
+    assert isinstance(cause, ConfigError)

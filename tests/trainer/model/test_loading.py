@@ -1,0 +1,66 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+from asyncrl.errors import ConfigError
+from asyncrl.trainer.model.loading import keep_few_activations, load
+
+CPU = torch.device("cpu")
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
+
+
+def test_a_model_with_missing_weights_is_refused(save_model) -> None:
+    """transformers only warns, and trains random numbers."""
+    path = save_model()
+    weights = load_file(path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 weights are missing.*'model\.norm\.weight'"):
+        load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
+
+
+def test_a_head_that_may_be_missing_is_zero_then(model_path) -> None:
+    head = ("score.weight", "score.bias")
+    model = load(
+        model_path, AutoModelForTokenClassification, setting="critic.path", device=CPU, may_lack=head, num_labels=1
+    )
+    assert model.score.weight.shape == (1, 16)
+    assert not model.score.weight.any()
+    assert not model.score.bias.any()
+
+
+def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path) -> None:
+    """A recurrence runs on from one sequence into the next."""
+    config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4, initializer_range=0.5)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="MambaForCausalLM"):
+        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
+
+
+def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path) -> None:
+    config = GPT2Config(vocab_size=32, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert (
+        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU).config._attn_implementation
+        == "asyncrl_packed"
+    )
+
+
+def test_dropout_is_off_or_refused(save_model) -> None:
+    model = load(save_model(attention_dropout=0.5), AutoModelForCausalLM, setting="model.path", device=CPU)
+    assert not any(module.training for module in model.modules() if isinstance(module, nn.Module))
+    with pytest.raises(ConfigError, match=r"^here: attention_dropout=0\.5"):
+        keep_few_activations(model, "here")

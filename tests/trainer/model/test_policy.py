@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+from asyncrl.errors import ConfigError
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.weights.contents.layout import TensorSpec
+
+
+def batch_of(samples):
+    return collate(samples, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_in_one_row_are_those_of_each_trajectory_alone(model_path, make_samples, temperature) -> None:
+    samples = make_samples()
+    got = Policy(model_path).score(batch_of(samples), temperature=temperature).logprobs
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
+    alone = []
+    for sample in samples:
+        prompt, completion = (torch.tensor(ids).long() for ids in (sample.prompt_ids, sample.completion_ids))
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+        alone.append((logits / temperature).log_softmax(-1).gather(1, completion[:, None])[:, 0])
+    torch.testing.assert_close(got.double(), torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_no_gradient(model_path, make_samples) -> None:
+    def gradients(*, gradient_checkpointing: bool) -> list[torch.Tensor]:
+        policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
+        policy.score(batch_of(make_samples()), temperature=1.0).logprobs.sum().backward()
+        return [weight.grad for weight in policy.parameters().values()]
+
+    for plain, checkpointed in zip(
+        gradients(gradient_checkpointing=False), gradients(gradient_checkpointing=True), strict=True
+    ):
+        torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_tied_weights_are_published_once_under_hugging_face_names(model_path, save_model) -> None:
+    saved = load_file(model_path / "model.safetensors")
+    published = dict(Policy(model_path).named_weights())
+
+    assert published.keys() == saved.keys()
+    assert "lm_head.weight" not in published
+    assert all(torch.equal(published[name], saved[name]) for name in saved)
+    assert "lm_head.weight" in dict(Policy(save_model(tie_word_embeddings=False)).named_weights())
+
+
+def test_specs_describe_what_is_published_in_its_order(model_path) -> None:
+    policy = Policy(model_path, dtype="bfloat16")
+    weights = list(policy.named_weights())
+
+    assert all(weight.dtype == torch.bfloat16 for _, weight in weights)
+    assert all(weight.dtype == torch.float32 for weight in policy.parameters().values())
+    assert policy.specs() == [
+        TensorSpec(name=name, shape=tuple(weight.shape), dtype="bfloat16") for name, weight in weights
+    ]
+
+
+def test_bfloat16_products_stay_near_float32_ones(model_path, make_samples) -> None:
+    batch = batch_of(make_samples())
+    exact = Policy(model_path).score(batch, temperature=1.0).logprobs
+    rough = Policy(model_path, dtype="bfloat16").score(batch, temperature=1.0).logprobs
+    assert 0 < (exact - rough).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_nothing_to_score_still_gives_every_parameter_a_gradient_of_zero(model_path, gradient_checkpointing) -> None:
+    """Ranks that share a model run equally many passes, whether they have trajectories left or not."""
+    policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
+    scores = policy.score(batch_of([]), temperature=1.0, entropy=True)
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
+
+    assert scores.logprobs.shape == (0,)
+    assert all(weight.grad is not None and not weight.grad.any() for weight in policy.parameters().values())
+
+
+def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_path, make_samples) -> None:
+    samples = make_samples()
+    scores = Policy(model_path).score(batch_of(samples), temperature=0.7, entropy=True, sum_pi_squared=True)
+
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in samples]
+    logits = [model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] for ids, s in zip(whole, samples, strict=True)]
+    log_p = (torch.cat(logits) / 0.7).log_softmax(-1)
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_caps_its_logits_is_refused(tmp_path) -> None:
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = Gemma2Config(
+        vocab_size=32,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        final_logit_softcapping=0.5,
+        initializer_range=1.0,
+        **shape,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="soft-capping"):
+        Policy(tmp_path)

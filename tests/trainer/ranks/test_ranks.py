@@ -1,0 +1,153 @@
+"""Ranks that train together do what one would do alone: real processes, sharded parameters, one step each."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from asyncrl.config.run_file import decode
+from asyncrl.errors import ConfigError, RankDied
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks.ranks import Alone, Group, collective
+from tests.trainer.ragged_samples import ragged_samples
+from tests.trainer.rank_process import Case
+
+ALGORITHMS = {
+    "plain": {},
+    "decoupled": {
+        "loss": "gspo",
+        "kl_coef": 0.1,
+        "entropy_coef": 0.01,
+        "correction": {
+            "mode": "decoupled",
+            "importance": "sequence",
+            "importance_threshold": "2.0",
+            "rejection": "token_k1",
+            "rejection_threshold": "0.4_2.0",
+        },
+    },
+    "selecting": {"loss": "clip_cov", "advantage": "reinforce_plus_plus", "cov_ratio": 0.2, "cov_low": 0.01},
+    "criticised": {"advantage": "gae", "lam": 0.9},
+}
+UPDATES = {
+    "plain": {},
+    "decoupled": {"mini_batches": 2, "epochs": 2},
+    "selecting": {"mini_batches": 4},
+    "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
+}
+SIZES = (2, 3)
+BUDGETS = {2: 36, 3: 90}
+"""Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
+
+
+def settings(algorithm: str, max_tokens: int) -> dict:
+    return {
+        "model": {"path": "unused"},
+        "data": {"train": "unused", "max_prompt_tokens": 16},
+        "sampling": {"max_tokens": 20},
+        "trainer": {"lr": 1e-3, "grad_clip": 0.5, "max_tokens_per_micro_batch": max_tokens} | UPDATES[algorithm],
+        "algorithm": ALGORITHMS[algorithm],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
+    """What the ranks of every case wrote: three processes for all of them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    cases = [
+        Case(f"{algorithm}-{size}", size, settings(algorithm, BUDGETS[size]), str(model_path), seed=3)
+        for algorithm, size in itertools.product(ALGORITHMS, SIZES)
+    ]
+    (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
+    command = [sys.executable, "-m", "tests.trainer.rank_process", str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(max(SIZES))]
+    failures = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), failures
+    return folder
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, algorithm, size) -> None:
+    alone = Learner(decode(settings(algorithm, 10_000)), model_path)
+    expected = alone.train(ragged_samples(seed=3))
+    metrics = msgspec.json.decode((folder / f"{algorithm}-{size}.metrics").read_bytes())
+
+    assert expected["grad_norm"] > 0.01
+    assert 0.2 < expected.get("rollout_corr/rollout_rs_masked_fraction", 0.5) < 0.8, "some, but not all"
+    cuts = {"micro_batches", "packed_tokens"}  # A prompt is read on each rank that has one of its group.
+    assert metrics.keys() == expected.keys()
+    assert {k: v for k, v in metrics.items() if k not in cuts} == pytest.approx(
+        {k: v for k, v in expected.items() if k not in cuts}, rel=1e-4, abs=1e-5
+    )
+    for name, tensors in alone.snapshot().tensors.items():
+        found = load_file(folder / f"{algorithm}-{size}.{name}")
+        assert found.keys() == tensors.keys()
+        for key, moment in tensors.items():
+            # Weights have moved by the sign of a gradient that may be near zero; moments are the gradient itself.
+            is_moment = name.endswith("optimizer")
+            torch.testing.assert_close(found[key], moment, rtol=1e-4, atol=1e-6 if is_moment else 4.1e-3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size) -> None:
+    """AdamW's first step is the sign of the gradient: where that is near zero, it may be either."""
+    alone = Learner(decode(settings("plain", 10_000)), model_path)
+    alone.train(ragged_samples(seed=3))
+    published = load_file(folder / f"plain-{size}.published")
+
+    assert [(spec.name, spec.shape) for spec in alone.specs()] == [
+        (name, tuple(published[name].shape)) for name, _ in alone.named_weights()
+    ]
+    for name, weight in alone.named_weights():
+        torch.testing.assert_close(published[name], weight, rtol=0.0, atol=2.1e-3)
+        assert (published[name] - weight).abs().mean() < 1e-5
+
+
+def test_ranks_that_never_come_need_not_be_waited_for(tmp_path) -> None:
+    asked = iter([False, True])
+    with pytest.raises(RankDied, match="rank 1 of the trainer's 2 did not come"):
+        Group(tmp_path / "store", rank=0, size=2, timeout_s=60.0, is_over=lambda: next(asked))
+
+
+def test_a_device_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="cuda"):
+        Group(tmp_path / "store", rank=63, size=64, timeout_s=60.0, kind="cuda")
+
+
+@pytest.fixture
+def group(tmp_path) -> Iterator[Group]:
+    """Of one rank: its collectives have nobody to wait for."""
+    group = Group(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+    yield group
+    group.close()
+
+
+def test_what_breaks_in_a_collective_is_blamed_on_a_rank(group, config, model_path, make_samples, monkeypatch) -> None:
+    def break_off(*_: object, **__: object) -> None:
+        raise RuntimeError("connection closed\nby peer")
+
+    learner = Learner(config(), model_path, ranks=group)
+    monkeypatch.setattr(learner.policy, "score", break_off)
+    with pytest.raises(RankDied, match=r"gone, or stuck: connection closed$"):
+        learner.train(make_samples())
+
+
+def test_memory_that_is_not_there_is_not(group) -> None:
+    with pytest.raises(torch.OutOfMemoryError), collective():
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_without_other_ranks_none_is_to_blame() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), collective():
+        raise RuntimeError("shapes")
+
+
+def test_alone_everybody_is_oneself() -> None:
+    assert Alone().gather(b"said") == [b"said"]

@@ -1,0 +1,68 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asyncrl.weights.contents import checksum
+from asyncrl.weights.contents.checksum import CPU_WORDS, MODULUS, Checksum, Q
+
+SUM = Checksum(torch.device("cpu"))
+
+
+def buffer(raw: bytes) -> Tensor:
+    return torch.tensor(list(raw), dtype=torch.uint8)
+
+
+def random(num_bytes: int) -> Tensor:
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(num_bytes))
+
+
+def by_hand(raw: bytes) -> int:
+    """The definition, in Python's integers."""
+    words = [int.from_bytes(raw[i : i + 4].ljust(4, b"\0"), "little", signed=True) for i in range(0, len(raw), 4)]
+    total = sum(word * Q ** (i + 1) for i, word in enumerate(words)) % MODULUS
+    return total - MODULUS if total >= MODULUS // 2 else total
+
+
+@given(st.binary(max_size=64))
+def test_it_is_the_sum_of_words_times_powers(raw: bytes) -> None:
+    assert SUM.of(buffer(raw)) == by_hand(raw)
+
+
+@pytest.mark.parametrize("num_bytes", [4 * CPU_WORDS - 1, 4 * CPU_WORDS, 4 * CPU_WORDS + 5, 9 * CPU_WORDS + 2])
+def test_where_blocks_end_does_not_show(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a CPU and an accelerator, which take other blocks, agree."""
+    raw = random(num_bytes)
+    monkeypatch.setattr(checksum, "CPU_WORDS", 1000)
+
+    assert Checksum(torch.device("cpu")).of(raw) == SUM.of(raw)
+
+
+@given(st.data())
+def test_a_change_within_one_word_is_found(data: st.DataObject) -> None:
+    raw = random(4 * 200 + 3)
+    where = data.draw(st.integers(0, 200))
+    changed = raw.clone()
+    changed[4 * where : 4 * where + 4] ^= buffer(data.draw(st.binary(min_size=4, max_size=4)))[: len(raw) - 4 * where]
+
+    assert (SUM.of(changed) == SUM.of(raw)) == torch.equal(changed, raw)
+
+
+@given(st.integers(0, 199), st.integers(0, 199))
+def test_words_that_changed_places_are_found(first: int, second: int) -> None:
+    words = random(4 * 200).view(torch.int32)
+    swapped = words.clone()
+    swapped[[first, second]] = words[[second, first]]
+
+    assert (SUM.of(swapped.view(torch.uint8)) == SUM.of(words.view(torch.uint8))) == torch.equal(words, swapped)
+
+
+def test_signs_flipped_in_two_places_are_found() -> None:
+    """The highest bits, which a plain sum of 64-bit words times odd numbers loses in pairs."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = torch.randn(3 * CPU_WORDS).to(dtype)
+        flipped = weights.clone()
+        flipped[[7, 3 * CPU_WORDS - 1]] *= -1
+
+        assert SUM.of(flipped.view(torch.uint8)) != SUM.of(weights.view(torch.uint8))

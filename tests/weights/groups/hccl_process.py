@@ -1,0 +1,85 @@
+"""
+Groups of three ranks over the fake HCCL, in a process of their own: prints as JSON what happened.
+
+To be run with the environment that `fake_npu.installed_at` gives.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
+from torch.distributed import HashStore
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.errors import TransferError
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.device import backend_for, torch_device
+from asyncrl.weights.groups.group import Group, form
+from asyncrl.weights.groups.transfer_groups import GroupKeeper
+from asyncrl.weights.staging import Staging
+
+NPU = torch_device("npu:0")
+BACKEND = backend_for("auto", NPU.type)
+SIZE = 3
+
+
+def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
+    """Take part in one publish; the group, and whether rank 0's tensors are here."""
+    deadline = Deadline(20.0)
+    group = form(BACKEND, store, rank, SIZE, interface="127.0.0.1", deadline=deadline, device=NPU)
+    staging = Staging(PLAN, NPU)
+    for name, tensor in tensors(seed=rank).items():
+        staging.tensors[name].copy_(tensor)
+    for bucket in filter(len, staging.buckets):
+        group.broadcast(bucket, 0, deadline)
+    return group, same(staging.tensors, tensors(seed=0))
+
+
+def exchange() -> dict[str, object]:
+    """All three come."""
+    import torch_npu
+
+    store = HashStore()
+    with ThreadPoolExecutor(SIZE) as ranks:
+        groups, arrived = zip(*ranks.map(receive, range(SIZE), [store] * SIZE), strict=True)
+    for group in groups:
+        group.close()
+    try:
+        groups[0].broadcast(Staging(PLAN, NPU).buckets[0], 0, Deadline(1.0))
+    except RuntimeError as error:
+        closed = str(error)
+    return {"arrived": arrived, "closed": closed, "made": torch_npu.MADE}
+
+
+async def lack_one() -> list[str]:
+    """Rank 2 never comes; what the others say."""
+    hub = MemoryHub()
+    links = [hub.connect(str(rank)) for rank in range(2)]
+    arguments = {"backend": "auto", "interface": "127.0.0.1", "device": NPU}
+    keepers = [GroupKeeper(member(rank), link.send, **arguments) for rank, link in enumerate(links)]
+    tasks = [asyncio.create_task(Rendezvous(hub).run())]
+    tasks += [asyncio.create_task(forward(*pair)) for pair in zip(links, keepers, strict=True)]
+    order = transfer(1, 1, [1, 2], deadline_s=SHORT_S)
+    assert order.members[0] == TRAINER
+    runs = (keeper.run(order, rank, lambda group, deadline: None) for rank, keeper in enumerate(keepers))
+    errors = await asyncio.gather(*runs, return_exceptions=True)
+    for keeper in keepers:
+        await keeper.aclose()
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(error, TransferError) for error in errors), errors
+    return [str(error) for error in errors]
+
+
+if __name__ == "__main__":
+    try:
+        facts = exchange()
+    except RuntimeError as error:
+        sys.stdout.write(json.dumps({"failed": str(error)}))
+    else:
+        facts["missing"] = asyncio.run(lack_one())
+        facts["environment"] = [key for key in os.environ if "HCCL" in key]
+        sys.stdout.write(json.dumps(facts))

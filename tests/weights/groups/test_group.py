@@ -1,0 +1,138 @@
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from asyncrl.errors import ConfigError, TransferError
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.group import GLOO_PATIENCE, Group, form
+from tests.weights.groups.fake_npu import installed_at
+from tests.weights.party import LONG_S, SHORT_S
+
+HCCL_PROCESS = Path(__file__).with_name("hccl_process.py")
+
+
+def pair(store: HashStore | None = None) -> list[Group]:
+    store = store or HashStore()
+
+    async def both() -> list[Group]:
+        return await asyncio.gather(*(asyncio.to_thread(join, store, rank) for rank in (0, 1)))
+
+    return asyncio.run(both())
+
+
+def join(store: HashStore, rank: int) -> Group:
+    return form("gloo", store, rank, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "hccl"])
+def test_a_backend_that_this_torch_does_not_have_is_refused_by_name(backend: str) -> None:
+    if backend == "nccl" and torch.distributed.is_nccl_available():
+        pytest.skip("this torch has it")
+    with pytest.raises(ConfigError, match=f"'{backend}', which torch .* does not have; it has gloo"):
+        form(backend, HashStore(), 0, 1, interface="127.0.0.1", deadline=Deadline(1.0))
+
+
+def test_a_broadcast_nobody_joins_ends_with_the_deadline() -> None:
+    groups = pair()
+    with pytest.raises(RuntimeError, match="Timed out"):
+        groups[1].broadcast(torch.zeros(4), 0, Deadline(SHORT_S))
+    for group in groups:
+        group.close()
+
+
+def test_who_met_and_is_not_there_any_more_is_waited_for_until_the_deadline_and_not_five_times_as_long() -> None:
+    """Gloo's rule of who connects to whom goes by their ports: of several pairs some wait, and some are refused."""
+
+    def left_alone() -> float:
+        store = HashStore()
+        for group in pair(store):
+            group.close()
+        deadline = Deadline(1.0)
+        with pytest.raises(RuntimeError, match="connectFullMesh failed"):
+            form("gloo", store, 0, 2, interface="127.0.0.1", deadline=deadline)
+        return deadline.elapsed_s()
+
+    async def several() -> list[float]:
+        return await asyncio.gather(*(asyncio.to_thread(left_alone) for _ in range(6)))
+
+    assert max(asyncio.run(several())) < GLOO_PATIENCE - 1.0
+
+
+def test_a_closed_group_says_so() -> None:
+    groups = pair()
+    for group in groups:
+        group.close()
+        group.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        groups[0].broadcast(torch.zeros(4), 0, Deadline(1.0))
+
+
+class Stuck:
+    """A library whose broadcasts never end, and which says when it is told to give up."""
+
+    def __init__(self, *_: object) -> None:
+        self.aborted = 0
+
+    def broadcast(self, *_: object) -> "Stuck":
+        return self
+
+    def is_completed(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Stuck:
+    library = Stuck()
+    plugin = torch.distributed.Backend._BackendPlugin(lambda *_: library, True)
+    monkeypatch.setitem(torch.distributed.Backend._plugins, "HCCL", plugin)
+    return library
+
+
+def test_a_device_library_that_never_ends_is_given_up_at_the_deadline_and_aborted(stuck: Stuck) -> None:
+    with pytest.raises(RuntimeError, match=r"a broadcast was not over after 0\.3 s"):
+        form("hccl", HashStore(), 0, 1, interface="127.0.0.1", deadline=Deadline(SHORT_S))
+    assert stuck.aborted == 1
+
+
+def test_ranks_with_different_libraries_are_told_at_once_and_not_at_the_deadline(stuck: Stuck) -> None:
+    store = HashStore()
+    store.set("library/1", "gloo")
+    with pytest.raises(TransferError, match="rank 1 came with gloo, rank 0 with hccl: give"):
+        form("hccl", store, 0, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
+
+
+def three_ranks(folder: Path, failing: str = "whole") -> dict[str, object]:
+    environment = installed_at(folder, failing)
+    command = [sys.executable, str(HCCL_PROCESS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_plan_arrives_over_a_plugged_in_library_as_over_gloo(tmp_path: Path) -> None:
+    facts = three_ranks(tmp_path)
+    assert facts["arrived"] == [True] * 3
+    assert facts["closed"] == "the group is closed"
+
+    # Made outside any default group, told its interface while it was made, and told to stop when it was closed.
+    told = {"HCCL_SOCKET_IFNAME": "=lo", "TORCH_HCCL_BLOCKING_WAIT": "1"}
+    assert facts["made"] == [{"ranks": [], "environment": told, "aborted": True}] * 3
+    assert facts["environment"] == []
+
+    # Whoever came names who did not, before the library, which knows no deadline, is asked to connect.
+    assert len(facts["missing"]) == 2
+    assert all("rollout-2 (rank 2) did not come to the rendezvous within 0.3 s" in said for said in facts["missing"])
+
+
+def test_a_library_that_moves_nothing_forms_no_group(tmp_path: Path) -> None:
+    failed = "hccl ended a broadcast without moving a byte; is its library installed whole?"
+    assert three_ranks(tmp_path, "idle") == {"failed": failed}

@@ -1,0 +1,80 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from asyncrl.errors import LinkClosed, TransferError
+from asyncrl.messages import Message, StoreGet, StoreSet, StoreValue
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.store import LinkStore
+from tests.weights.party import LONG_S, SHORT_S
+
+
+def use(work: Callable[[LinkStore], object], *, answer: bool = True, deadline_s: float = LONG_S) -> list[Message]:
+    """Call a store from a thread, beside a broker that echoes sets to gets; returns what the broker heard."""
+    heard: list[Message] = []
+
+    async def main() -> None:
+        async def send(message: Message) -> None:
+            heard.append(message)
+            match message:
+                case StoreGet(group, key) if answer:
+                    values = [m.value for m in heard if isinstance(m, StoreSet) and m.key == key]
+                    store.deliver(StoreValue(group, key, values[-1]))
+
+        store = LinkStore("7", ["trainer", "rollout-1"], send, asyncio.get_running_loop(), Deadline(deadline_s))
+        await asyncio.to_thread(work, store)
+
+    asyncio.run(main())
+    return heard
+
+
+def test_sets_and_gets_travel_on_the_link_under_the_groups_name() -> None:
+    def work(store: LinkStore) -> None:
+        store.set("0/0", b"address")
+        store.wait(["0/0"])
+
+        assert store.get("0/0") == b"address"
+
+    assert use(work) == [StoreSet("7", "0/0", b"address"), StoreGet("7", "0/0")]
+
+
+def test_a_key_that_never_comes_names_the_rank_that_owes_it() -> None:
+    with pytest.raises(TransferError, match=r"rollout-1 \(rank 1\) did not come to the rendezvous within 0.3 s"):
+        use(lambda store: store.wait(["0/1"]), answer=False, deadline_s=SHORT_S)
+
+
+def test_a_key_without_a_rank_is_named_itself() -> None:
+    with pytest.raises(TransferError, match="key 'unique-id'"):
+        use(lambda store: store.get("unique-id"), answer=False, deadline_s=SHORT_S)
+
+
+def test_an_abandoned_store_raises_at_once_and_for_ever() -> None:
+    def work(store: LinkStore) -> None:
+        store.abandon("this node is closing")
+        for _ in range(2):
+            with pytest.raises(TransferError, match="this node is closing"):
+                store.get("0/1")
+
+    use(work, answer=False)
+
+
+def test_a_broken_link_ends_the_wait() -> None:
+    async def main() -> None:
+        async def send(_: Message) -> None:
+            raise LinkClosed("this link was closed")
+
+        store = LinkStore("7", [], send, asyncio.get_running_loop(), Deadline(LONG_S))
+        with pytest.raises(TransferError, match="failed during the rendezvous: this link was closed"):
+            await asyncio.to_thread(store.get, "0/1")
+
+    asyncio.run(main())
+
+
+def test_what_a_rendezvous_does_not_need_is_not_offered() -> None:
+    def work(store: LinkStore) -> None:
+        for call in (lambda: store.add("counter", 1), lambda: store.check(["a"]), lambda: store.delete_key("a")):
+            with pytest.raises(RuntimeError, match="pure virtual"):
+                call()
+
+    use(work)

@@ -1,0 +1,204 @@
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.sections import Weights
+from asyncrl.errors import TransferError
+from asyncrl.messages import Member, Message, StoreSet
+from asyncrl.weights.groups import transfer_groups as epochs
+from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.group import Group
+from asyncrl.weights.groups.transfer_groups import GroupKeeper
+from asyncrl.weights.publish import Publisher
+from asyncrl.weights.receive import Receiver
+from tests.weights.party import LONG_S, PLAN, SHORT_S, TRAINER, party, same, tensors, transfer
+
+
+async def exchange(publisher: Publisher, receivers: list[Receiver], order, version: int) -> None:
+    publisher.stage(version, tensors(version).items())
+    await asyncio.gather(publisher.transfer(order), *(receiver.transfer(order) for receiver in receivers))
+
+    assert all(same(receiver.weights(), tensors(version)) for receiver in receivers)
+
+
+def keeper(send=None) -> GroupKeeper:
+    async def silent(_: Message) -> None: ...
+
+    return GroupKeeper(TRAINER, send or silent, backend="gloo", interface="127.0.0.1")
+
+
+def nothing(_: Group, __: Deadline) -> None: ...
+
+
+def test_a_group_is_formed_once_for_all_versions_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    formed: list[int] = []
+    form = GroupKeeper._form
+    monkeypatch.setattr(GroupKeeper, "_form", lambda *args: (formed.append(args[1].epoch), form(*args))[1])
+
+    async def main() -> None:
+        async with party(receivers=2) as (publisher, receivers):
+            for version in range(4):
+                await exchange(publisher, receivers, transfer(1, version, [1, 2]), version)
+            await exchange(publisher, receivers[:1], transfer(2, 4, [1]), 4)
+
+    asyncio.run(main())
+    assert sorted(formed) == [1, 1, 1, 2, 2]
+
+
+def test_a_joiner_gets_its_version_between_two_publishes_and_the_kept_group_stays() -> None:
+    async def main() -> None:
+        async with party(receivers=3) as (publisher, [one, two, joiner]):
+            await exchange(publisher, [one, two], transfer(1, 1, [1, 2]), 1)
+            kept = publisher._keeper._groups[1]
+            await exchange(publisher, [joiner], transfer(2, 1, [3], keep=False), 1)
+            await exchange(publisher, [one, two], transfer(1, 2, [1, 2]), 2)
+
+            assert publisher._keeper._groups == {1: kept}
+            assert joiner._keeper._groups == {}
+            await exchange(publisher, [one, two, joiner], transfer(3, 3, [1, 2, 3]), 3)
+
+    asyncio.run(main())
+
+
+def test_a_pair_that_fails_leaves_the_kept_group_alone() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, receivers):
+            await exchange(publisher, receivers, transfer(1, 1, [1]), 1)
+            with pytest.raises(TransferError, match="rollout-9"):
+                await publisher.transfer(transfer(2, 1, [9], keep=False, deadline_s=SHORT_S))
+            await exchange(publisher, receivers, transfer(1, 2, [1]), 2)
+
+    asyncio.run(main())
+
+
+def test_a_member_that_never_comes_is_named_to_all_who_did() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            order = transfer(1, 1, [1, 2], deadline_s=SHORT_S)
+            errors = await asyncio.gather(publisher.transfer(order), receiver.transfer(order), return_exceptions=True)
+
+            assert [type(error) for error in errors] == [TransferError, TransferError]
+            assert all("rollout-2 (rank 2) did not come" in str(error) for error in errors)
+            await exchange(publisher, [receiver], transfer(2, 1, [1]), 1)
+
+    asyncio.run(main())
+
+
+def test_a_failed_epoch_is_never_used_again() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, _):
+            for reason in ("did not come", "this epoch failed before"):
+                with pytest.raises(TransferError, match=reason):
+                    await publisher.transfer(transfer(1, 1, [1], deadline_s=SHORT_S))
+
+    asyncio.run(main())
+
+
+def test_who_is_not_a_member_is_told_so_with_its_incarnation() -> None:
+    order = transfer(1, 1, [1])
+    order.members[0] = Member("trainer", "t0")
+    with pytest.raises(TransferError, match=r"trainer \(t1\) is not a member"):
+        keeper().rank(order)
+
+
+def test_a_cancelled_transfer_frees_the_thread_before_its_deadline() -> None:
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            if isinstance(message, StoreSet):
+                asked.set()
+
+        groups = keeper(send)
+        task = asyncio.create_task(groups.run(transfer(1, 1, [1], deadline_s=1000.0), 0, nothing))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(LONG_S):
+            await groups.aclose()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_rendezvous_and_refuses_the_next() -> None:
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def send(_: Message) -> None:
+            asked.set()
+
+        groups = keeper(send)
+        task = asyncio.create_task(groups.run(transfer(1, 1, [1], deadline_s=1000.0), 0, nothing))
+        await asked.wait()
+        await groups.aclose()
+        with pytest.raises(TransferError, match="this node is closing"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_closing_does_not_wait_for_a_library_that_connects_and_sends_nothing_over_what_it_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connecting, may_connect, closed, moved = (threading.Event() for _ in range(4))
+
+    class Connected:
+        close = closed.set
+
+    def connect(*_: object, **__: object) -> Connected:
+        connecting.set()
+        may_connect.wait(LONG_S)
+        return Connected()
+
+    monkeypatch.setattr(epochs, "form", connect)
+    monkeypatch.setattr(epochs, "LEAVE_S", 0.01)
+
+    async def main() -> None:
+        groups = keeper()
+        order = transfer(1, 1, [1], deadline_s=1000.0)
+        task = asyncio.create_task(groups.run(order, 0, lambda *_: moved.set()))
+        await asyncio.to_thread(connecting.wait, LONG_S)
+        await groups.aclose()
+        assert not task.done()
+        may_connect.set()
+        with pytest.raises(TransferError, match="this node is closing"):
+            await task
+
+    asyncio.run(main())
+    assert closed.is_set()
+    assert not moved.is_set()
+
+
+def test_closing_leaves_no_thread_behind_neither_ours_nor_the_librarys() -> None:
+    def native() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    async def main() -> tuple[int, int]:
+        before = native()
+        async with party(receivers=2) as (publisher, receivers):
+            await exchange(publisher, receivers, transfer(1, 1, [1, 2]), 1)
+            during = native()
+            with pytest.raises(TransferError):
+                await publisher.transfer(transfer(2, 1, [1], deadline_s=SHORT_S))
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncrl-weights")]
+        async with asyncio.timeout(LONG_S):
+            # The kernel lists a joined thread for a moment longer, and sets no event when it is gone.
+            while native() > before:
+                await asyncio.sleep(0)
+        return before, during
+
+    before, during = asyncio.run(main())
+    assert during > before
+
+
+def test_closing_twice_is_fine() -> None:
+    async def main() -> None:
+        receiver = Receiver(PLAN, TRAINER, lambda _: None, Weights())
+        await receiver.aclose()
+        await receiver.aclose()
+
+    asyncio.run(main())
