@@ -10,7 +10,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
+from tests.weights.party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
 from torch.distributed import HashStore
 
 from asyncrl.actor.memory import MemoryHub

@@ -14,7 +14,7 @@ from asyncrl.weights.groups.group import GLOO_PATIENCE, Group, form
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LONG_S, SHORT_S
 
-HCCL_PROCESS = Path(__file__).with_name("hccl_process.py")
+ROOT = Path(__file__).parents[3]
 
 
 def pair(store: HashStore | None = None) -> list[Group]:
@@ -112,8 +112,8 @@ def test_ranks_with_different_libraries_are_told_at_once_and_not_at_the_deadline
 
 def three_ranks(folder: Path, failing: str = "whole") -> dict[str, object]:
     environment = installed_at(folder, failing)
-    command = [sys.executable, str(HCCL_PROCESS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "tests.weights.groups.hccl_process"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
