@@ -118,7 +118,7 @@ class SpoolRef(Value, frozen=True):
     crc32: int
 
 
-class Summary(Value, frozen=True):
+class TrajectorySummary(Value, frozen=True):
     """What the broker keeps about a trajectory without reading it."""
 
     num_tokens: int
@@ -133,8 +133,8 @@ class PutItem(Value, frozen=True):
     """One trajectory, finished or not: its place, the lease that covers it, its summary and its encoded bytes."""
 
     unit: Unit
-    token: int
-    summary: Summary
+    lease_id: int
+    summary: TrajectorySummary
     payload: memoryview
     """An encoded `Trajectory`. The spool never looks inside."""
 
@@ -143,28 +143,28 @@ class StoredItem(Value, frozen=True):
     """A `PutItem` whose payload is on disk, and where."""
 
     unit: Unit
-    token: int
+    lease_id: int
     ref: SpoolRef
-    summary: Summary
+    summary: TrajectorySummary
 
 
 class Leased(Value, frozen=True):
     """A trajectory, and the lease it was sampled under: of one unit there may have been several."""
 
     unit: Unit
-    token: int
+    lease_id: int
 
 
 class Held(Value, frozen=True):
     """A trajectory that a node was leased in an earlier session and still samples, or has not seen settled."""
 
     unit: Unit
-    token: int
+    lease_id: int
     oldest_version: int
     """Of its tokens; of those to come if there are none yet."""
 
 
-class Begun(Value, frozen=True):
+class ResumePoint(Value, frozen=True):
     """A leased trajectory of which something is on disk: go on from there."""
 
     index: int
@@ -175,7 +175,7 @@ class GradeItem(Value, frozen=True):
     """One stored trajectory to judge, and the token its failure is reported with."""
 
     unit: Unit
-    token: int
+    lease_id: int
     ref: SpoolRef
 
 
@@ -186,20 +186,20 @@ class ScoredItem(Value, frozen=True):
     reward: float
     metrics: dict[str, float] = {}
     """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
-    token: int = 0
+    lease_id: int = 0
     """Of the `GradeItem`: which of its trajectories, should the unit have had several."""
     answer: str | None = None
     """What the verifier took for the answer, for a majority vote; empty if there was none, None if it does not say."""
 
 
-class Sample(Value, frozen=True):
+class ScoredTrajectory(Value, frozen=True):
     """A scored trajectory in a batch: metadata and where the payload is."""
 
     unit: Unit
     ref: SpoolRef
     reward: float
     metrics: dict[str, float]
-    summary: Summary
+    summary: TrajectorySummary
 
 
 class Member(Value, frozen=True):
@@ -231,7 +231,7 @@ class Hello(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The model is loaded; I can take part."""
 
-    plan_hash: str = ""
+    layout_hash: str = ""
     """Trainer and rollout: digest of the weight plan (names, shapes, dtypes), so that a wrong model is told at once."""
     ranks: int = 1
     """As in `Member`."""
@@ -304,7 +304,7 @@ class Failed(Message, frozen=True):
     """No trajectory or no verdict for a unit, and why. Never a reward of zero."""
 
     unit: Unit
-    token: int
+    lease_id: int
     stage: Literal["rollout", "reward"]
     reason: str
     retryable: bool
@@ -325,7 +325,7 @@ class Live(Message, frozen=True):
 class Transferred(Message, frozen=True):
     """My side of a weight transfer is done."""
 
-    epoch: int
+    transfer_group: int
     policy_version: int
     seconds: float
     num_bytes: int
@@ -334,7 +334,7 @@ class Transferred(Message, frozen=True):
 class TransferFailed(Message, frozen=True):
     """My side of a weight transfer broke; the epoch is dead for me."""
 
-    epoch: int
+    transfer_group: int
     policy_version: int
     reason: str
 
@@ -399,7 +399,7 @@ class Exited(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Answer to `Hello`."""
 
-    broker_epoch: int
+    broker_term: int
     run_dir: str
     """Where the broker keeps the run; the same path for every role on its machine."""
     config: bytes
@@ -427,11 +427,11 @@ class Transfer(Message, frozen=True):
     """
     Take part in one weight transfer, at once.
 
-    ``members[0]`` is the trainer and sends. A new ``epoch`` means: make a new process group first; the same epoch as
-    last time means: the group is still good.
+    ``members[0]`` is the trainer and sends. A new ``transfer_group`` forms a new process group first; the
+    one of the last transfer is used again.
     """
 
-    epoch: int
+    transfer_group: int
     policy_version: int
     members: list[Member]
     keep: bool
@@ -452,7 +452,7 @@ class Stop(Message, frozen=True):
 class Lease(Message, frozen=True):
     """The right to sample some indices of one group until ``expires_in_s`` has passed without a beat."""
 
-    token: int
+    lease_id: int
     """Fences the lease: (broker epoch << 32) + counter."""
     group_id: int
     indices: list[int]
@@ -464,7 +464,7 @@ class Lease(Message, frozen=True):
     max_prompt_tokens: int
     expires_in_s: float
     """Seconds from *receipt*: clocks are never compared across machines."""
-    begun: list[Begun] = []
+    resume_from: list[ResumePoint] = []
     """Those of ``indices`` that another node began."""
     truncation: Truncation = "error"
     """What is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
@@ -483,7 +483,7 @@ class Settled(Message, frozen=True):
 class Cancelled(Message, frozen=True):
     """These leases, and these trajectories, are no longer wanted."""
 
-    tokens: list[int]
+    lease_ids: list[int]
     units: list[Unit] = []
 
 
@@ -514,7 +514,7 @@ class Batch(Message, frozen=True):
     """Answer to `Take`: whole groups, in order, samples of a group together."""
 
     step: int
-    samples: list[Sample]
+    trajectories: list[ScoredTrajectory]
 
 
 class Published(Message, frozen=True):

@@ -32,7 +32,7 @@ class Generation:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._spans: list[Span] = list(request.begun.spans) if request.begun else []
+        self._spans: list[Span] = list(request.resume_from.spans) if request.resume_from else []
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """
 Three ways to make the same records durable: the broker's ledger, a plain SQLite table, and a file that is appended to.
 
-A trajectory is two records, `Result` and `Verdict`. One call makes a number of trajectories durable and returns when
+A trajectory is two records, `Result` and `Rewarded`. One call makes a number of trajectories durable and returns when
 they are on disk, as the broker calls its ledger: what came during one transaction goes into the next. Ours encodes the
 records, counts none twice and keeps a checksum of each; the others are handed the encoded bytes.
 """
@@ -17,7 +17,7 @@ from msgspec import Struct
 from payloads import SUMMARY
 
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.records import Record, Result, Verdict, encode
+from asyncrl.broker.ledger.records import Record, Result, Rewarded, encode
 from asyncrl.messages import SpoolRef, Unit
 
 GROUP_SIZE = 8
@@ -102,7 +102,7 @@ def _records(first: int, num: int) -> list[Record]:
     """Of ``num`` trajectories."""
     units = [Unit(*divmod(ordinal, GROUP_SIZE)) for ordinal in range(first, first + num)]
     results = [Result(unit, (1 << 32) + unit.group_id, SpoolRef("spool", 0, 0, 20_000, 0), SUMMARY) for unit in units]
-    return [*results, *(Verdict(unit, 1.0, {"correct": 1.0}) for unit in units)]
+    return [*results, *(Rewarded(unit, 1.0, {"correct": 1.0}) for unit in units)]
 
 
 def _bodies(num: int) -> list[bytes]:

@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from asyncrl.messages import Span, Summary, Trajectory, Unit
+from asyncrl.messages import Span, Trajectory, TrajectorySummary, Unit
 
 PROMPT_TOKENS = 512
 COMPLETION_TOKENS = 2048
@@ -16,7 +16,7 @@ NUM_PAYLOADS = 64
 PROMPT_TEXT = "What is the sum of the digits of this number? " * (4 * PROMPT_TOKENS // 46)
 """About 4 characters a token."""
 
-SUMMARY = Summary(
+SUMMARY = TrajectorySummary(
     num_tokens=COMPLETION_TOKENS,
     prompt_tokens=PROMPT_TOKENS,
     oldest_version=1 << 30,  # Never too old for its group: nothing here is written by any weights.

@@ -6,13 +6,13 @@ Correctness alone gives no gradient when nothing is ever correct. Accuracy still
 
 import re
 
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 from asyncrl.reward.verifiers.gsm8k import Gsm8k
 
 judge = Gsm8k(method="strict")
 
 
-def score(sample: Sample) -> dict[str, float]:
+def score(sample: VerifierInput) -> dict[str, float]:
     """1 if correct; else up to 0.2: half for digits, half for a final answer after ``####``."""
     correct = float(judge(sample)["score"])
     digits = min(len(re.findall(r"[0-9]", sample.completion)) / 50, 1.0)

@@ -269,7 +269,7 @@ def test_a_partial_rollout_goes_on_over_new_weights_and_keeps_both_versions() ->
 
     sample(cluster)
 
-    summaries = {sample.unit.group_id: sample.summary for sample in trainer_of(cluster).batches[1].samples}
+    summaries = {sample.unit.group_id: sample.summary for sample in trainer_of(cluster).batches[1].trajectories}
     assert [(s.oldest_version, s.newest_version, s.num_spans) for s in summaries.values()] == [(0, 1, 2)]
 
 

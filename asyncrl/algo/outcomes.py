@@ -23,7 +23,7 @@ class Outcome:
     """Of its prompt. Trajectories of a group need not be adjacent."""
     length: int
     """T."""
-    score: float
+    reward: float
     """The verifier's, for the whole."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the verdict; the rewards that make up the score are among them."""
@@ -45,13 +45,13 @@ class Outcome:
         """[T] reward of each token: the score on the last, penalties everywhere."""
         rewards = np.zeros(self.length) if self.penalties is None else -self.penalties.astype(np.float64)
         if self.length:
-            rewards[-1] += self.score
+            rewards[-1] += self.reward
         return rewards
 
     @property
     def total(self) -> float:
         """Score and penalties: what group baselines compare."""
-        return self.score if self.penalties is None else self.score - float(self.penalties.sum())
+        return self.reward if self.penalties is None else self.reward - float(self.penalties.sum())
 
 
 Advantages = Sequence[Floats]

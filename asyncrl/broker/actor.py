@@ -19,7 +19,7 @@ import structlog
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Verdict
+from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.report.run_report import RunReport
@@ -71,7 +71,7 @@ class BrokerActor:
         ledger: Where records become durable. Borrowed.
         spool: Link to the spool, for the samples files.
         spool_address: What nodes are told in their welcome.
-        broker_epoch: As the scheduler's.
+        broker_term: As the scheduler's.
         clock: Seconds that never go back.
     """
 
@@ -85,7 +85,7 @@ class BrokerActor:
         *,
         spool: Link,
         spool_address: str,
-        broker_epoch: int,
+        broker_term: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -96,7 +96,7 @@ class BrokerActor:
         self._payloads = PayloadClient(spool)
         self._samples = SampleFiles(self._payloads, SamplesWriter(directory.samples))
         self._spool_address = spool_address
-        self._broker_epoch = broker_epoch
+        self._broker_term = broker_term
         self._clock = clock
         self._report = RunReport(config, scheduler, directory, clock)
         self._rendezvous = Rendezvous()
@@ -120,7 +120,7 @@ class BrokerActor:
         Raises:
             RunFailed: It ended early; the message is the cause.
         """
-        kind = "run.started" if self._broker_epoch == 1 else "run.resumed"
+        kind = "run.started" if self._broker_term == 1 else "run.resumed"
         self._report.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -240,7 +240,7 @@ class BrokerActor:
         self._hub.send(
             peer,
             Welcome(
-                broker_epoch=self._broker_epoch,
+                broker_term=self._broker_term,
                 run_dir=str(self._directory.path.resolve()),
                 config=to_json(self._config),
                 spool=self._spool_address,
@@ -266,11 +266,11 @@ class BrokerActor:
         """A node whose model differs from the first one's could only receive garbage."""
         if (node := self._scheduler.nodes.get(peer)) is None:
             return
-        if message.plan_hash:
-            self._plan = self._plan or (node.name, message.plan_hash)
-            if message.plan_hash != self._plan[1]:
+        if message.layout_hash:
+            self._plan = self._plan or (node.name, message.layout_hash)
+            if message.layout_hash != self._plan[1]:
                 reason = (
-                    f"{node.name} has another model than {self._plan[0]}: weight plans {message.plan_hash[:12]} and "
+                    f"{node.name} has another model than {self._plan[0]}: weight plans {message.layout_hash[:12]} and "
                     f"{self._plan[1][:12]} differ; give both the same model.path"
                 )
                 self._reject(peer, node.name, reason)
@@ -339,7 +339,7 @@ class BrokerActor:
                 self._unsent.append(outgoing)
             else:
                 self._hub.send(outgoing.peer, outgoing.message)
-        is_urgent = any(not isinstance(record, Verdict) for record in records)
+        is_urgent = any(not isinstance(record, Rewarded) for record in records)
         if is_urgent or self._unsent or self._scheduler.is_finished:
             self._dirty.set()
         self._changed.set()

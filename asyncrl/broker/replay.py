@@ -25,8 +25,8 @@ from asyncrl.broker.ledger.records import (
     Reissued,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
 from asyncrl.broker.scheduler import Scheduler
@@ -53,12 +53,12 @@ def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
         _apply(scheduler, record)
         if isinstance(record, NodeEvent) and record.role == "rollout":
             (present.add if record.event == "joined" else present.discard)(record.node)
-    scheduler.leasing.expect(present)
+    scheduler.dispatcher.expect(present)
     for group in scheduler.groups.values():
         for index in group.indices(State.STORED):
             scheduler.grading.add(group.slots[index])
         if group.indices(State.MISSING):
-            scheduler.leasing.wanted(group)
+            scheduler.dispatcher.wanted(group)
     for group in scheduler.batches.complete:
         scheduler.filtering.completed(group)
 
@@ -67,7 +67,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
     match record:
         case Admitted():
             scheduler.opened(scheduler.admission.readmit(record))
-        case Progressed() | Result() | Verdict() | FailedAttempt():
+        case Progressed() | Result() | Rewarded() | FailedAttempt():
             _apply_to_unit(scheduler, record)
         case Restarted(group_id=group_id, policy_version=version):
             scheduler.restarted(_group(scheduler, group_id), version)
@@ -79,7 +79,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
         case Committed(step=step):
             scheduler.committed(step)
         case VersionLive(policy_version=version, next_step=next_step):
-            scheduler.publishing.live_version = version
+            scheduler.transfers.live_version = version
             scheduler.versions.went_live(version, next_step)
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
@@ -88,7 +88,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             pass  # For people: nothing follows from them.
 
 
-def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Verdict | FailedAttempt) -> None:
+def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded | FailedAttempt) -> None:
     if record.unit.split == "held_out":  # Its evaluation was measured, or begins anew with other ids.
         scheduler.evaluation.used(record.unit.group_id)
         return
@@ -99,7 +99,7 @@ def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Verdict |
             slot.progress(ref, summary)
         case Result(ref=ref, summary=summary):
             slot.store(ref, summary)
-        case Verdict(reward=reward, metrics=metrics):
+        case Rewarded(reward=reward, metrics=metrics):
             slot.judge(reward, metrics)
             scheduler.scored(group)
         case FailedAttempt(stage=stage, attempts=attempts):

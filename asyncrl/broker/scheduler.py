@@ -18,10 +18,10 @@ from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.drops import OVERLONG, DropBook
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group, Slot, State
-from asyncrl.broker.groups.max_staleness import LagBound, Stragglers
+from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.credits import CreditBook
-from asyncrl.broker.leases.dispatcher import Leasing
+from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import (
     AnyRecord,
@@ -31,14 +31,14 @@ from asyncrl.broker.ledger.records import (
     FailedAttempt,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
 )
 from asyncrl.broker.nodes.absence import AbsenceBook, waits
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import MAX_FAILURES, PublishBook
+from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.sections import Config, Schedule
 from asyncrl.data.prompts import PromptStream
@@ -87,10 +87,10 @@ class Scheduler:
         config: The run.
         prompts: Training prompts by group id.
         held_out: Prompts for evaluation.
-        broker_epoch: Higher than in any earlier life of this run's broker.
+        broker_term: Higher than in any earlier life of this run's broker.
     """
 
-    def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_epoch: int) -> None:
+    def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_term: int) -> None:
         schedule = config.schedule
         self._config = config
         num_needed = config.run.steps * schedule.groups_per_step
@@ -100,15 +100,15 @@ class Scheduler:
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
         self.groups: dict[int, Group] = {}
         self.grading = GradeBook()
-        bound, self._stragglers = _max_lag(schedule)
+        bound, self._stragglers = _max_staleness(schedule)
         self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
         self.filtering = GroupFilter(schedule)
-        self.publishing = PublishBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
+        self.transfers = TransferBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version)
         self.out = Outbox()
-        self.versions = Versions(self.publishing, self.evaluation, self.nodes, self.window, self.out)
-        self.leasing = Leasing(config, self.evaluation, self._group, self.out, broker_epoch)
-        self._credits: dict[Role, CreditBook] = {"rollout": self.leasing.credits, "reward": CreditBook()}
+        self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
+        self.dispatcher = Dispatcher(config, self.evaluation, self._group, self.out, broker_term)
+        self._credits: dict[Role, CreditBook] = {"rollout": self.dispatcher.credits, "reward": CreditBook()}
         self._absence = AbsenceBook()
         self._drops = DropBook(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
@@ -125,7 +125,7 @@ class Scheduler:
     def is_trained(self) -> bool:
         """Every step is in a checkpoint, and the last version is live."""
         is_committed = self.committed_step >= self._config.run.steps - 1
-        return is_committed and self.publishing.live_version >= self.final_version
+        return is_committed and self.transfers.live_version >= self.final_version
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node said Hello and was welcomed."""
@@ -135,9 +135,9 @@ class Scheduler:
         node = self.nodes.join(peer, hello, now_s)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
         if node.role == "rollout":
-            if hello.policy_version <= self.publishing.live_version:
+            if hello.policy_version <= self.transfers.live_version:
                 node.policy_version = node.received_version = hello.policy_version
-            self.leasing.adopt(node, hello.held, now_s)
+            self.dispatcher.adopt(node, hello.held, now_s)
         if earlier:
             self._advance(now_s)
         return node
@@ -160,8 +160,8 @@ class Scheduler:
     def slept(self, seconds: float) -> None:
         """The broker itself stood still: paused, suspended, or on a machine without time for it. Nobody is to blame."""
         self.nodes.excuse(seconds)
-        self.leasing.leases.extend(seconds)
-        self.publishing.extend(seconds)
+        self.dispatcher.leases.extend(seconds)
+        self.transfers.extend(seconds)
         self.out.event("broker.slept", seconds=round(seconds, 2))
 
     def tick(self, now_s: float) -> list[Node]:
@@ -172,9 +172,9 @@ class Scheduler:
             RunFailed: One version could not be published in many tries.
         """
         overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
-        for peer in self.publishing.expired(now_s, self.versions.held):
-            overdue.setdefault(peer, f"did not finish a weight transfer within {self.publishing.limit_s:g} s")
-        for peer in self.publishing.given_up():
+        for peer in self.transfers.expired(now_s, self.versions.held):
+            overdue.setdefault(peer, f"did not finish a weight transfer within {self.transfers.limit_s:g} s")
+        for peer in self.transfers.given_up():
             overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
         for node in lost:
@@ -182,7 +182,7 @@ class Scheduler:
         for node in self.nodes.falling_quiet(now_s):
             self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
-        self.leasing.expire(now_s)
+        self.dispatcher.expire(now_s)
         self.versions.moved()
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
@@ -207,7 +207,7 @@ class Scheduler:
         match message:
             case Beat():
                 node.beat = message
-                self.leasing.leases.renew(peer, now_s)
+                self.dispatcher.leases.renew(peer, now_s)
                 return  # Beats decide nothing: half of all messages need not look at every rule.
             case Ready() | Draining() | Offer():
                 self._said_of_itself(node, message)
@@ -308,27 +308,27 @@ class Scheduler:
         settled = Settled(_leased(finished), _leased(unfinished))
         self.out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
         for item in unfinished:
-            self.leasing.progressed(item)
+            self.dispatcher.progressed(item)
         for item in finished:
             self._result(item)
 
     def _result(self, item: StoredItem) -> None:
         unit = item.unit
-        slot = self.leasing.slot(unit)
-        self.leasing.leases.settle(item.token, unit.index)
-        if slot is None or slot.state not in (State.MISSING, State.LEASED) or self.leasing.is_outlived(item):
-            self.out.record(Duplicate(unit, item.token, item.summary.num_tokens))
+        slot = self.dispatcher.slot(unit)
+        self.dispatcher.leases.settle(item.lease_id, unit.index)
+        if slot is None or slot.state not in (State.MISSING, State.LEASED) or self.dispatcher.is_outlived(item):
+            self.out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
             return
         slot.store(item.ref, item.summary)
-        self.out.record(Result(unit, item.token, item.ref, item.summary, self._num_restarts(unit)))
+        self.out.record(Result(unit, item.lease_id, item.ref, item.summary, self._num_restarts(unit)))
         self.grading.add(slot)
 
     def _verdict(self, item: ScoredItem) -> None:
-        slot = self._graded(item.unit, item.token)
+        slot = self._graded(item.unit, item.lease_id)
         if slot is None:
             return
         slot.judge(item.reward, item.metrics, item.answer)
-        self.out.record(Verdict(item.unit, item.reward, item.metrics, self._num_restarts(item.unit)))
+        self.out.record(Rewarded(item.unit, item.reward, item.metrics, self._num_restarts(item.unit)))
         if item.unit.split == "held_out":
             self.versions.settle_held_out(item.unit, failed=False)
             return
@@ -339,13 +339,13 @@ class Scheduler:
 
     def _failed(self, message: Failed) -> None:
         unit = message.unit
-        slot = self.leasing.slot(unit)
+        slot = self.dispatcher.slot(unit)
         if message.stage == "reward":
-            if self._graded(unit, message.token) is None:
+            if self._graded(unit, message.lease_id) is None:
                 return
         else:
-            self.leasing.leases.settle(message.token, unit.index)
-        if slot is None or (message.stage == "rollout" and not slot.is_leased_by(message.token)):
+            self.dispatcher.leases.settle(message.lease_id, unit.index)
+        if slot is None or (message.stage == "rollout" and not slot.is_leased_by(message.lease_id)):
             return
         slot.attempts += 1
         final = not message.retryable or slot.attempts >= self._config.schedule.max_attempts
@@ -365,7 +365,7 @@ class Scheduler:
         elif message.stage == "reward":
             self.grading.add(slot)
         else:
-            self.leasing.failed(slot, message.token)
+            self.dispatcher.failed(slot, message.lease_id)
 
     def _commit(self, message: Commit) -> None:
         if message.step <= self.committed_step:
@@ -388,7 +388,7 @@ class Scheduler:
         self._filter()
         self._restart_stragglers()
         self._admit()
-        self.leasing.grant(self.nodes, now_s)
+        self.dispatcher.grant(self.nodes, now_s)
         self._assign_grading()
         self._answer_take()
 
@@ -400,24 +400,24 @@ class Scheduler:
     def _restart_stragglers(self) -> None:
         if self._stragglers is None:
             return
-        version = self.publishing.live_version
+        version = self.transfers.live_version
         for group in self._stragglers.overdue(self.batches, self.batches.next_step, version):
             thrown_away = group.lengths
             self.grading.drop(group)
-            self.leasing.cancel(group)
+            self.dispatcher.cancel(group)
             self.restarted(group, version)
-            self.leasing.wanted(group)
+            self.dispatcher.wanted(group)
             self.out.record(Restarted(group.group_id, version, thrown_away))
             self.out.event(
                 "group.restarted", group_id=group.group_id, policy_version=version, tokens_thrown_away=sum(thrown_away)
             )
 
     def _admit(self) -> None:
-        version = self.publishing.live_version
+        version = self.transfers.live_version
         while version >= 0 and self.window.room and self.admission.num_needed:
             group, record = self.admission.admit(version)
             self.opened(group)
-            self.leasing.wanted(group)
+            self.dispatcher.wanted(group)
             self.out.record(record)
 
     def _assign_grading(self) -> None:
@@ -433,8 +433,8 @@ class Scheduler:
     def _grade_item(self, slot: Slot) -> GradeItem:
         if slot.ref is None:
             raise BrokenInvariant(f"{slot.unit} waits for a verdict but is not stored")
-        slot.token = self.leasing.leases.next_token()
-        return GradeItem(slot.unit, slot.token, slot.ref)
+        slot.lease_id = self.dispatcher.leases.next_id()
+        return GradeItem(slot.unit, slot.lease_id, slot.ref)
 
     def _answer_take(self) -> None:
         if self._wanted_step is None:
@@ -443,7 +443,7 @@ class Scheduler:
         groups = self.batches.taken(step)
         if groups is None:
             self._refuse_if_forgotten(step)
-            if self._stragglers and not self._stragglers.may_form(step, self.publishing.live_version):
+            if self._stragglers and not self._stragglers.may_form(step, self.transfers.live_version):
                 return
             groups = self.batches.form(step)
             if groups is None:
@@ -469,7 +469,7 @@ class Scheduler:
         """A node is no longer there: everything it had in hand is taken from it."""
         self.nodes.leave(node.peer)
         how = "left" if on_purpose else "lost"
-        num_leases = self.leasing.revoke(node, f"node_{how}")
+        num_leases = self.dispatcher.revoke(node, f"node_{how}")
         self.out.event(
             f"node.{how}",
             node=node.name,
@@ -493,7 +493,7 @@ class Scheduler:
             self.versions.settle_held_out(unit, failed=True)
             return
         self.grading.drop(group)
-        self.leasing.cancel(group)
+        self.dispatcher.cancel(group)
         self._end(group, reason)
         self._drops.dropped(reason)
 
@@ -521,23 +521,23 @@ class Scheduler:
         group = self._group(unit)
         return group.num_restarts if group else 0
 
-    def _graded(self, unit: Unit, token: int) -> Slot | None:
+    def _graded(self, unit: Unit, lease_id: int) -> Slot | None:
         """What a verdict or its failure is on; None if it came twice, or on a trajectory not wanted any more."""
-        slot = self.leasing.slot(unit)
-        return self.grading.settle(unit) if slot and slot.token == token else None
+        slot = self.dispatcher.slot(unit)
+        return self.grading.settle(unit) if slot and slot.lease_id == lease_id else None
 
 
-def _max_lag(schedule: Schedule) -> tuple[LagBound | None, Stragglers | None]:
+def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Stragglers | None]:
     """What keeps groups from being too old when they are trained on: taking them in time, or sampling them anew."""
-    if schedule.max_lag is None or schedule.on_straggler == "train":
+    if schedule.max_staleness is None or schedule.on_straggler == "train":
         return None, None
-    bound = LagBound(schedule.max_lag, schedule.groups_per_step, schedule.steps_per_publish)
+    bound = StalenessBound(schedule.max_staleness, schedule.groups_per_step, schedule.steps_per_publish)
     return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
 
 
 def _leased(items: Iterable[StoredItem]) -> list[Leased]:
     """Which trajectories these are, for the node that sent them."""
-    return [Leased(item.unit, item.token) for item in items]
+    return [Leased(item.unit, item.lease_id) for item in items]
 
 
 def _segments(groups: Iterable[Group]) -> list[int]:

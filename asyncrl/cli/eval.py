@@ -24,9 +24,9 @@ from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import unusable
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
-from asyncrl.evaluation.answers import AnswerRow, write_answers
-from asyncrl.evaluation.metrics import Marks, marks, marks_by_source
-from asyncrl.evaluation.offline import Examiner, questions
+from asyncrl.evaluation.answers import CompletionRow, write_completions
+from asyncrl.evaluation.metrics import EvaluationMetrics, evaluation_metrics, metrics_by_source
+from asyncrl.evaluation.offline import OfflineEvaluator, questions
 from asyncrl.files.disk import needed
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
@@ -56,8 +56,8 @@ class Examined(Struct, frozen=True, kw_only=True):
     """Of all completions."""
     wall_s: float
     """Loading left out."""
-    overall: Marks
-    by_source: dict[str, Marks]
+    overall: EvaluationMetrics
+    by_source: dict[str, EvaluationMetrics]
 
 
 def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
@@ -75,7 +75,7 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
         click.echo(line, err=True)
     if out:
         with needed(out):
-            write_answers(out, rows)
+            write_completions(out, rows)
     if not examined.overall.num_prompts:
         raise RunFailed(f"none of {len(rows)} completions has a verdict; the first because {rows[0].failure}")
     click.echo(msgspec.json.format(msgspec.json.encode(examined)).decode() if as_json else table(examined))
@@ -132,7 +132,7 @@ def eval_config(
     return decode(raw)
 
 
-def examine(config: Config, console: Console) -> tuple[list[AnswerRow], Examined]:
+def examine(config: Config, console: Console) -> tuple[list[CompletionRow], Examined]:
     """
     Every row, and what all of them come to.
 
@@ -147,10 +147,10 @@ def examine(config: Config, console: Console) -> tuple[list[AnswerRow], Examined
     if not (model / "config.json").is_file():
         raise ConfigError(f"MODEL '{model}' is not a model directory: there is no config.json in it")
     stream = held_out_stream(config.data, config.evaluation.max_prompts)
-    census = stream.census
-    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=census.has_chats)
-    if census.bad:
-        console.print("\n".join(unusable(census.bad)), highlight=False, markup=False, soft_wrap=True)
+    summary = stream.summary
+    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    if summary.bad:
+        console.print("\n".join(unusable(summary.bad)), highlight=False, markup=False, soft_wrap=True)
     prompts = [draw.prompt for draw in stream.since(0)]
     check_routes(config.reward, {prompt.data_source for prompt in prompts})
     rows, wall_s = uvloop.run(_examine(config, prompts, console))
@@ -167,12 +167,12 @@ def examine(config: Config, console: Console) -> tuple[list[AnswerRow], Examined
         max_tokens=sampling.max_tokens,
         tokens=sum(row.num_tokens for row in rows),
         wall_s=round(wall_s, 3),
-        overall=marks(asked, samples),
-        by_source=marks_by_source(asked, samples),
+        overall=evaluation_metrics(asked, samples),
+        by_source=metrics_by_source(asked, samples),
     )
 
 
-async def _examine(config: Config, prompts: Sequence[Prompt], console: Console) -> tuple[list[AnswerRow], float]:
+async def _examine(config: Config, prompts: Sequence[Prompt], console: Console) -> tuple[list[CompletionRow], float]:
     columns = TextColumn("[bold]answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with WorkerPool(config.reward) as pool:
         engine = await asyncio.to_thread(load_engine, config)
@@ -180,7 +180,7 @@ async def _examine(config: Config, prompts: Sequence[Prompt], console: Console) 
             began_s = time.monotonic()
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                 task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
-                rows = await Examiner(config, engine, pool).examine(prompts, partial(bar.advance, task))
+                rows = await OfflineEvaluator(config, engine, pool).examine(prompts, partial(bar.advance, task))
             return rows, time.monotonic() - began_s
         finally:
             await engine.aclose()
@@ -201,7 +201,7 @@ def table(examined: Examined) -> str:
     return "\n".join([*aligned([head, *rows], right=range(1, len(head))), f"{how}; {took}"])
 
 
-def failures(rows: Sequence[AnswerRow]) -> list[str]:
+def failures(rows: Sequence[CompletionRow]) -> list[str]:
     """How many completions have no verdict, by reason, most frequent first."""
     reasons = Counter(row.failure for row in rows if row.failure).most_common()
     rest = sum(count for _, count in reasons[SHOWN:])
@@ -209,7 +209,7 @@ def failures(rows: Sequence[AnswerRow]) -> list[str]:
     return [*lines, *([f"{rest} without a verdict for {len(reasons) - SHOWN} other reasons"] if rest else [])]
 
 
-def _cells(found: Marks, first: Sequence[str], names: Sequence[str]) -> list[str]:
+def _cells(found: EvaluationMetrics, first: Sequence[str], names: Sequence[str]) -> list[str]:
     values = {"accuracy": found.accuracy} | found.metrics
     shares = [_cell(name, values.get(name)) for name in [*first, *names]]
     tail = [f"{values['length_mean']:.0f}", f"{values['truncated']:.1%}", f"{values['failed']:.0f}"]

@@ -100,8 +100,8 @@ def _staleness(audit: Audit) -> Iterator[Row]:
     total = sum(audit.staleness.values())
     for staleness, count in audit.staleness.items():
         yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
-    if audit.over_max_lag:
-        yield ["  over max_lag", _number(audit.over_max_lag), f"{audit.over_max_lag / total:.1%}"]
+    if audit.over_max_staleness:
+        yield ["  over max_staleness", _number(audit.over_max_staleness), f"{audit.over_max_staleness / total:.1%}"]
 
 
 def _lengths(audit: Audit) -> Iterator[Row]:

@@ -100,23 +100,24 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_max_lag(schedule: Schedule) -> None:
-    lag, mode = schedule.max_lag, schedule.on_straggler
+    lag, mode = schedule.max_staleness, schedule.on_straggler
     if lag is None:
         if mode != "wait":
-            raise ConfigError(f"schedule.on_straggler={mode!r} is only read with schedule.max_lag; set it")
+            raise ConfigError(f"schedule.on_straggler={mode!r} is only read with schedule.max_staleness; set it")
         return
     # All that may be open at one version has its last step before version + lag + 1: see max_staleness.py.
     is_kept = schedule.window <= (lag + 1) * schedule.groups_per_step * schedule.steps_per_publish
     if mode == "wait" and not is_kept:
         raise ConfigError(
-            f"schedule.max_lag is {lag}, but staleness={schedule.staleness:g} admits {schedule.window} groups at one "
-            f"version, more than {lag + 1} consume: waiting cannot keep the bound; use max_lag="
+            f"schedule.max_staleness is {lag}, but staleness={schedule.staleness:g} admits {schedule.window} groups "
+            f"at one "
+            f"version, more than {lag + 1} consume: waiting cannot keep the bound; use max_staleness="
             f"{math.ceil(schedule.staleness)}, or on_straggler='reissue'"
         )
     if mode != "wait" and is_kept and schedule.order == "fifo":
         raise ConfigError(
             f"schedule.on_straggler={mode!r} never happens: with order='fifo' and staleness={schedule.staleness:g} no "
-            f"group gets older than max_lag={lag}; remove it, or use order='completion'"
+            f"group gets older than max_staleness={lag}; remove it, or use order='completion'"
         )
 
 

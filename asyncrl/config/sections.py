@@ -130,12 +130,12 @@ class Schedule(Section, frozen=True, kw_only=True):
     Which complete groups a step takes: the oldest admitted, or the first finished. The latter, with ``staleness``, is
     over-sampling: more prompts are sampled than a step consumes, and it consumes whichever are done first.
     """
-    max_lag: Natural | None = None
+    max_staleness: Natural | None = None
     """L: no group is trained on more than L versions after the one it was admitted at. Unset: any number."""
     on_straggler: Literal["wait", "reissue", "train"] = "wait"
     """
-    Groups that ``max_lag`` concerns. ``wait``: a step takes them in time, and waits for them. ``reissue``: they are
-    sampled anew. ``train``: trained on all the same, and counted (``over_max_lag``).
+    Groups that ``max_staleness`` concerns. ``wait``: a step takes them in time. ``reissue``: they are
+    sampled anew. ``train``: trained on all the same, and counted (``over_max_staleness``).
     """
     filter: Literal["none", "zero_variance"] = "none"
     """

@@ -27,7 +27,7 @@ NAMES: Mapping[str, str] = {
     "trigger_parameter_sync_step": "schedule.steps_per_publish",
     "parameter_sync_step": "schedule.steps_per_publish",
     "staleness_threshold": "schedule.staleness",
-    "max_off_policy_threshold": "schedule.max_lag",
+    "max_off_policy_threshold": "schedule.max_staleness",
     "max_off_policy_strategy": "schedule.on_straggler",
     "filter_groups.enable": "schedule.filter",
     "filter_groups.metric": "schedule.filter_metric",

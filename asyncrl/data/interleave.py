@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 
-class Turns:
+class Interleave:
     """
     A fixed order of turns.
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.epochs import Epochs, permutation
-from asyncrl.data.interleave import Turns
+from asyncrl.data.interleave import Interleave
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
@@ -31,7 +31,7 @@ class Draw(Struct, frozen=True):
     prompt: Prompt
 
 
-class Census(Struct, frozen=True, kw_only=True):
+class DatasetSummary(Struct, frozen=True, kw_only=True):
     """What there is in a dataset."""
 
     usable: Sequence[int] = ()
@@ -63,13 +63,13 @@ class PromptStream:
         ratios: Sequence[int] = (1,),
         *,
         limit: int | None = None,
-        census: Census = Census(),  # noqa: B008  (immutable)
+        summary: DatasetSummary = DatasetSummary(),  # noqa: B008  (immutable)
     ) -> None:
         self._dataset = dataset
         self._parts = parts
-        self._turns = Turns(ratios)
+        self._turns = Interleave(ratios)
         self._limit = limit
-        self.census = census
+        self.summary = summary
 
     @property
     def limit(self) -> int | None:
@@ -108,15 +108,15 @@ def train_stream(data: Data, seed: int) -> PromptStream:
         DataError: Names the file, the column or the row, before anything has started.
     """
     dataset = Dataset.open(data.train_files, data)
-    census = _census(dataset, data)
-    rows = _chosen(census.usable, data, seed)
+    summary = _summary(dataset, data)
+    rows = _chosen(summary.usable, data, seed)
     parts = dataset.by_file(rows) if data.ratios else [rows]
     for path, part in zip(data.train_files, parts, strict=False):
         if not part:
             raise DataError(f"data.train {path!r} has a share in data.ratios, but no row that is trained on")
     order_seed = seed if data.shuffle else None
     epochs = [Epochs(part, order_seed, stream) for stream, part in enumerate(parts)]
-    return PromptStream(dataset, epochs, data.ratios or (1,), census=census)
+    return PromptStream(dataset, epochs, data.ratios or (1,), summary=summary)
 
 
 def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
@@ -127,12 +127,12 @@ def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
         DataError: Names the file, the column or the row, before anything has started.
     """
     dataset = Dataset.open(data.held_out_files, data)
-    census = _census(dataset, data)
-    rows = [row for part in dataset.by_file(census.usable) for row in part[:max_prompts]]
-    return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), census=census)
+    summary = _summary(dataset, data)
+    rows = [row for part in dataset.by_file(summary.usable) for row in part[:max_prompts]]
+    return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
 
 
-def _census(dataset: Dataset, data: Data) -> Census:
+def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Look at every row. Refuses bad ones if the configuration says so, and a dataset of nothing else."""
     usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
     for row, found in enumerate(dataset.look()):
@@ -149,7 +149,7 @@ def _census(dataset: Dataset, data: Data) -> Census:
         )
     if not usable:
         raise DataError(f"none of the {len(dataset)} rows can be used; the first: {bad[0].place}: {bad[0].reason}")
-    return Census(usable=usable, data_sources=frozenset(data_sources), has_chats=has_chats, bad=bad)
+    return DatasetSummary(usable=usable, data_sources=frozenset(data_sources), has_chats=has_chats, bad=bad)
 
 
 def _chosen(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:

@@ -10,7 +10,7 @@ from asyncrl.files.atomic import replacing
 from asyncrl.messages import FinishReason
 
 
-class AnswerRow(Struct, frozen=True, kw_only=True):
+class CompletionRow(Struct, frozen=True, kw_only=True):
     """One completion of one prompt, and the verdict on it, or why there is none."""
 
     place: int
@@ -37,7 +37,7 @@ class AnswerRow(Struct, frozen=True, kw_only=True):
     """Why there is no verdict."""
 
 
-def write_answers(path: Path, rows: Sequence[AnswerRow]) -> None:
+def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
     """
     Write them in order; ``path`` is replaced at once.
 

@@ -24,7 +24,7 @@ UNNAMED = "unnamed"
 """Where prompts without a data source stand beside others."""
 
 
-class Answer(Struct, frozen=True, kw_only=True, gc=False):
+class EvaluatedCompletion(Struct, frozen=True, kw_only=True, gc=False):
     """One completion, and the verdict on it."""
 
     reward: float
@@ -36,16 +36,16 @@ class Answer(Struct, frozen=True, kw_only=True, gc=False):
     is_cut: bool
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class EvaluatedPrompt(Struct, frozen=True, kw_only=True):
     """One prompt."""
 
     data_source: str
-    answers: Sequence[Answer]
+    answers: Sequence[EvaluatedCompletion]
     num_failed: int = 0
     """Completions without a verdict, for good. They are in no mean."""
 
 
-class Marks(Struct, frozen=True, kw_only=True):
+class EvaluationMetrics(Struct, frozen=True, kw_only=True):
     """What came out."""
 
     accuracy: float
@@ -55,7 +55,7 @@ class Marks(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
-def marks(questions: Sequence[Question], samples: int) -> Marks:
+def evaluation_metrics(questions: Sequence[EvaluatedPrompt], samples: int) -> EvaluationMetrics:
     """
     The marks for these questions.
 
@@ -64,7 +64,7 @@ def marks(questions: Sequence[Question], samples: int) -> Marks:
     """
     answered = [question for question in questions if question.answers]
     accuracy = _mean(answered, lambda question: _average([answer.correct for answer in question.answers]))
-    return Marks(
+    return EvaluationMetrics(
         accuracy=accuracy,
         num_prompts=len(answered),
         metrics=(_of_many(answered, accuracy, samples) if samples > 1 else {})
@@ -77,22 +77,22 @@ def marks(questions: Sequence[Question], samples: int) -> Marks:
     )
 
 
-def marks_by_source(questions: Sequence[Question], samples: int) -> dict[str, Marks]:
+def metrics_by_source(questions: Sequence[EvaluatedPrompt], samples: int) -> dict[str, EvaluationMetrics]:
     """The marks for the questions of each data source, in the order in which they first occur."""
-    by_source: dict[str, list[Question]] = {}
+    by_source: dict[str, list[EvaluatedPrompt]] = {}
     for question in questions:
         by_source.setdefault(question.data_source or UNNAMED, []).append(question)
-    return {source: marks(some, samples) for source, some in by_source.items()}
+    return {source: evaluation_metrics(some, samples) for source, some in by_source.items()}
 
 
-def named(questions: Sequence[Question], samples: int) -> dict[str, float]:
+def named(questions: Sequence[EvaluatedPrompt], samples: int) -> dict[str, float]:
     """
     All of it by name: ``pass@4``, and, where there are several data sources, ``openai/gsm8k/pass@4``.
 
     Overall accuracy is not among them, except as ``avg@k``: an evaluation has a place of its own for it.
     """
-    all_of_them = dict(marks(questions, samples).metrics)
-    by_source = marks_by_source(questions, samples)
+    all_of_them = dict(evaluation_metrics(questions, samples).metrics)
+    by_source = metrics_by_source(questions, samples)
     if len(by_source) > 1:
         for source, found in by_source.items():
             accuracy = {"accuracy": found.accuracy} if samples == 1 else {}
@@ -100,7 +100,7 @@ def named(questions: Sequence[Question], samples: int) -> dict[str, float]:
     return all_of_them
 
 
-def _of_many(answered: Sequence[Question], accuracy: float, samples: int) -> dict[str, float]:
+def _of_many(answered: Sequence[EvaluatedPrompt], accuracy: float, samples: int) -> dict[str, float]:
     found = {f"avg@{samples}": accuracy}
     for m in tries(samples):
         enough = [question for question in answered if len(question.answers) >= m]
@@ -112,17 +112,17 @@ def _of_many(answered: Sequence[Question], accuracy: float, samples: int) -> dic
     return found
 
 
-def _passes(question: Question, m: int) -> float:
+def _passes(question: EvaluatedPrompt, m: int) -> float:
     num_correct = sum(answer.correct >= 1.0 for answer in question.answers)
     return pass_at(m, num_samples=len(question.answers), num_correct=num_correct)
 
 
-def _majority(question: Question) -> float:
+def _majority(question: EvaluatedPrompt) -> float:
     answers = question.answers
     return majority([answer.text or "" for answer in answers], [answer.correct for answer in answers])
 
 
-def _mean(questions: Sequence[Question], of: Callable[[Question], float]) -> float:
+def _mean(questions: Sequence[EvaluatedPrompt], of: Callable[[EvaluatedPrompt], float]) -> float:
     return _average([of(question) for question in questions])
 
 

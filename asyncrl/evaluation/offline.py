@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError, VerifierError
-from asyncrl.evaluation.answers import AnswerRow
-from asyncrl.evaluation.metrics import Answer, Question
+from asyncrl.evaluation.answers import CompletionRow
+from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt
 from asyncrl.messages import Prompt
 from asyncrl.observe.samples import prompt_text
-from asyncrl.reward.verifier import Sample, to_judge
+from asyncrl.reward.verifier import VerifierInput, to_judge
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.truncation import fit
@@ -35,7 +35,7 @@ AHEAD = 2
 """Requests handed to an engine for each of its slots: the next one waits there when a slot gets free."""
 
 
-class Examiner:
+class OfflineEvaluator:
     """
     One engine and one pool, borrowed.
 
@@ -50,7 +50,9 @@ class Examiner:
         self._sampling = config.evaluation.sampling(config.sampling)
         self._turns = asyncio.Semaphore(AHEAD * config.rollout.slots)
 
-    async def examine(self, prompts: Sequence[Prompt], on_row: Callable[[], None] = lambda: None) -> list[AnswerRow]:
+    async def examine(
+        self, prompts: Sequence[Prompt], on_row: Callable[[], None] = lambda: None
+    ) -> list[CompletionRow]:
         """
         Ask each prompt ``evaluation.samples`` times.
 
@@ -74,8 +76,8 @@ class Examiner:
             raise errors.exceptions[0] from errors
         return [task.result() for task in asked]
 
-    async def _answer(self, place: int, prompt: Prompt, index: int, on_row: Callable[[], None]) -> AnswerRow:
-        row = AnswerRow(
+    async def _answer(self, place: int, prompt: Prompt, index: int, on_row: Callable[[], None]) -> CompletionRow:
+        row = CompletionRow(
             place=place,
             index=index,
             data_source=prompt.data_source,
@@ -89,7 +91,7 @@ class Examiner:
             row = replace(
                 row,
                 answer=verdict.answer,
-                reward=verdict.score,
+                reward=verdict.reward,
                 correct=verdict.metrics["correct"],
                 metrics=verdict.metrics,
             )
@@ -119,14 +121,14 @@ class Examiner:
         return await call()
 
 
-def questions(rows: Sequence[AnswerRow]) -> list[Question]:
+def questions(rows: Sequence[CompletionRow]) -> list[EvaluatedPrompt]:
     """The same, as `asyncrl.evaluation.metrics` wants it."""
     return [_question(list(of_prompt)) for _, of_prompt in groupby(rows, key=lambda row: row.place)]
 
 
-def _question(rows: Sequence[AnswerRow]) -> Question:
+def _question(rows: Sequence[CompletionRow]) -> EvaluatedPrompt:
     answers = [
-        Answer(
+        EvaluatedCompletion(
             reward=row.reward,
             correct=row.correct,
             text=row.answer,
@@ -136,13 +138,13 @@ def _question(rows: Sequence[AnswerRow]) -> Question:
         for row in rows
         if row.reward is not None and row.correct is not None
     ]
-    return Question(data_source=rows[0].data_source, answers=answers, num_failed=len(rows) - len(answers))
+    return EvaluatedPrompt(data_source=rows[0].data_source, answers=answers, num_failed=len(rows) - len(answers))
 
 
-def _with_completion(row: AnswerRow, completion: Completion, text: str) -> AnswerRow:
+def _with_completion(row: CompletionRow, completion: Completion, text: str) -> CompletionRow:
     num_tokens = len(completion.completion_ids)
     return replace(row, completion=text, finish_reason=completion.finish_reason, num_tokens=num_tokens)
 
 
-def _sample(prompt: Prompt, row: AnswerRow) -> Sample:
+def _sample(prompt: Prompt, row: CompletionRow) -> VerifierInput:
     return to_judge(prompt, row.completion, finish_reason=row.finish_reason or "stop", num_tokens=row.num_tokens)

@@ -18,7 +18,7 @@ REMEDY = "restore the whole run directory from a copy, or start a new run"
 
 
 def require_agreement(
-    directory: RunDirectory, scheduler: Scheduler, segments: Segments, *, spool: str, broker_epoch: int
+    directory: RunDirectory, scheduler: Scheduler, segments: Segments, *, spool: str, broker_term: int
 ) -> None:
     """
     Compare what is in ``directory``.
@@ -26,7 +26,7 @@ def require_agreement(
     Args:
         scheduler: After its replay.
         segments: Of the spool named ``spool``.
-        broker_epoch: 1 if the ledger was made just now.
+        broker_term: 1 if the ledger was made just now.
 
     Raises:
         LedgerError: They do not fit; names the files, and what one of them lacks.
@@ -46,7 +46,7 @@ def require_agreement(
             f"the spool {directory.spool} lacks {len(missing)} payloads that the ledger names, the first of them "
             f"{first.length} bytes at offset {first.offset} of segment {first.segment}; {REMEDY}"
         )
-    if broker_epoch == 1 and len(segments):
+    if broker_term == 1 and len(segments):
         raise LedgerError(
             f"the ledger {directory.ledger} is new, but the spool {directory.spool} holds {len(segments)} payloads: "
             f"they belong to another ledger; {REMEDY}"

@@ -13,9 +13,9 @@ from asyncrl.config.sections import from_json
 from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
 from asyncrl.node.runner import serve, through_restarts
 from asyncrl.rollout.actor import RolloutActor
-from asyncrl.rollout.engine import Engine, Receives, Receiving
+from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.receive import Receiver
 
@@ -82,11 +82,11 @@ async def _session(
 ) -> None:
     """One life of the link."""
     config = from_json(welcome.config)
-    plan = Plan(engine.specs(), config.weights.bucket_bytes)
-    ranks = engine.ranks if isinstance(engine, Receiving) else 1
+    plan = Layout(engine.specs(), config.weights.bucket_bytes)
+    ranks = engine.ranks if isinstance(engine, MultiProcessEngine) else 1
     member = Member(who.node, who.incarnation, ranks)
-    receiver: Receives
-    if isinstance(engine, Receiving):
+    receiver: WeightReceiver
+    if isinstance(engine, MultiProcessEngine):
         receiver = await engine.receiver(member, link.send, config.weights)
     else:
         device = staging_device(config.weights.backend)
@@ -101,7 +101,7 @@ async def _session(
         slots=slots,
         group_size=config.schedule.group_size + config.greedy_per_group,
         receiver=receiver,
-        plan_hash=plan.hash,
+        layout_hash=plan.hash,
         ranks=ranks,
         partial_rollout=config.schedule.partial_rollout,
         is_in_place=config.weights.staging == "bucket",

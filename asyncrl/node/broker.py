@@ -71,10 +71,10 @@ async def run_broker(
         _tell_of_torn_tails(directory, ledger, segments)
         _tell_of_skipped_rows(directory, {"train": prompts, "held_out": held_out})
         asked = [draw.prompt for draw in held_out.since(0)] if held_out else []
-        scheduler = Scheduler(config, prompts, asked, ledger.broker_epoch)
+        scheduler = Scheduler(config, prompts, asked, ledger.broker_term)
         with LedgerReader(directory.ledger, is_ours=True) as reader:
             replay(scheduler, reader.records())
-        require_agreement(directory, scheduler, segments, spool=SPOOL, broker_epoch=ledger.broker_epoch)
+        require_agreement(directory, scheduler, segments, spool=SPOOL, broker_term=ledger.broker_term)
         await _serve(config, directory, scheduler, ledger, segments, bind=bind, listening=listening, stopping=stopping)
 
 
@@ -91,7 +91,7 @@ async def _serve(
 ) -> None:
     hub = ZmqHub(bind)
     bulk = ZmqHub(config.broker.spool_bind, max_frame_bytes=DATA_FRAME_BYTES)
-    own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_epoch}", max_frame_bytes=DATA_FRAME_BYTES)
+    own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_term}", max_frame_bytes=DATA_FRAME_BYTES)
     broker = BrokerActor(
         config,
         scheduler,
@@ -100,7 +100,7 @@ async def _serve(
         directory,
         spool=own_spool,
         spool_address=bulk.address,
-        broker_epoch=ledger.broker_epoch,
+        broker_term=ledger.broker_term,
     )
     background = [
         asyncio.create_task(_run_spool(hub, bulk, segments, config.broker.beat_s), name="spool"),
@@ -132,9 +132,9 @@ def _tell_of_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segme
 def _tell_of_skipped_rows(directory: RunDirectory, streams: Mapping[str, PromptStream | None]) -> None:
     """Rows that this run leaves out are counted, with their reasons; `asyncrl data check --list` names each."""
     for split, stream in streams.items():
-        if stream and stream.census.bad:
-            reasons = dict(list(by_reason(stream.census.bad).items())[:SHOWN])
-            left_out = {"split": split, "num_rows": len(stream.census.bad), "reasons": reasons}
+        if stream and stream.summary.bad:
+            reasons = dict(list(by_reason(stream.summary.bad).items())[:SHOWN])
+            left_out = {"split": split, "num_rows": len(stream.summary.bad), "reasons": reasons}
             log.warning("data.rows_skipped", **left_out)
             directory.append_event("data.rows_skipped", **left_out)
 

@@ -12,7 +12,7 @@ from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
-from asyncrl.trainer.checkpoints.checkpoint import Saves
+from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.weights.groups.device import require
@@ -20,7 +20,9 @@ from asyncrl.weights.groups.device import require
 log = structlog.get_logger()
 
 
-def load_learner(config: Config, directory: RunDirectory, form: Callable[[], Ranks]) -> tuple[Learner, Saves, Start]:
+def load_learner(
+    config: Config, directory: RunDirectory, form: Callable[[], Ranks]
+) -> tuple[Learner, Tokenizer, Start]:
     """
     A learner, its tokenizer, and what it has done already. Collective.
 

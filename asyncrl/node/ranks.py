@@ -23,7 +23,7 @@ from asyncrl.client.handshake import Identity
 from asyncrl.config.sections import Config, Trainer
 from asyncrl.errors import ConfigError, RankDied
 from asyncrl.messages import Message, Stop, Welcome
-from asyncrl.trainer.ranks.rank_hub import Crew
+from asyncrl.trainer.ranks.rank_hub import RankHub
 from asyncrl.trainer.ranks.ranks import Alone, Group, Ranks
 
 START_S = 120.0
@@ -65,7 +65,7 @@ async def with_ranks(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncrl-ranks-")))
         hub = ZmqHub(f"ipc://{folder}/crew")
         stack.push_async_callback(hub.aclose)
-        crew = Crew(hub, size=size, welcome=welcome, silence_s=config.broker.node_ttl_s)
+        crew = RankHub(hub, size=size, welcome=welcome, silence_s=config.broker.node_ttl_s)
         children = [_child(who, rank, hub.address, folder / "store") for rank in range(1, size)]
         for child in children:
             stack.push_async_callback(child.end, LEAVE_S)
@@ -87,7 +87,7 @@ def group_of(trainer: Trainer, store: Path, *, rank: int, is_over: Callable[[], 
 
 
 async def _first(
-    crew: Crew, store: Path, trainer: Trainer, work: Callable[[Callable[[], Ranks], Tell], Awaitable[None]]
+    crew: RankHub, store: Path, trainer: Trainer, work: Callable[[Callable[[], Ranks], Tell], Awaitable[None]]
 ) -> None:
     loop = asyncio.get_running_loop()
     is_over = threading.Event()
@@ -106,7 +106,7 @@ async def _first(
         await work(form, crew.tell)
 
 
-async def _beside(children: list[Child], crew: Crew, work: Awaitable[None]) -> None:
+async def _beside(children: list[Child], crew: RankHub, work: Awaitable[None]) -> None:
     """Do ``work`` for as long as all children live."""
     working = asyncio.ensure_future(work)
     watching = [asyncio.create_task(_died(child)) for child in children]
@@ -137,7 +137,7 @@ async def _died(child: Child) -> RankDied | ConfigError:
     return kind(f"{child.name} {describe_exit(code)}" + (f": {child.last_line()}" if code > 0 else ""))
 
 
-async def _fell_silent(crew: Crew) -> RankDied:
+async def _fell_silent(crew: RankHub) -> RankDied:
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + LOOK_S

@@ -16,7 +16,7 @@ from asyncrl.node.runner import loading, serve, through_restarts
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import TrainerActor
 from asyncrl.trainer.ranks.ranks import Ranks
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.publish import Publisher
 
@@ -59,7 +59,7 @@ async def _train(
         await leave(link, str(error))
         raise
     learner, tokenizer, start = loaded
-    plan = Plan(learner.specs(), config.weights.bucket_bytes)
+    plan = Layout(learner.specs(), config.weights.bucket_bytes)
     device = staging_device(config.weights.backend)
     publisher = Publisher(plan, Member(who.node, who.incarnation), link.send, config.weights, device=device)
     spool = spool_link(welcome, who)
@@ -70,7 +70,7 @@ async def _train(
         link,
         spool,
         tokenizer=tokenizer,
-        plan_hash=plan.hash,
+        layout_hash=plan.hash,
         checkpoints=directory.checkpoints,
         start=start,
         tell=tell,

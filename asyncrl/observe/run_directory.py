@@ -33,7 +33,7 @@ from asyncrl.files.disk import needed
 from asyncrl.files.json_lines import JsonLines
 
 
-class Summary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
     name: str
@@ -157,12 +157,12 @@ class RunDirectory:
         by_step = {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
         return [by_step[step] for step in sorted(by_step)]
 
-    def write_summary(self, summary: Summary) -> None:
+    def write_summary(self, summary: RunSummary) -> None:
         """Say how the run ended: whole or not at all. Raises `RunFailed` if the disk does not take it."""
         with needed(self.summary), replacing(self.summary) as unfinished:
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
-    def read_summary(self) -> Summary | None:
+    def read_summary(self) -> RunSummary | None:
         """
         How the run ended; None while it goes on, or if it was killed.
 
@@ -170,7 +170,7 @@ class RunDirectory:
             LedgerError: It is not a summary.
         """
         try:
-            return msgspec.json.decode(self.summary.read_bytes(), type=Summary)
+            return msgspec.json.decode(self.summary.read_bytes(), type=RunSummary)
         except FileNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.observe.report.axes import Point
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 Status = Literal["finished", "failed", "open"]
 """``open``: no word of its end yet. It may still be going, or have been killed."""
@@ -43,7 +43,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     name: str
     config: dict[str, Any]
     """Every value under its full name, as ``schedule.staleness``."""
-    summary: Summary | None
+    summary: RunSummary | None
     metrics: list[dict[str, Any]]
     """One a step, in order."""
     events: list[dict[str, Any]]
@@ -146,7 +146,7 @@ def _config(directory: RunDirectory, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _summary(directory: RunDirectory, notes: list[str]) -> Summary | None:
+def _summary(directory: RunDirectory, notes: list[str]) -> RunSummary | None:
     try:
         summary = directory.read_summary()
     except LedgerError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from asyncrl.observe.figures import share
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.study import Comparison, Study
 
 HEAD = ["devices", "staleness", "s/step", "speed-up", "idle rollout", "idle trainer", "running", "stale mean/max"]
@@ -30,13 +30,13 @@ def measured_rows(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, list
         yield row.name, [str(row.groups), *seconds, *ratios, f"{row.off:+.0%}"]
 
 
-def split(outcome: Outcome) -> str:
+def split(outcome: SimulationResult) -> str:
     """Rollout and trainer devices."""
     trainer = outcome.devices - outcome.rollout_devices
     return f"{outcome.rollout_devices} + {trainer}" if trainer else str(outcome.devices)
 
 
-def _cells(study: Study, outcome: Outcome) -> list[str]:
+def _cells(study: Study, outcome: SimulationResult) -> list[str]:
     return [
         split(outcome),
         f"{outcome.staleness:g}",

@@ -8,7 +8,7 @@ from msgspec import Struct
 from asyncrl.plan.simulated.trainer import TrainedStep
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class SimulationResult(Struct, frozen=True, kw_only=True):
     """A cluster, measured after its warm-up. A step is one optimizer step."""
 
     devices: int
@@ -58,13 +58,13 @@ def token_staleness(steps: Sequence[TrainedStep]) -> dict[int, float]:
 def trajectory_staleness(steps: Sequence[TrainedStep]) -> dict[int, float]:
     """Share of trajectories by the staleness of their oldest token."""
     return _shares(
-        Counter(step.policy_version - sample.summary.oldest_version for step in steps for sample in step.samples)
+        Counter(step.policy_version - sample.summary.oldest_version for step in steps for sample in step.trajectories)
     )
 
 
 def completion_tokens(steps: Sequence[TrainedStep]) -> int:
     """Trained in all."""
-    return sum(sample.summary.num_tokens for step in steps for sample in step.samples)
+    return sum(sample.summary.num_tokens for step in steps for sample in step.trajectories)
 
 
 def _shares(counts: Counter[int]) -> dict[int, float]:

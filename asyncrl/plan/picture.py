@@ -12,7 +12,7 @@ from asyncrl.observe.report import page
 from asyncrl.observe.report.charts import Series, line_chart
 from asyncrl.observe.report.page import Markup
 from asyncrl.plan.cells import HEAD, MEASURED_HEAD, measured_rows, rows
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.search import Found
 from asyncrl.plan.study import Comparison, Study
 
@@ -67,7 +67,7 @@ def _splits(study: Study, found: Found) -> str:
     return line_chart("Seconds a step by split", series, x_label="rollout devices", zero=True)
 
 
-def _timeline(planned: Outcome) -> str:
+def _timeline(planned: SimulationResult) -> str:
     start_s = planned.timeline[0][0]
     points = [(second - start_s, running) for second, running in planned.timeline]
     return line_chart("Completions decoded at once, as planned", [Series(points=points)], x_label="second", zero=True)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncrl.plan.inputs import Inputs
 from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.simulate import simulate
 
 TIE = 0.02
@@ -25,10 +25,10 @@ TIE = 0.02
 class Found(Struct, frozen=True):
     """All that was tried, and what came out best."""
 
-    tried: list[Outcome]
-    best: Outcome
+    tried: list[SimulationResult]
+    best: SimulationResult
 
-    def by_staleness(self) -> dict[float, list[Outcome]]:
+    def by_staleness(self) -> dict[float, list[SimulationResult]]:
         """[>= 1] outcomes by split of each staleness tried."""
         values = sorted({outcome.staleness for outcome in self.tried})
         return {
@@ -44,7 +44,7 @@ class _Valley:
         self._plan = plan
         self._inputs = inputs
         self._splits = splits
-        self.seen: dict[int, Outcome] = {}
+        self.seen: dict[int, SimulationResult] = {}
 
     def descend(self, place: int) -> None:
         """From ``place`` to a lower neighbour as long as there is one, then the same with half the stride."""
@@ -67,7 +67,7 @@ def search(plan: Plan, inputs: Inputs) -> Found:
     """Try splits and staleness as the plan's ``search`` says."""
     short = replace(plan, horizon=replace(plan.horizon, publishes=plan.search.publishes))
     splits = _splits(plan)
-    tried: list[Outcome] = []
+    tried: list[SimulationResult] = []
     for staleness in sorted(set(plan.search.staleness)) or [plan.schedule.staleness]:
         valley = _Valley(replace(short, schedule=replace(plan.schedule, staleness=staleness)), inputs, splits)
         valley.descend(splits.index(plan.rollout.devices))

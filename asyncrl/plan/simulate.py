@@ -7,7 +7,7 @@ The steady state of a plan: a cluster runs until enough versions are measured, a
 from asyncrl.errors import BrokenInvariant
 from asyncrl.plan.inputs import Inputs
 from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import Outcome, completion_tokens, token_staleness, trajectory_staleness
+from asyncrl.plan.outcome import SimulationResult, completion_tokens, token_staleness, trajectory_staleness
 from asyncrl.plan.simulated.cluster import Cluster, SimulatedReward
 from asyncrl.plan.simulated.rollout import SimulatedRollout
 from asyncrl.plan.simulated.trainer import SimulatedTrainer
@@ -68,7 +68,7 @@ class Simulation:
             self.cluster.agenda.after(every_s, lambda: self.watch(every_s))
 
 
-def simulate(plan: Plan, inputs: Inputs) -> Outcome:
+def simulate(plan: Plan, inputs: Inputs) -> SimulationResult:
     """What ``plan`` does once its pipeline is full."""
     schedule = plan.schedule
     simulation = Simulation(plan, inputs)
@@ -84,7 +84,7 @@ def simulate(plan: Plan, inputs: Inputs) -> Outcome:
     # A batch that happens to be short makes no cluster fast: seconds by token, times the tokens of an average step.
     tokens = completion_tokens(steps)
     step_s = seconds / tokens * schedule.groups_per_step * schedule.group_size * inputs.lengths.mean
-    return Outcome(
+    return SimulationResult(
         devices=plan.devices,
         rollout_devices=plan.rollout.devices,
         staleness=schedule.staleness,

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from asyncrl.plan.inputs import Inputs, inputs
 from asyncrl.plan.numbers import Measured, Plan
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.search import Found, search
 from asyncrl.plan.simulate import simulate
@@ -39,14 +39,14 @@ class Study(Struct, frozen=True, kw_only=True):
     """Completion tokens on average, after any fit."""
     window: int
     """Groups."""
-    baseline: Outcome
-    planned: Outcome
+    baseline: SimulationResult
+    planned: SimulationResult
     found: Found | None
     """None if nothing was searched."""
     comparisons: list[Comparison]
     assumptions: list[str]
 
-    def speed_up(self, outcome: Outcome) -> float:
+    def speed_up(self, outcome: SimulationResult) -> float:
         """Over the colocated baseline on as many devices."""
         return self.baseline.group_s / outcome.group_s
 
@@ -72,7 +72,9 @@ def study(plan: Plan, *, searched: bool = True) -> Study:
     )
 
 
-def _comparisons(plan: Plan, ready: Inputs, baseline: Outcome, planned: Outcome) -> Iterator[Comparison]:
+def _comparisons(
+    plan: Plan, ready: Inputs, baseline: SimulationResult, planned: SimulationResult
+) -> Iterator[Comparison]:
     predicted = [
         _predict(plan, measured, ready) if measured.set else baseline if measured.colocated else planned
         for measured in plan.measured
@@ -90,7 +92,7 @@ def _comparisons(plan: Plan, ready: Inputs, baseline: Outcome, planned: Outcome)
         )
 
 
-def _predict(plan: Plan, measured: Measured, ready: Inputs) -> Outcome:
+def _predict(plan: Plan, measured: Measured, ready: Inputs) -> SimulationResult:
     """Lengths and speeds stay those of the plan unless the row says otherwise."""
     other = changed(plan, {**measured.set, "measured": []})
     if any(key.startswith(("lengths.", "rollout.decode", "trainer.")) for key in measured.set):

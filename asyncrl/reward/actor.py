@@ -22,7 +22,7 @@ from asyncrl.actor.occupancy import Occupancy
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, VerifierError
 from asyncrl.messages import Beat, Drain, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
-from asyncrl.reward.verifier import Sample, to_judge
+from asyncrl.reward.verifier import VerifierInput, to_judge
 from asyncrl.reward.workers.pool import WorkerPool
 
 MAX_IN_HAND = 256
@@ -125,10 +125,10 @@ class RewardActor:
                 raise VerifierError(f"the payload of {item.unit} is one of {trajectory.unit}")
             verdict = await self._pool.judge(sample_of(prompt, trajectory))
         except DecodeError as error:  # Another try may sample, or read, it anew.
-            return Failed(item.unit, item.token, "reward", str(error), retryable=True)
+            return Failed(item.unit, item.lease_id, "reward", str(error), retryable=True)
         except VerifierError as error:
-            return Failed(item.unit, item.token, "reward", str(error), error.retryable)
-        return ScoredItem(item.unit, verdict.score, verdict.metrics, item.token, verdict.answer)
+            return Failed(item.unit, item.lease_id, "reward", str(error), error.retryable)
+        return ScoredItem(item.unit, verdict.reward, verdict.metrics, item.lease_id, verdict.answer)
 
     async def _report(self) -> None:
         """Send the verdicts that have gathered by the time this gets its turn."""
@@ -148,7 +148,7 @@ class RewardActor:
             await self._link.send(Offer(limit))
 
 
-def sample_of(prompt: Prompt, trajectory: Trajectory) -> Sample:
+def sample_of(prompt: Prompt, trajectory: Trajectory) -> VerifierInput:
     """What a verifier is given of a trajectory."""
     num_tokens = len(trajectory.completion_ids) // 4
     return to_judge(prompt, trajectory.text, finish_reason=trajectory.finish_reason, num_tokens=num_tokens)

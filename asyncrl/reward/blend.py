@@ -20,7 +20,7 @@ from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
 from asyncrl.reward.routing import is_for
-from asyncrl.reward.verifier import Sample, Verdict, Verifier, is_async, verdict_of
+from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 
 def verifier_of(reward: Reward) -> Verifier:
@@ -56,7 +56,7 @@ class Blend:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
-    def __call__(self, sample: Sample, /) -> Coroutine[Any, Any, Said]:
+    def __call__(self, sample: VerifierInput, /) -> Coroutine[Any, Any, Said]:
         """To be awaited, because a plain function may return something that must be."""
         return _judge(self._parts, sample)
 
@@ -67,19 +67,19 @@ class ConcurrentBlend:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
-    async def __call__(self, sample: Sample, /) -> Said:
+    async def __call__(self, sample: VerifierInput, /) -> Said:
         """Score and metrics."""
         return await _judge(self._parts, sample)
 
 
-async def _judge(parts: Sequence[Part], sample: Sample) -> Said:
+async def _judge(parts: Sequence[Part], sample: VerifierInput) -> Said:
     said = [(part.config, await _verdict(part, sample)) for part in parts if is_for(part.config, sample.data_source)]
     if not said:
         raise VerifierError(f"no part of the reward is for data_source {sample.data_source!r}")
     return _blended(said)
 
 
-async def _verdict(part: Part, sample: Sample) -> Verdict:
+async def _verdict(part: Part, sample: VerifierInput) -> Verdict:
     try:
         value = part.verifier(sample)
         return verdict_of(await value if isawaitable(value) else value)
@@ -90,10 +90,10 @@ async def _verdict(part: Part, sample: Sample) -> Verdict:
 def _blended(said: Sequence[tuple[RewardPart, Verdict]]) -> Said:
     metrics: dict[str, Any] = {}
     for part, verdict in said:
-        metrics[part.name] = verdict.score
+        metrics[part.name] = verdict.reward
         metrics |= {f"{part.name}.{key}": value for key, value in verdict.metrics.items() if key != "correct"}
     _, decisive = next((pair for pair in said if pair[0].correct), said[0])
-    score = sum(part.weight * verdict.score for part, verdict in said)
+    score = sum(part.weight * verdict.reward for part, verdict in said)
     return metrics | {"score": score, "correct": decisive.metrics["correct"], "answer": decisive.answer}
 
 

@@ -1,5 +1,5 @@
 """
-What a verifier is: a function of a `Sample` that gives a number.
+What a verifier is: a function of a `VerifierInput` that gives a number.
 
     verifier(sample) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
 
@@ -21,7 +21,7 @@ MAX_ANSWER_CHARS = 200
 """Of what votes; two answers that differ only beyond are one."""
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class VerifierInput(Struct, frozen=True, kw_only=True):
     """What a verifier judges: one completion, and what is known about the right answer."""
 
     prompt: str | list[dict[str, str]] = ""
@@ -36,9 +36,9 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Completion tokens."""
 
 
-def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> Sample:
+def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> VerifierInput:
     """A completion of ``prompt``, with what is known about the right answer."""
-    return Sample(
+    return VerifierInput(
         prompt=prompt.chat or prompt.text,
         completion=completion,
         answer=prompt.answer,
@@ -52,7 +52,7 @@ def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, nu
 class Verdict(Struct, frozen=True):
     """A finite score, and finite numbers beside it."""
 
-    score: float
+    reward: float
     metrics: dict[str, float] = {}
     """Always holds ``correct``, which feeds accuracy."""
     answer: str | None = None
@@ -62,7 +62,7 @@ class Verdict(Struct, frozen=True):
 class Verifier(Protocol):
     """A function of one sample: sync or async."""
 
-    def __call__(self, sample: Sample, /) -> Any | Awaitable[Any]:
+    def __call__(self, sample: VerifierInput, /) -> Any | Awaitable[Any]:
         """A number, or a dict with ``score`` and further numbers."""
 
 

@@ -45,7 +45,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.rollout.engine import Completion, Engine, Receives
+from asyncrl.rollout.engine import Completion, Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import COLLECT_S, RESEND_S, completion_of
 
@@ -67,7 +67,7 @@ class RolloutActor:
         slots: Completions the engine decodes together.
         group_size: Trajectories of a full lease.
         receiver: Brings new weights. None refuses every transfer, and a broker then gives no leases: for tests.
-        plan_hash: Of the weight plan; empty without a receiver.
+        layout_hash: Of the weight plan; empty without a receiver.
         ranks: Processes of this node that take part in a transfer.
         partial_rollout: False lets generations in hand finish before new weights are swapped in.
         is_in_place: The receiver stages nothing: weights replace the engine's own as they arrive, and decoding stands
@@ -88,8 +88,8 @@ class RolloutActor:
         incarnation: str,
         slots: int,
         group_size: int,
-        receiver: Receives | None = None,
-        plan_hash: str = "",
+        receiver: WeightReceiver | None = None,
+        layout_hash: str = "",
         ranks: int = 1,
         partial_rollout: bool = True,
         is_in_place: bool = False,
@@ -106,7 +106,7 @@ class RolloutActor:
         # Enough beyond the slots that a finished row finds its successor here while the next lease is on its way.
         self._capacity = slots + 2 * group_size
         self._receiver = receiver
-        self._plan_hash = plan_hash
+        self._layout_hash = layout_hash
         self._ranks = ranks
         self._partial_rollout = partial_rollout
         self._is_in_place = is_in_place
@@ -142,7 +142,7 @@ class RolloutActor:
                 for job in (self._payloads.run, self._put_fresh, self._put_again, self._put_progress):
                     self._spawn(job())
                 self._generations.go_on()  # An earlier session may have ended while it waited to swap.
-                await self._link.send(Ready(self._plan_hash, self._ranks))
+                await self._link.send(Ready(self._layout_hash, self._ranks))
                 await self._offer()
                 await self._serve()
                 for task in self._children:
@@ -187,8 +187,8 @@ class RolloutActor:
                 for item in unfinished:
                     self._generations.settle_unfinished(item)
                 await self._give_back([item.unit for item in items if self._generations.holds(item)])
-            case Cancelled(tokens=tokens, units=units):
-                await self._give_back([*units, *self._generations.of_leases(set(tokens))])
+            case Cancelled(lease_ids=lease_ids, units=units):
+                await self._give_back([*units, *self._generations.of_leases(set(lease_ids))])
             case Transfer():
                 self._spawn(self._transfer(message))
             case StoreValue():
@@ -215,7 +215,7 @@ class RolloutActor:
     def _start(self, lease: Lease) -> None:
         if self._draining:
             return  # Crossed with our Draining; it is leased to another when we say Bye.
-        begun = {item.index: partial(self._fetch, item.ref) for item in lease.begun}
+        begun = {item.index: partial(self._fetch, item.ref) for item in lease.resume_from}
         for index in lease.indices:
             # An earlier lease of it expired: the broker counts a credit for each.
             self._given_back += self._generations.forget(Unit(lease.group_id, index, lease.split))
@@ -248,7 +248,7 @@ class RolloutActor:
             failures, generations.failures = generations.failures, []
             for failed in failures:
                 # It may have been leased anew since, and is being sampled again.
-                if generations.holds(Leased(failed.unit, failed.token)):
+                if generations.holds(Leased(failed.unit, failed.lease_id)):
                     self._given_back += generations.forget(failed.unit)
                 await self._link.send(failed)
             if failures:
@@ -273,9 +273,9 @@ class RolloutActor:
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
     async def _transfer(self, transfer: Transfer) -> None:
-        epoch, version, receiver = transfer.epoch, transfer.policy_version, self._receiver
+        transfer_group, version, receiver = transfer.transfer_group, transfer.policy_version, self._receiver
         if receiver is None:
-            await self._link.send(TransferFailed(epoch, version, "this node's engine does not take weights"))
+            await self._link.send(TransferFailed(transfer_group, version, "this node's engine does not take weights"))
             return
         try:
             async with self._swap_lock:
@@ -285,9 +285,9 @@ class RolloutActor:
                 self._staged_version, self._receive_s = version, seconds
                 reach("rollout.transferred")
         except TransferError as error:
-            await self._link.send(TransferFailed(epoch, version, str(error)))
+            await self._link.send(TransferFailed(transfer_group, version, str(error)))
             return
-        await self._link.send(Transferred(epoch, version, seconds, 0))
+        await self._link.send(Transferred(transfer_group, version, seconds, 0))
         await self._swap()
 
     async def _swap(self) -> None:
@@ -321,7 +321,7 @@ class RolloutActor:
             await self._engine.pause()
         return self._paused_s
 
-    async def _replace(self, receiver: Receives, transfer: Transfer) -> float:
+    async def _replace(self, receiver: WeightReceiver, transfer: Transfer) -> float:
         """Receive into the engine itself. It has no weights to go on with if that breaks, and is left paused."""
         await self._pause()
         try:

@@ -43,7 +43,7 @@ class Request(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     seed: int
     """Same seed, same weights, same prompt: same tokens, whatever else is being decoded."""
-    begun: Completion | None = None
+    resume_from: Completion | None = None
     """
     Go on from here: an unfinished completion of the same request, of another node or an earlier policy. The completion
     begins with it, log-probs and spans included, and draws what it would have drawn undisturbed.
@@ -85,7 +85,7 @@ class Engine(Protocol):
         Decode with these weights from now on. Only while paused.
 
         Args:
-            weights: Every tensor of `specs` by name, borrowed: copy out of them. Empty if the engine is `Receiving`:
+            weights: Every tensor of `specs` by name, borrowed: copy out of them. Empty for a `MultiProcessEngine`:
                 then take what its own processes have received.
         """
 
@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Free everything. Running requests raise `EngineError`."""
 
 
-class Receives(Protocol):
+class WeightReceiver(Protocol):
     """What brings weights; `asyncrl.weights.receive.Receiver` is one."""
 
     async def transfer(self, transfer: Transfer, /) -> float:
@@ -119,13 +119,13 @@ class Receives(Protocol):
 
 
 @runtime_checkable
-class Receiving(Protocol):
+class MultiProcessEngine(Protocol):
     """An engine whose model lives in processes of its own, which receive weights themselves."""
 
     ranks: int
     """How many such processes."""
 
-    async def receiver(self, member: Member, send: Send, weights: Weights, /) -> Receives:
+    async def receiver(self, member: Member, send: Send, weights: Weights, /) -> WeightReceiver:
         """
         Ready the processes for transfers to ``member``, one session of the link to the broker long.
 

@@ -69,7 +69,7 @@ class Generations:
         self.defect: BaseException | None = None
         """What no engine may raise, and one did."""
         self._running: dict[Unit, _Running] = {}
-        self._token_of: dict[Unit, int] = {}
+        self._lease_of: dict[Unit, int] = {}
         """Leases of all in hand: each takes one credit."""
         self._encoded: tuple[Lease, list[int]] | None = None
         """The lease whose prompt was encoded last: its indices come one after the other."""
@@ -89,7 +89,7 @@ class Generations:
             begun: What was written of it before, by whomever.
         """
         unit = Unit(lease.group_id, index, lease.split)
-        self._token_of[unit] = lease.token
+        self._lease_of[unit] = lease.lease_id
         task = asyncio.create_task(self._generate(lease, unit, begun), name=f"generate {unit.group_id}.{index}")
         task.add_done_callback(self._report)
         self._running[unit] = _Running(unit, lease, task, is_begun=begun is not None)
@@ -100,20 +100,20 @@ class Generations:
             running.task.cancel()
         self.unsettled.settle(unit)
         self._changed.set()
-        return self._token_of.pop(unit, None) is not None
+        return self._lease_of.pop(unit, None) is not None
 
     def holds(self, item: Leased) -> bool:
         """Is it in hand under this very lease?"""
-        return self._token_of.get(item.unit) == item.token
+        return self._lease_of.get(item.unit) == item.lease_id
 
     def settle_unfinished(self, item: Leased) -> None:
         """What was handed over of this trajectory is on disk."""
         self.unsettled.settle_unfinished(item)
         self._changed.set()
 
-    def of_leases(self, tokens: set[int]) -> list[Unit]:
+    def of_leases(self, lease_ids: set[int]) -> list[Unit]:
         """Those in hand that these leases cover."""
-        return [unit for unit, token in self._token_of.items() if token in tokens]
+        return [unit for unit, lease_id in self._lease_of.items() if lease_id in lease_ids]
 
     def break_down(self, defect: BaseException) -> None:
         """The engine is of no more use: this session, or the next, raises ``defect``."""
@@ -138,8 +138,8 @@ class Generations:
             self.forget(running.unit)  # It waits for an answer of the session that has ended.
         oldest = {unit: self._oldest_version(running) for unit, running in self._running.items()}
         oldest |= {item.unit: item.summary.oldest_version for item in self.unsettled}
-        self._token_of = {unit: token for unit, token in self._token_of.items() if unit in oldest}
-        return [Held(unit, token, oldest[unit]) for unit, token in self._token_of.items()]
+        self._lease_of = {unit: lease_id for unit, lease_id in self._lease_of.items() if unit in oldest}
+        return [Held(unit, lease_id, oldest[unit]) for unit, lease_id in self._lease_of.items()]
 
     def progress(self) -> list[PutItem]:
         """What has been written since the last call, of everything that still runs."""
@@ -183,7 +183,7 @@ class Generations:
         except EngineError as error:
             log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
-            self.failures.append(Failed(unit, lease.token, "rollout", str(error), error.retryable, is_overlong))
+            self.failures.append(Failed(unit, lease.lease_id, "rollout", str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")
             self.unsettled.add(item, self._clock())
@@ -203,7 +203,7 @@ class Generations:
                 prompt_ids=self._encode(lease),
                 sampling=_sampling(lease, unit.index),
                 seed=lease.seed + unit.index,
-                begun=prefix,
+                resume_from=prefix,
             )
             self._running[unit].request = request
             completion = await self._engine.generate(request)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Leased, PutItem, Summary, Trajectory, Unit
+from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectorySummary, Unit
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005
@@ -49,7 +49,7 @@ class UnsettledResults:
     def settle_unfinished(self, item: Leased) -> None:
         """What was handed over of it is on disk. One that was finished since, or leased anew, is another matter."""
         found, _ = self._items.get(item.unit, (None, 0.0))
-        if found and found.token == item.token and found.summary.finish_reason == "unfinished":
+        if found and found.lease_id == item.lease_id and found.summary.finish_reason == "unfinished":
             del self._items[item.unit]
 
     def begin_anew(self) -> None:
@@ -93,7 +93,7 @@ def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completi
         generate_s=completion.generate_s,
     )
     payload = memoryview(_encoder.encode(trajectory))
-    return PutItem(unit, lease.token, _summary(len(prompt_ids), completion), payload)
+    return PutItem(unit, lease.lease_id, _summary(len(prompt_ids), completion), payload)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -139,9 +139,9 @@ def _check(completion: Completion) -> None:
         )
 
 
-def _summary(prompt_tokens: int, completion: Completion) -> Summary:
+def _summary(prompt_tokens: int, completion: Completion) -> TrajectorySummary:
     versions = [span.policy_version for span in completion.spans]
-    return Summary(
+    return TrajectorySummary(
         num_tokens=len(completion.completion_ids),
         prompt_tokens=prompt_tokens,
         oldest_version=min(versions),

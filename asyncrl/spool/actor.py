@@ -124,9 +124,9 @@ class SpoolActor:
         return facts
 
     def _append(self, sender: tuple[str, str], items: list[PutItem]) -> list[StoredItem]:
-        entries = [(Entry(item.unit, item.token, item.summary, *sender), item.payload) for item in items]
+        entries = [(Entry(item.unit, item.lease_id, item.summary, *sender), item.payload) for item in items]
         return [
-            StoredItem(item.unit, item.token, SpoolRef(self._name, *place), item.summary)
+            StoredItem(item.unit, item.lease_id, SpoolRef(self._name, *place), item.summary)
             for item, place in zip(items, self._segments.append(entries), strict=True)
         ]
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Summary, Unit, Value
+from asyncrl.messages import TrajectorySummary, Unit, Value
 
 FORMAT = 1
 MAGIC = b"arl.seg\n"
@@ -34,7 +34,7 @@ HEAD = struct.Struct("<4sIIIQ")
 CHECK = struct.Struct("<I")
 
 
-Key = tuple[Unit, int, Summary]
+Key = tuple[Unit, int, TrajectorySummary]
 """What is stored once: a trajectory of one lease, as far as it is written."""
 
 
@@ -42,15 +42,15 @@ class Entry(Value, frozen=True):
     """Whose payload this is: with its `Place` enough to say `Stored` again."""
 
     unit: Unit
-    token: int
-    summary: Summary
+    lease_id: int
+    summary: TrajectorySummary
     node: str
     incarnation: str
 
     @property
     def key(self) -> Key:
         """It is stored once."""
-        return self.unit, self.token, self.summary
+        return self.unit, self.lease_id, self.summary
 
 
 class Place(NamedTuple):

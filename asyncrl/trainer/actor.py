@@ -51,7 +51,7 @@ from asyncrl.messages import (
     TransferFailed,
     Work,
 )
-from asyncrl.trainer.checkpoints.checkpoint import Saves
+from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 from asyncrl.trainer.fetching import fetch_step
 from asyncrl.trainer.learner import Learner
@@ -98,7 +98,7 @@ class TrainerActor:
         link: To the broker, after Hello and Welcome.
         spool: To the spool.
         tokenizer: Goes into checkpoints.
-        plan_hash: Of the publisher's plan.
+        layout_hash: Of the publisher's plan.
         checkpoints: Folder they go to.
         start: What the learner has done already.
         tell: Says something to the other ranks, if there are any.
@@ -112,8 +112,8 @@ class TrainerActor:
         link: Link,
         spool: Link,
         *,
-        tokenizer: Saves,
-        plan_hash: str,
+        tokenizer: Tokenizer,
+        layout_hash: str,
         checkpoints: Path,
         start: Start = Start(),  # noqa: B008  immutable
         tell: Callable[[Batch | Work], None] = lambda _: None,
@@ -124,7 +124,7 @@ class TrainerActor:
         self._publisher = publisher
         self._link = link
         self._payloads = PayloadClient(spool)
-        self._plan_hash = plan_hash
+        self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
             checkpoints, config.checkpoint, tokenizer=tokenizer, link=link, clock=clock
         )
@@ -204,7 +204,7 @@ class TrainerActor:
 
     async def _train(self) -> None:
         start, steps = self._start, self._config.run.steps
-        await self._link.send(Ready(self._plan_hash))
+        await self._link.send(Ready(self._layout_hash))
         await self._publish(next_step=start.step)
         for stepped in start.stepped:
             await self._link.send(stepped)
@@ -301,7 +301,7 @@ class TrainerActor:
                 done = await self._publisher.transfer(transfer)
             except TransferError as error:
                 log.warning("transfer.failed", policy_version=transfer.policy_version, reason=str(error))
-                await self._link.send(TransferFailed(transfer.epoch, transfer.policy_version, str(error)))
+                await self._link.send(TransferFailed(transfer.transfer_group, transfer.policy_version, str(error)))
             else:
                 self._publish_s, self._publish_bytes = done.seconds, done.num_bytes
                 await self._link.send(done)

@@ -7,10 +7,10 @@ import numpy as np
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import LinkError
-from asyncrl.messages import Batch, Sample, Trajectory
+from asyncrl.messages import Batch, ScoredTrajectory, Trajectory
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingSample
-from asyncrl.trainer.packing.step import Described, Step
+from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 
 FETCH_S = 120.0
 """A spool that does not answer for this long has failed."""
@@ -27,8 +27,8 @@ async def fetch_step(batch: Batch, learner: Learner, payloads: PayloadClient, *,
         LinkError: The spool did not answer in time.
         DecodeError: The spool lost a trajectory.
     """
-    greedy = {sample.unit.group_id: sample.reward for sample in batch.samples if sample.unit.index >= group_size}
-    sampled = [sample for sample in batch.samples if sample.unit.index < group_size]
+    greedy = {sample.unit.group_id: sample.reward for sample in batch.trajectories if sample.unit.index >= group_size}
+    sampled = [sample for sample in batch.trajectories if sample.unit.index < group_size]
     described = [_described(sample, greedy.get(sample.unit.group_id)) for sample in sampled]
     owner = learner.owners(described)
     places = [place for place in range(len(owner)) if owner[place] == rank]
@@ -36,8 +36,8 @@ async def fetch_step(batch: Batch, learner: Learner, payloads: PayloadClient, *,
 
 
 async def _fetch(
-    batch: Batch, sampled: Sequence[Sample], places: Sequence[int], payloads: PayloadClient
-) -> dict[int, TrainingSample]:
+    batch: Batch, sampled: Sequence[ScoredTrajectory], places: Sequence[int], payloads: PayloadClient
+) -> dict[int, TrainingTrajectory]:
     wanted = [sampled[place] for place in places]
     try:
         trajectories = await payloads.fetch_all([sample.ref for sample in wanted], FETCH_S)
@@ -49,19 +49,19 @@ async def _fetch(
     }
 
 
-def _described(sample: Sample, baseline: float | None) -> Described:
+def _described(sample: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
     outcome = Outcome(
         group_id=sample.unit.group_id,
         length=sample.summary.num_tokens,
-        score=sample.reward,
+        reward=sample.reward,
         metrics=sample.metrics,
         baseline=baseline,
     )
-    return Described(sample.unit.index, sample.summary.prompt_tokens, outcome)
+    return TrajectoryInfo(sample.unit.index, sample.summary.prompt_tokens, outcome)
 
 
-def _training_sample(trajectory: Trajectory, sample: Sample) -> TrainingSample:
-    return TrainingSample(
+def _training_sample(trajectory: Trajectory, sample: ScoredTrajectory) -> TrainingTrajectory:
+    return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
         completion_ids=np.frombuffer(trajectory.completion_ids, "<i4"),

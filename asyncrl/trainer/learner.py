@@ -35,8 +35,8 @@ from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.assignment import owners
-from asyncrl.trainer.packing.batch import TrainingSample, collate
-from asyncrl.trainer.packing.step import NOBODY, Described, Step, whole
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.step import NOBODY, Step, TrajectoryInfo, whole
 from asyncrl.trainer.ranks.per_token import Column, shared
 from asyncrl.trainer.ranks.ranks import Alone, Ranks, collective
 from asyncrl.trainer.updates import Updates
@@ -85,7 +85,7 @@ class Learner:
         """The model in training."""
         return self._policy
 
-    def owners(self, described: Sequence[Described]) -> list[int]:
+    def owners(self, described: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] the rank that is to train each trajectory; `NOBODY` for those whose tokens no rank needs."""
         owner = [NOBODY] * len(described)
         needed = set(range(len(described)))
@@ -99,7 +99,7 @@ class Learner:
                 owner[place] = rank
         return owner
 
-    def train(self, step: Step | Sequence[TrainingSample], policy_version: int | None = None) -> dict[str, float]:
+    def train(self, step: Step | Sequence[TrainingTrajectory], policy_version: int | None = None) -> dict[str, float]:
         """
         Take one step.
 
@@ -181,7 +181,7 @@ class Learner:
         if not (wanted := self._recipe.wanted):
             return {}
         own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
-        own[BEHAVIOR] = {place: sample.behavior_logprobs for place, sample in step.samples.items()}
+        own[BEHAVIOR] = {place: sample.behavior_logprobs for place, sample in step.trajectories.items()}
         everything, max_tokens = range(len(step.described)), self._config.trainer.max_tokens_per_micro_batch
         for places in step.passes(everything, self._ranks, max_tokens):
             batch = collate(step.of(places), device=self._ranks.device)
@@ -211,7 +211,7 @@ class Learner:
 
 def _described(step: Step, estimates: Estimates) -> dict[str, float]:
     """Metrics of the trajectories, whether they were trained on or not."""
-    rewards = [outcome.score for outcome in step.outcomes]
+    rewards = [outcome.reward for outcome in step.outcomes]
     advantages = [float(one.mean()) if len(one) else 0.0 for one in estimates.advantages]
     return {
         "reward_mean": fmean(rewards),

@@ -17,7 +17,7 @@ from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER
 from asyncrl.trainer.model.critic import Critic
-from asyncrl.trainer.model.optimizer import Descent
+from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.ranks import Ranks
@@ -54,7 +54,7 @@ class Models:
         if ranks.mesh is not None:
             for model in filter(None, (self.policy, self.reference)):
                 model.shard(ranks.mesh)
-        self.descent = Descent(
+        self.descent = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )
         critic_path = Path(config.critic.path) if config.critic.path else base_path

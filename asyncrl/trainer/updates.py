@@ -16,7 +16,7 @@ from asyncrl.trainer.algorithm.logprob_gap import Comparable
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.objective import objective
 from asyncrl.trainer.algorithm.recipe import Recipe
-from asyncrl.trainer.algorithm.step_metrics import Tally
+from asyncrl.trainer.algorithm.step_metrics import StepMetrics
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import Ranks, collective
@@ -41,7 +41,7 @@ class Updates:
         """
         algorithm, device = self._config.algorithm, self._ranks.device
         taught = mini_batch.places if self._recipe.needs_all else mini_batch.taught
-        tally = Tally()
+        tally = StepMetrics()
         for places in mini_batch.step.passes(taught, self._ranks, self._max_tokens):
             samples = mini_batch.step.of(places)
             batch = collate(samples, device=device)

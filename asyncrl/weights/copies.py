@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from asyncrl.weights.contents.header import NOTHING
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.staging import Staging
 
 
@@ -37,7 +37,7 @@ class Copies:
         keeps_base: Have a copy more, so that `keep` costs no waiting.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, *, keeps_base: bool) -> None:
+    def __init__(self, plan: Layout, device: torch.device, *, keeps_base: bool) -> None:
         self._copies = [_Copy(Staging(plan, device)) for _ in range(3 if keeps_base else 2)]
         self._newest: _Copy | None = None
         self._kept: _Copy | None = None

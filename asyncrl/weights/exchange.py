@@ -19,7 +19,7 @@ from asyncrl.errors import TransferError
 from asyncrl.weights.contents import delta
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.delta import Form
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import Group
 from asyncrl.weights.staging import Staging
@@ -51,7 +51,7 @@ class Channel:
 
 
 def send(
-    channel: Channel, plan: Plan, staging: Staging, *, base: Staging | None, checksum: Checksum | None, sent: Sent
+    channel: Channel, plan: Layout, staging: Staging, *, base: Staging | None, checksum: Checksum | None, sent: Sent
 ) -> None:
     """
     Send a version.
@@ -78,7 +78,7 @@ def send(
 
 
 def receive(
-    channel: Channel, plan: Plan, staging: Staging, *, is_delta: bool, checksum: Checksum | None, on_bucket: OnBucket
+    channel: Channel, plan: Layout, staging: Staging, *, is_delta: bool, checksum: Checksum | None, on_bucket: OnBucket
 ) -> None:
     """
     Receive a version.
@@ -122,7 +122,7 @@ def _receive_delta(channel: Channel, bucket: Tensor, item_bytes: int) -> None:
         delta.apply(Form(form), payload, bucket, item_bytes)
 
 
-def _compare(plan: Plan, sums: Sequence[int], expected: Sequence[int]) -> None:
+def _compare(plan: Layout, sums: Sequence[int], expected: Sequence[int]) -> None:
     for i, (ours, theirs) in enumerate(zip(sums, expected, strict=True)):
         if ours != theirs:
             first = plan.buckets[i].slots[0].spec.name

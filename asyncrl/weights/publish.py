@@ -16,16 +16,16 @@ from asyncrl.errors import TransferError
 from asyncrl.messages import Member, StoreValue, Transfer, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NOTHING, Header
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.copies import Copies
 from asyncrl.weights.exchange import Channel, Sent, send
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import CPU, Group
+from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
-from asyncrl.weights.groups.transfer_groups import GroupKeeper
 from asyncrl.weights.staging import Staging
 
-NO_EPOCH = -1
+NO_GROUP = -1
 
 
 class Publisher:
@@ -44,7 +44,9 @@ class Publisher:
         device: Where the copies lie: what the backend can send from.
     """
 
-    def __init__(self, plan: Plan, member: Member, send: Send, config: Weights, *, device: torch.device = CPU) -> None:
+    def __init__(
+        self, plan: Layout, member: Member, send: Send, config: Weights, *, device: torch.device = CPU
+    ) -> None:
         self._plan = plan
         self._config = config
         self._device = device
@@ -53,7 +55,7 @@ class Publisher:
         )  # first of all: it makes the device usable
         self._copies = Copies(plan, device, keeps_base=config.delta)
         self._checksum = Checksum(device)
-        self._epoch = NO_EPOCH
+        self._transfer_group = NO_GROUP
         """Whose members have the kept copy: that of the last transfer to all that was sent whole."""
         self.changed_fraction: float | None = None
         """Share of elements whose bits were not those of the version before, in the last transfer; None: all went."""
@@ -90,10 +92,12 @@ class Publisher:
             TransferError: It was not sent by the deadline, or is not staged. The epoch is dead then.
         """
         if rank := self._keeper.rank(transfer):
-            raise TransferError(f"epoch {transfer.epoch} lists the trainer at rank {rank}; expected 0, it sends")
+            raise TransferError(
+                f"epoch {transfer.transfer_group} lists the trainer at rank {rank}; expected 0, it sends"
+            )
         sent = Sent()
         seconds = await self._keeper.run(transfer, 0, partial(self._send, transfer, sent))
-        return Transferred(transfer.epoch, transfer.policy_version, seconds, sent.num_bytes)
+        return Transferred(transfer.transfer_group, transfer.policy_version, seconds, sent.num_bytes)
 
     def deliver(self, value: StoreValue) -> None:
         """Hand in every `StoreValue` the broker sends."""
@@ -107,7 +111,7 @@ class Publisher:
 
     def _send(self, transfer: Transfer, sent: Sent, group: Group, deadline: Deadline) -> None:
         version, channel = transfer.policy_version, Channel(group, deadline)
-        is_first = transfer.epoch != self._epoch
+        is_first = transfer.transfer_group != self._transfer_group
         base_version, base = (None if is_first else self._copies.kept()) or (NOTHING, None)
         is_checked = self._config.verify or is_first or base is not None
         with self._copies.read(version) as staging:
@@ -119,7 +123,7 @@ class Publisher:
             send(channel, self._plan, staging, base=base, checksum=checksum, sent=sent)
             self.changed_fraction = sent.num_changed / self._plan.num_items if base and self._plan.num_items else None
             if transfer.keep:
-                self._epoch = transfer.epoch
+                self._transfer_group = transfer.transfer_group
                 if self._config.delta:
                     self._copies.keep(version)
 

@@ -20,12 +20,12 @@ from asyncrl.messages import Member, StoreValue, Transfer
 from asyncrl.weights.contents import header
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NOTHING
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import Channel, OnBucket, receive
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import CPU, Group
+from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
-from asyncrl.weights.groups.transfer_groups import GroupKeeper
 from asyncrl.weights.staging import Staging
 
 
@@ -54,7 +54,7 @@ class Receiver:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Layout,
         member: Member,
         send: Send,
         config: Weights,
@@ -92,7 +92,9 @@ class Receiver:
         """
         rank = self._keeper.rank(transfer)
         if rank == 0:
-            raise TransferError(f"epoch {transfer.epoch} lists a receiver at rank 0, where the trainer belongs")
+            raise TransferError(
+                f"epoch {transfer.transfer_group} lists a receiver at rank 0, where the trainer belongs"
+            )
         seconds = await self._keeper.run(transfer, rank, partial(self._receive, transfer.policy_version))
         self.policy_version = transfer.policy_version
         return seconds

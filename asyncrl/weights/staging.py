@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.weights.contents.layout import Bucket, Plan
+from asyncrl.weights.contents.layout import Bucket, Layout
 
 
 class Staging:
@@ -19,7 +19,7 @@ class Staging:
             one, as large as the largest: it holds one bucket at a time.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, *, holds: Literal["whole", "bucket"] = "whole") -> None:
+    def __init__(self, plan: Layout, device: torch.device, *, holds: Literal["whole", "bucket"] = "whole") -> None:
         sizes = [bucket.num_bytes for bucket in plan.buckets]
         if holds == "whole":
             self.buckets = [_buffer(size, device) for size in sizes]

@@ -137,7 +137,9 @@ def halves(lease: Lease) -> list[list[StoredItem]]:
     parts = [part for part in (lease.indices[:middle], lease.indices[middle:]) if part]
     return [
         [
-            StoredItem(Unit(lease.group_id, index, lease.split), lease.token, SpoolRef(SPOOL, 0, 0, 20_000, 0), SUMMARY)
+            StoredItem(
+                Unit(lease.group_id, index, lease.split), lease.lease_id, SpoolRef(SPOOL, 0, 0, 20_000, 0), SUMMARY
+            )
             for index in part
         ]
         for part in parts
@@ -146,7 +148,7 @@ def halves(lease: Lease) -> list[list[StoredItem]]:
 
 def verdicts(grade: Grade) -> Scored:
     """All are right."""
-    return Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.token) for item in grade.items])
+    return Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.lease_id) for item in grade.items])
 
 
 def _config(directory: Path, groups_per_step: int) -> Config:
@@ -169,7 +171,7 @@ class Cluster:
         self._roles = roles(num_nodes)
         self.num_rollouts = sum(role == "rollout" for role in self._roles.values())
         config = _config(directory, self.num_rollouts)
-        self._scheduler = Scheduler(config, train_stream(config.data, 0), [], broker_epoch=1)
+        self._scheduler = Scheduler(config, train_stream(config.data, 0), [], broker_term=1)
         self._random = random.Random(num_nodes)
         self._limits: Counter[str] = Counter()
         self._beats = [_said(name, Beat()) for name in (SPOOL, *self._roles)]
@@ -248,8 +250,8 @@ class Cluster:
             case Grade(items=items):
                 self._say(name, verdicts(message))
                 self._give_back(name, len(items))
-            case Transfer(epoch=epoch, policy_version=version):
-                self._say(name, Transferred(epoch, version, 0.1, 100))
+            case Transfer(transfer_group=transfer_group, policy_version=version):
+                self._say(name, Transferred(transfer_group, version, 0.1, 100))
                 if name != TRAINER:
                     self._due[self._turn + 2].append(_said(name, Live(version, 0.01, 0.1)))
             case Batch():

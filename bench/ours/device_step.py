@@ -19,7 +19,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import micro_batches
 from asyncrl.trainer.packing.step import described
 
@@ -45,14 +45,14 @@ def flops(shape: dict[str, int], lengths: Iterable[int]) -> float:
     return sum(6.0 * weights * length + 6.0 * shape["num_hidden_layers"] * heads * length**2 for length in lengths)
 
 
-def trajectories(num_tokens: int, spread: float) -> list[TrainingSample]:
+def trajectories(num_tokens: int, spread: float) -> list[TrainingTrajectory]:
     """About ``num_tokens`` of them together, completions from 512 tokens to ``spread`` times that."""
     random, left = np.random.default_rng(0), num_tokens
-    samples: list[TrainingSample] = []
+    samples: list[TrainingTrajectory] = []
     while left > 0:
         length = int(512 * spread ** random.random())
         ids = random.integers(0, 1000, PROMPT + length).astype(np.int32)
-        samples.append(TrainingSample(len(samples), ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0))
+        samples.append(TrainingTrajectory(len(samples), ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0))
         left -= len(ids)
     return samples
 

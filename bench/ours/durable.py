@@ -133,14 +133,14 @@ async def produce(address: str, batch: str) -> None:
                 while len(fresh) >= size:
                     await spool.send(Put(who.node, who.incarnation, fresh[:size]))
                     del fresh[:size]
-            case Transfer(epoch=epoch, policy_version=version):
-                await link.send(Transferred(epoch, version, 0.0, 0))
+            case Transfer(transfer_group=transfer_group, policy_version=version):
+                await link.send(Transferred(transfer_group, version, 0.0, 0))
                 await link.send(Live(version, 0.0, 0.0))
 
 
 def _finished(lease: Lease, forever: Iterator[memoryview]) -> list[PutItem]:
     return [
-        PutItem(Unit(lease.group_id, index, lease.split), lease.token, SUMMARY, next(forever))
+        PutItem(Unit(lease.group_id, index, lease.split), lease.lease_id, SUMMARY, next(forever))
         for index in lease.indices
     ]
 
@@ -160,7 +160,7 @@ async def reward(address: str) -> None:
     async for message in link:
         if isinstance(message, Grade):
             await link.send(
-                Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.token) for item in message.items])
+                Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.lease_id) for item in message.items])
             )
 
 
@@ -194,8 +194,8 @@ class _Trainer:
             match message:
                 case Batch():
                     self._batches.put_nowait(message)
-                case Transfer(epoch=epoch, policy_version=version):
-                    await self._link.send(Transferred(epoch, version, 0.0, 0))
+                case Transfer(transfer_group=transfer_group, policy_version=version):
+                    await self._link.send(Transferred(transfer_group, version, 0.0, 0))
                 case Published(policy_version=version):
                     self._live_version = version
                     self._went_live.set()
@@ -220,7 +220,7 @@ class _Trainer:
     async def _batch(self, step: int) -> None:
         await self._link.send(Take(step))
         batch = await self._batches.get()
-        refs = [sample.ref for sample in batch.samples]
+        refs = [sample.ref for sample in batch.trajectories]
         await self._payloads.fetch_all(refs, PATIENCE_S)
         self.meter.add(len(refs), sum(ref.length for ref in refs))
 

@@ -7,7 +7,7 @@ import ragged
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 
 def main(work: ragged.Work) -> ragged.Timed:
@@ -23,7 +23,7 @@ def main(work: ragged.Work) -> ragged.Timed:
         }
     )
     samples = [
-        TrainingSample(
+        TrainingTrajectory(
             group_id=place // ragged.GROUP_SIZE,
             prompt_ids=np.array(work.prompt(place), np.int32),
             completion_ids=np.array(completion, np.int32),

@@ -113,7 +113,7 @@ class _Consumer:
         refs = [item.ref for item in items]
         await self._payloads.fetch_all(refs, PATIENCE_S)
         self.meter.add(len(refs), sum(ref.length for ref in refs))
-        self._hub.send("producer.1", Settled([Leased(item.unit, item.token) for item in items]))
+        self._hub.send("producer.1", Settled([Leased(item.unit, item.lease_id) for item in items]))
         self._trim(spool, refs)
 
     def _trim(self, spool: str, refs: list[SpoolRef]) -> None:

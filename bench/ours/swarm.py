@@ -146,8 +146,8 @@ async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
             case Settled(items=items):
                 limit += len(items)
                 await link.send(Offer(limit))
-            case Transfer(epoch=epoch, policy_version=version):
-                await link.send(Transferred(epoch, version, 0.0, 0))
+            case Transfer(transfer_group=transfer_group, policy_version=version):
+                await link.send(Transferred(transfer_group, version, 0.0, 0))
                 await link.send(Live(version, 0.0, 0.0))
 
 
@@ -182,7 +182,7 @@ async def _receive(link: ZmqLink, kind: type[Published] | type[Batch]) -> None:
     """Wait for the next message of a kind; take part in transfers meanwhile."""
     while not isinstance(message := await link.receive(), kind):
         if isinstance(message, Transfer):
-            await link.send(Transferred(message.epoch, message.policy_version, 0.0, 0))
+            await link.send(Transferred(message.transfer_group, message.policy_version, 0.0, 0))
 
 
 CHILDREN = {"swarm": swarm}

@@ -27,7 +27,7 @@ from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.broker.versions.rendezvous import Rendezvous
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Bye, Member, Message, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
@@ -86,16 +86,16 @@ async def obey(address: str, rank: int, size: str, dtype: str, *, is_delta: bool
     """A rollout, until `Stop`."""
     link = ZmqLink(address, MEMBERS[rank].node)
     config = Weights(delta=is_delta)
-    plan = Plan(shapes.specs(size, dtype), config.bucket_bytes)
+    plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
     receiver = Receiver(plan, MEMBERS[rank], link.send, config)
     bare = Bare(folder, rank, 0 if is_delta else plan.num_bytes)
     await link.send(Bye("ready"))
 
     async def take(order: Transfer) -> None:
-        if order.epoch > 0:
+        if order.transfer_group > 0:
             await receiver.transfer(order)
         else:
-            await asyncio.to_thread(bare.form if order.epoch == FORM_BARE else bare.broadcast)
+            await asyncio.to_thread(bare.form if order.transfer_group == FORM_BARE else bare.broadcast)
         await link.send(Bye("done"))
 
     async with asyncio.TaskGroup() as tasks:
@@ -118,14 +118,14 @@ class Party:
         config = Weights(delta=is_delta)
         self._model = model
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self.plan = Plan(shapes.specs(size, dtype), config.bucket_bytes)
+        self.plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
         self.hub = ZmqHub("tcp://127.0.0.1:0")
         self._link = ZmqLink(self.hub.address, "trainer")
         self.publisher = Publisher(self.plan, MEMBERS[0], self._link.send, config)
         self._bare = Bare(folder, 0, 0 if is_delta else self.plan.num_bytes)
         self.said: asyncio.Queue[Message] = asyncio.Queue()
         """What rollouts said to us."""
-        self._last_epoch = self._epoch = 1
+        self._last_group = self._transfer_group = 1
         self._version = 0
 
     async def forward(self) -> None:
@@ -152,36 +152,38 @@ class Party:
 
     async def send_to_both(self) -> tuple[float, Transferred]:
         """Seconds, and what the trainer has to say of it."""
-        return await self._send(self._epoch, MEMBERS)
+        return await self._send(self._transfer_group, MEMBERS)
 
     async def form_and_broadcast(self) -> float:
         """The same in a new group."""
-        self._last_epoch = self._epoch = self._last_epoch + 1
+        self._last_group = self._transfer_group = self._last_group + 1
         return await self.broadcast()
 
     async def catch_up(self) -> float:
         """Seconds to send what is staged to one that has just joined."""
-        self._last_epoch += 1
-        return (await self._send(self._last_epoch, MEMBERS[:2], keep=False))[0]
+        self._last_group += 1
+        return (await self._send(self._last_group, MEMBERS[:2], keep=False))[0]
 
-    async def bare(self, epoch: int) -> float:
+    async def bare(self, transfer_group: int) -> float:
         """Seconds of the peer: `BARE` or `FORM_BARE`."""
         start_s = time.perf_counter()
-        self._order(epoch, MEMBERS, keep=True)
-        await asyncio.to_thread(self._bare.form if epoch == FORM_BARE else self._bare.broadcast)
+        self._order(transfer_group, MEMBERS, keep=True)
+        await asyncio.to_thread(self._bare.form if transfer_group == FORM_BARE else self._bare.broadcast)
         seconds = time.perf_counter() - start_s
         await self.heard(len(MEMBERS) - 1)
         return seconds
 
-    async def _send(self, epoch: int, members: list[Member], *, keep: bool = True) -> tuple[float, Transferred]:
+    async def _send(
+        self, transfer_group: int, members: list[Member], *, keep: bool = True
+    ) -> tuple[float, Transferred]:
         start_s = time.perf_counter()
-        done = await self.publisher.transfer(self._order(epoch, members, keep=keep))
+        done = await self.publisher.transfer(self._order(transfer_group, members, keep=keep))
         seconds = time.perf_counter() - start_s
         await self.heard(len(members) - 1)
         return seconds, done
 
-    def _order(self, epoch: int, members: list[Member], *, keep: bool) -> Transfer:
-        order = Transfer(epoch, self._version, members, keep, DEADLINE_S)
+    def _order(self, transfer_group: int, members: list[Member], *, keep: bool) -> Transfer:
+        order = Transfer(transfer_group, self._version, members, keep, DEADLINE_S)
         for member in members[1:]:
             self.hub.send(member.node, order)
         return order

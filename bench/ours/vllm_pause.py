@@ -21,10 +21,10 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
 from asyncrl.messages import Member, StoreValue, Transfer
-from asyncrl.rollout.engine import Receives
+from asyncrl.rollout.engine import WeightReceiver
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 
@@ -92,7 +92,7 @@ async def _fed(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIt
     hub, config = MemoryHub(), Weights()
     trainer, node = hub.connect("trainer"), hub.connect("rollout")
     member = Member("rollout", "1", engine.ranks)
-    plan = Plan(shapes.specs(size, dtype), config.bucket_bytes)
+    plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
     publisher = Publisher(plan, MEMBERS[0], trainer.send, config)
     receiver = await engine.receiver(member, node.send, config)
     jobs = [serve(hub, asyncio.Queue()), _deliver(trainer, publisher), _deliver(node, receiver)]
@@ -113,7 +113,7 @@ async def _fed(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIt
             task.cancel()
 
 
-async def _deliver(link: Link, end: Publisher | Receives) -> None:
+async def _deliver(link: Link, end: Publisher | WeightReceiver) -> None:
     async for message in link:
         if isinstance(message, StoreValue):
             end.deliver(message)

@@ -38,7 +38,7 @@ from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 
 class SharedWeights:
@@ -108,14 +108,14 @@ class Sampler:
         await before
         self._batches.put([sample for group in groups for sample in group])
 
-    async def _group(self, step: int, place: int, prompt: Prompt) -> list[TrainingSample]:
+    async def _group(self, step: int, place: int, prompt: Prompt) -> list[TrainingTrajectory]:
         schedule, prompt_ids = self._lesson.config.schedule, self._engine.encode(prompt)
         group_id = step * schedule.groups_per_step + place
         seeds = range(group_id * schedule.group_size, (group_id + 1) * schedule.group_size)
         requests = [Request(prompt_ids=prompt_ids, sampling=self._sampling, seed=seed) for seed in seeds]
         completions = await asyncio.gather(*map(self._engine.generate, requests))
         return [
-            TrainingSample(
+            TrainingTrajectory(
                 group_id=group_id,
                 prompt_ids=np.array(prompt_ids, np.int32),
                 completion_ids=np.array(completion.completion_ids, np.int32),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE
 from asyncrl.broker.ledger.audit import Audit, audit
-from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Rewarded, Taken
 from asyncrl.config.sections import Config
 from tests.broker.driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
 
@@ -20,14 +20,14 @@ MAX_DEATHS = 4
 
 
 def age_rules(staleness: int, order: str, lag: int, on_straggler: str | None) -> dict[str, object]:
-    """What a config may say of ``order`` and ``max_lag``, nearest to what was asked for."""
+    """What a config may say of ``order`` and ``max_staleness``, nearest to what was asked for."""
     if on_straggler is None:
         return {"order": order}
     if on_straggler == "wait":
         lag = max(lag, staleness)
     elif lag >= staleness:
         order = "completion"
-    return {"order": order, "max_lag": lag, "on_straggler": on_straggler}
+    return {"order": order, "max_staleness": lag, "on_straggler": on_straggler}
 
 
 CONFIGS = st.builds(
@@ -158,7 +158,7 @@ def check_accounts(cluster: Cluster) -> None:
     assert sorted(taken + dropped) == admitted, "every group ends once: trained or dropped"
     assert len(taken) == config.run.steps * config.schedule.groups_per_step
     assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Result]).values()) == 1
-    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Verdict]).values()) == 1
+    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Rewarded]).values()) == 1
     if config.schedule.filter == "zero_variance":
         assert all(is_easy(group_id) for group_id in filtered), "nothing is filtered that teaches something"
         assert not any(is_easy(group_id) for group_id in taken), "nothing is trained on that teaches nothing"
@@ -171,7 +171,9 @@ def check_training(cluster: Cluster) -> None:
     """What the trainer saw: every trajectory of what was taken, once, none too old, and all of one beginning."""
     config, schedule = cluster.config, cluster.config.schedule
     consumed = [
-        (version_of(config, step), sample) for step, batch in cluster.disk.batches.items() for sample in batch.samples
+        (version_of(config, step), sample)
+        for step, batch in cluster.disk.batches.items()
+        for sample in batch.trajectories
     ]
     units = [sample.unit for _, sample in consumed]
     assert len(set(units)) == len(units) == config.run.steps * schedule.groups_per_step * schedule.group_size
@@ -184,7 +186,7 @@ def most_versions(config: Config) -> float:
     """How stale a trajectory may be when it is trained on."""
     schedule = config.schedule
     by_window = ceil(schedule.staleness) if schedule.order == "fifo" else inf
-    by_lag = inf if schedule.max_lag is None or schedule.on_straggler == "train" else schedule.max_lag
+    by_lag = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
     return min(by_window, by_lag)
 
 

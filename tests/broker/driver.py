@@ -42,16 +42,16 @@ from asyncrl.messages import (
     Ready,
     Release,
     Role,
-    Sample,
     Scored,
     ScoredItem,
+    ScoredTrajectory,
     Settled,
     SpoolRef,
     Stepped,
     Stored,
     StoredItem,
-    Summary,
     Take,
+    TrajectorySummary,
     Transfer,
     TransferFailed,
     Transferred,
@@ -80,14 +80,14 @@ class Prompts:
     """An endless stream of questions."""
 
     def at(self, group_id: int) -> Draw:
-        epoch, row = divmod(group_id, ROWS)
-        return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
+        transfer_group, row = divmod(group_id, ROWS)
+        return Draw(group_id, transfer_group, row, Prompt(text=f"question {row}", answer=str(row)))
 
 
-def a_scheduler(config: Config, *, num_held_out: int = 0, broker_epoch: int = 1) -> Scheduler:
+def a_scheduler(config: Config, *, num_held_out: int = 0, broker_term: int = 1) -> Scheduler:
     """A real one, with ``Prompts`` for a dataset."""
     held_out = [Prompt(text=f"held out {i}", answer=str(i)) for i in range(num_held_out)]
-    return Scheduler(config, Prompts(), held_out, broker_epoch)  # type: ignore[arg-type]
+    return Scheduler(config, Prompts(), held_out, broker_term)  # type: ignore[arg-type]
 
 
 def right(unit: Unit) -> float:
@@ -149,12 +149,12 @@ class Transferring(Node):
     def transferred(self) -> Transfer:
         """The oldest transfer in hand is done."""
         transfer = self.transfers.popleft()
-        self.say(Transferred(transfer.epoch, transfer.policy_version, 0.1, 100))
+        self.say(Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 100))
         return transfer
 
     def _break(self) -> None:
         transfer = self.transfers.popleft()
-        self.say(TransferFailed(transfer.epoch, transfer.policy_version, "the peer closed the connection"))
+        self.say(TransferFailed(transfer.transfer_group, transfer.policy_version, "the peer closed the connection"))
 
 
 class Rollout(Transferring):
@@ -179,21 +179,21 @@ class Rollout(Transferring):
 
     def take(self, message: Message) -> None:
         match message:
-            case Lease(token=token, group_id=group_id, indices=indices, split=split):
+            case Lease(lease_id=lease_id, group_id=group_id, indices=indices, split=split):
                 assert indices, "a lease of nothing"
                 assert self.policy_version >= 0, "a lease before any weights"
                 for index in indices:
-                    self.running[Unit(group_id, index, split)] = (token, self.policy_version)
+                    self.running[Unit(group_id, index, split)] = (lease_id, self.policy_version)
             case Settled(items=items):
                 for item in items:
-                    if (put := self.unsettled.get(item.unit)) and put.token == item.token:
+                    if (put := self.unsettled.get(item.unit)) and put.lease_id == item.lease_id:
                         del self.unsettled[item.unit]
                         self._give_back()
-            case Cancelled(tokens=tokens):
-                for unit in [unit for unit, (token, _) in self.running.items() if token in tokens]:
+            case Cancelled(lease_ids=lease_ids):
+                for unit in [unit for unit, (lease_id, _) in self.running.items() if lease_id in lease_ids]:
                     del self.running[unit]
                     self._give_back()
-                for unit in [unit for unit, item in self.unsettled.items() if item.token in tokens]:
+                for unit in [unit for unit, item in self.unsettled.items() if item.lease_id in lease_ids]:
                     del self.unsettled[unit]
                     self._give_back()
             case Transfer():
@@ -228,17 +228,17 @@ class Rollout(Transferring):
 
     def finish(self, unit: Unit) -> None:
         """The last token of a trajectory."""
-        token, oldest = self.running.pop(unit)
-        summary = Summary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
+        lease_id, oldest = self.running.pop(unit)
+        summary = TrajectorySummary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
         self._num_finished += 1
         offset = (int(self.incarnation) << 20) + self._num_finished  # No two trajectories lie in the same place.
-        self.unsettled[unit] = item = StoredItem(unit, token, SpoolRef("spool", 0, offset, 8, 0), summary)
+        self.unsettled[unit] = item = StoredItem(unit, lease_id, SpoolRef("spool", 0, offset, 8, 0), summary)
         self._spool.append(Stored(self.name, self.incarnation, [item]))
 
     def fail(self, unit: Unit) -> None:
         """The engine gives up on a trajectory."""
-        token, _ = self.running.pop(unit)
-        self.say(Failed(unit, token, "rollout", "out of memory", True))
+        lease_id, _ = self.running.pop(unit)
+        self.say(Failed(unit, lease_id, "rollout", "out of memory", True))
         self._give_back()
 
     def put_again(self) -> None:
@@ -282,12 +282,12 @@ class Reward(Node):
         item = self.in_hand.popleft()
         reward = self._verdict(item.unit)
         metrics = {"correct": reward, "offset": float(item.ref.offset)}
-        self._done(Scored([ScoredItem(item.unit, reward, metrics, item.token)]))
+        self._done(Scored([ScoredItem(item.unit, reward, metrics, item.lease_id)]))
 
     def fail(self) -> None:
         """The verifier raised."""
         item = self.in_hand.popleft()
-        self._done(Failed(item.unit, item.token, "reward", "the verifier raised", True))
+        self._done(Failed(item.unit, item.lease_id, "reward", "the verifier raised", True))
 
     def _done(self, message: Message) -> None:
         self._limit += 1
@@ -317,7 +317,7 @@ class Trainer(Transferring):
         self.policy_version = version_of(config, self.next_step)
         self.live_version = self.policy_version - 1
         self.batches: dict[int, Batch] = {}
-        self.consumed: list[tuple[int, Sample]] = []
+        self.consumed: list[tuple[int, ScoredTrajectory]] = []
         """Version and sample of everything trained on."""
         self.say(Ready("plan"), Publishing(self.policy_version, self.next_step))
         if self.next_step:
@@ -342,7 +342,7 @@ class Trainer(Transferring):
     def train(self) -> None:
         """One step."""
         step, steps, version = self.next_step, self._config.run.steps, self.policy_version
-        self.consumed += [(version, sample) for sample in self.batches.pop(step).samples]
+        self.consumed += [(version, sample) for sample in self.batches.pop(step).trajectories]
         self.next_step += 1
         is_last = self.next_step == steps
         if not is_last:
@@ -377,8 +377,8 @@ class Cluster:
     def __init__(self, config: Config, *, num_held_out: int = 0, before: "Cluster | None" = None) -> None:
         self.config = config
         self.now_s = 0.0
-        self.broker_epoch: int = before.broker_epoch + 1 if before else 1
-        self.scheduler = a_scheduler(config, num_held_out=num_held_out, broker_epoch=self.broker_epoch)
+        self.broker_term: int = before.broker_term + 1 if before else 1
+        self.scheduler = a_scheduler(config, num_held_out=num_held_out, broker_term=self.broker_term)
         self.nodes: dict[str, Node] = {}
         self.spool: list[Stored] = before.spool if before else []
         self.disk: Disk = before.disk if before else Disk()

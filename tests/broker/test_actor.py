@@ -12,7 +12,7 @@ from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import LedgerReader
-from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Verdict
+from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded
 from asyncrl.broker.replay import replay
 from asyncrl.config.sections import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
@@ -43,7 +43,7 @@ from asyncrl.messages import (
     Unit,
     Welcome,
 )
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from tests.broker.driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 CONFIG = a_config(
@@ -81,7 +81,7 @@ class House:
         self.directory = WatchedDirectory(path if path.exists() else RunDirectory.create(parent, "run").path)
         self.hub = MemoryHub()
         self.ledger = Ledger(self.directory.ledger)
-        self.scheduler = a_scheduler(config, num_held_out=2, broker_epoch=self.ledger.broker_epoch)
+        self.scheduler = a_scheduler(config, num_held_out=2, broker_term=self.ledger.broker_term)
         with LedgerReader(self.directory.ledger) as reader:
             replay(self.scheduler, reader.records())
         self.broker = BrokerActor(
@@ -92,7 +92,7 @@ class House:
             self.directory,
             spool=MemoryHub().connect("broker"),
             spool_address="tcp://127.0.0.1:5555",
-            broker_epoch=self.ledger.broker_epoch,
+            broker_term=self.ledger.broker_term,
             clock=lambda: self.now_s,
         )
 
@@ -140,7 +140,7 @@ class House:
         return [event for event in self.directory.read_events() if event["event"] == kind]
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         summary = self.directory.read_summary()
         assert summary
         return summary
@@ -199,7 +199,7 @@ def test_a_welcome_has_all_a_node_needs(tmp_path: Path) -> None:
         welcome = await (await house.joined("rollout", "a")).receive()
         assert isinstance(welcome, Welcome)
         assert from_json(welcome.config) == CONFIG
-        assert (welcome.spool, welcome.broker_epoch, welcome.beat_s) == ("tcp://127.0.0.1:5555", 1, 0.5)
+        assert (welcome.spool, welcome.broker_term, welcome.beat_s) == ("tcp://127.0.0.1:5555", 1, 0.5)
         assert Path(welcome.run_dir) == house.directory.path.resolve()
 
     house = run(tmp_path, script)
@@ -348,7 +348,7 @@ def test_a_verdict_goes_to_the_ledger_with_the_next_record_of_another_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor, "TICK_S", 3600)
-    verdict, dropped = Verdict(Unit(0, 0), 1.0), Dropped(0, "failed", 0)
+    verdict, dropped = Rewarded(Unit(0, 0), 1.0), Dropped(0, "failed", 0)
     committed: list[list[AnyRecord]] = []
 
     async def commit(_ledger: Ledger, records: list[AnyRecord]) -> None:
@@ -523,7 +523,7 @@ def test_weights_that_can_never_be_published_end_the_run(tmp_path: Path) -> None
             transfer = await rollout.receive()
             assert isinstance(transfer, Transfer)
             for link in (trainer, rollout):
-                await link.send(TransferFailed(transfer.epoch, 0, "connection refused"))
+                await link.send(TransferFailed(transfer.transfer_group, 0, "connection refused"))
         await ended(rollout, trainer)
 
     house = run(tmp_path, script)

@@ -19,8 +19,8 @@ from asyncrl.broker.ledger.records import (
     Reissued,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
 from asyncrl.broker.replay import replay
@@ -44,9 +44,9 @@ from asyncrl.messages import (
     SpoolRef,
     Stored,
     StoredItem,
-    Summary,
     Take,
     ToBroker,
+    TrajectorySummary,
     Transfer,
     Transferred,
     Unit,
@@ -57,12 +57,12 @@ from tests.broker.driver import Cluster, Rollout, a_config, a_scheduler
 PLAIN = a_config()
 HELD_OUT = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
 REF = SpoolRef("spool", 0, 0, 8, 0)
-SUMMARY = Summary(8, 4, 0, 0, 1, "stop")
+SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")
 
 
 def replayed(records: Iterable[AnyRecord], config: Config = PLAIN) -> Scheduler:
     """The second broker of a run, after its replay, which says and records nothing."""
-    scheduler = a_scheduler(config, num_held_out=2 if config.data.held_out else 0, broker_epoch=2)
+    scheduler = a_scheduler(config, num_held_out=2 if config.data.held_out else 0, broker_term=2)
     replay(scheduler, records)
     assert scheduler.drain() == ([], [], [])
     return scheduler
@@ -90,7 +90,7 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
         "complete": [group.group_id for group in batches.complete],
         "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
         "next": (batches.next_step, scheduler.admission.next_group_id, scheduler.admission.num_needed),
-        "reached": (scheduler.committed_step, scheduler.publishing.live_version),
+        "reached": (scheduler.committed_step, scheduler.transfers.live_version),
         "measured": evaluation.results,
         "is owed": not evaluation.is_finished,
     }
@@ -160,7 +160,7 @@ def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> Non
 
     assert durable(again) == durable(cluster.scheduler)
     missing = [group.group_id for group in again.groups.values() if group.indices(State.MISSING)]
-    assert sorted(again.leasing.unleased._groups) == missing
+    assert sorted(again.dispatcher.unleased._groups) == missing
     assert again.grading.num_waiting == num_stored(again) == num_stored(cluster.scheduler)
 
 
@@ -178,7 +178,7 @@ def result(group_id: int, index: int, split: str = "train") -> Result:
 def complete(*group_ids: int) -> list[AnyRecord]:
     """Results and verdicts of groups, in the order in which the groups became complete."""
     units = [(group_id, index) for group_id in group_ids for index in (0, 1)]
-    return [record for unit in units for record in (result(*unit), Verdict(Unit(*unit), 1.0, {"correct": 1.0}))]
+    return [record for unit in units for record in (result(*unit), Rewarded(Unit(*unit), 1.0, {"correct": 1.0}))]
 
 
 FIRST_LIVE = VersionLive(0, 0)
@@ -240,7 +240,7 @@ def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled(
     assert [groups[i].indices(State.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
     assert groups[0].slots[1].sample().metrics == {"correct": 1.0}
     assert groups[2].slots[0].attempts == 2
-    assert scheduler.leasing.unleased.first() is groups[1], "the oldest first"
+    assert scheduler.dispatcher.unleased.first() is groups[1], "the oldest first"
     assert [slot.unit for slot in scheduler.grading.assign("r", 9)] == [Unit(1, 1)]
 
 
@@ -250,7 +250,7 @@ def test_leases_are_given_anew_with_tokens_of_this_life() -> None:
 
     leases = desk.heard(Lease)
     assert [(lease.group_id, lease.indices) for lease in leases] == [(0, [0]), (1, [0, 1]), (2, [0, 1]), (3, [0, 1])]
-    assert {lease.token >> 32 for lease in leases} == {2}
+    assert {lease.lease_id >> 32 for lease in leases} == {2}
 
 
 def test_a_late_result_of_an_earlier_life_counts_once() -> None:
@@ -279,7 +279,7 @@ def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> Non
     desk = Desk(*STEP_0)
     desk.join("trainer", "t", Take(0), Take(0))
 
-    assert [[s.unit.group_id for s in batch.samples] for batch in desk.heard(Batch)] == [[0, 0, 1, 1]] * 2
+    assert [[s.unit.group_id for s in batch.trajectories] for batch in desk.heard(Batch)] == [[0, 0, 1, 1]] * 2
     assert not [record for record in desk.records if isinstance(record, Taken)]
     assert desk.scheduler.batches.next_step == 1
 
@@ -402,7 +402,7 @@ def test_what_was_measured_is_known() -> None:
     "records",
     [
         pytest.param([FIRST_LIVE], id="not begun"),
-        pytest.param([FIRST_LIVE, result(0, 0, "held_out"), Verdict(Unit(0, 0, "held_out"), 1.0)], id="under way"),
+        pytest.param([FIRST_LIVE, result(0, 0, "held_out"), Rewarded(Unit(0, 0, "held_out"), 1.0)], id="under way"),
         pytest.param([FIRST_LIVE, Measured(0, 1.0, 2), VersionLive(1, 1)], id="of the newest version"),
         pytest.param([FIRST_LIVE, VersionLive(1, 1), Measured(0, 1.0, 2)], id="ended after the next fell due"),
     ],
@@ -431,7 +431,7 @@ def test_another_data_order_is_told_with_both_places() -> None:
         replayed([FIRST_LIVE, Admitted(3, 0, 7, 0)])
 
 
-@pytest.mark.parametrize("record", [Taken(0, [9]), Dropped(9, "lost", 0), result(9, 0), Verdict(Unit(9, 0), 1.0)])
+@pytest.mark.parametrize("record", [Taken(0, [9]), Dropped(9, "lost", 0), result(9, 0), Rewarded(Unit(9, 0), 1.0)])
 def test_a_record_of_what_never_was_is_refused(record: AnyRecord) -> None:
     with pytest.raises((LedgerError, BrokenInvariant), match="9"):
         replayed([FIRST_LIVE, record])

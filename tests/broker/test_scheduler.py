@@ -16,8 +16,8 @@ from asyncrl.broker.ledger.records import (
     FailedAttempt,
     Reissued,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
 from asyncrl.broker.scheduler import Event, Outgoing
@@ -153,15 +153,15 @@ def test_a_group_lives_from_its_lease_to_the_step_that_retires_it() -> None:
 
     sample(cluster, node)
     batch = trainer(cluster).batches[0]
-    assert [(s.unit, s.reward) for s in batch.samples] == [(Unit(g, i), 1.0) for g in (0, 1) for i in (0, 1)]
+    assert [(s.unit, s.reward) for s in batch.trajectories] == [(Unit(g, i), 1.0) for g in (0, 1) for i in (0, 1)]
 
     trainer(cluster).train()
     publish(cluster)
     assert cluster.scheduler.is_finished
     kinds = [type(record) for record in cluster.records]
-    assert kinds == [VersionLive, Admitted, Admitted, *[Result] * 4, *[Verdict] * 4, Taken, Committed, VersionLive]
+    assert kinds == [VersionLive, Admitted, Admitted, *[Result] * 4, *[Rewarded] * 4, Taken, Committed, VersionLive]
     scheduler = cluster.scheduler
-    assert (scheduler.window.num_open, len(scheduler.leasing.leases), len(scheduler.grading)) == (0, 0, 0)
+    assert (scheduler.window.num_open, len(scheduler.dispatcher.leases), len(scheduler.grading)) == (0, 0, 0)
 
 
 def test_a_lease_says_how_to_sample_with_a_seed_of_its_own() -> None:
@@ -244,15 +244,15 @@ def test_a_trainer_hears_which_version_is_measured_and_what_came_out_also_one_th
 def test_a_result_is_settled_with_its_record() -> None:
     cluster = a_published()
     (node,) = rollouts(cluster)
-    token, _ = node.running[Unit(0, 0)]
+    lease_id, _ = node.running[Unit(0, 0)]
     node.finish(Unit(0, 0))
     cluster.store()
 
     assert [type(record) for record in cluster.uncommitted] == [Result]
-    assert [outgoing.message for outgoing in cluster.unsent] == [Settled([Leased(Unit(0, 0), token)])]
+    assert [outgoing.message for outgoing in cluster.unsent] == [Settled([Leased(Unit(0, 0), lease_id)])]
     assert not heard(node, Settled)
     cluster.commit()
-    assert heard(node, Settled) == [Settled([Leased(Unit(0, 0), token)])]
+    assert heard(node, Settled) == [Settled([Leased(Unit(0, 0), lease_id)])]
 
 
 def test_a_batch_asked_for_twice_is_the_same_batch_and_is_taken_once() -> None:
@@ -286,7 +286,7 @@ def test_after_a_loss_only_the_missing_indices_are_leased_again_and_before_fresh
 
     assert list(b.running) == [Unit(0, 0), Unit(2, 0), Unit(2, 1)], "the oldest first, then the window is full"
     sample(cluster, b)
-    assert [s.unit for s in trainer(cluster).batches[0].samples] == [Unit(g, i) for g in (0, 1) for i in (0, 1)]
+    assert [s.unit for s in trainer(cluster).batches[0].trajectories] == [Unit(g, i) for g in (0, 1) for i in (0, 1)]
 
 
 def test_a_late_result_of_a_lost_lease_counts_and_the_second_one_is_a_settled_duplicate() -> None:
@@ -303,7 +303,7 @@ def test_a_late_result_of_a_lost_lease_counts_and_the_second_one_is_a_settled_du
     b.finish(Unit(0, 0))
     cluster.exchange()
 
-    assert [(r.unit, r.token) for r in of(cluster, Result)] == [(Unit(0, 0), late.items[0].token)]
+    assert [(r.unit, r.lease_id) for r in of(cluster, Result)] == [(Unit(0, 0), late.items[0].lease_id)]
     assert [r.unit for r in of(cluster, Duplicate)] == [Unit(0, 0)]
     assert not b.unsettled, "a duplicate is settled too"
 
@@ -399,7 +399,7 @@ def test_another_start_of_a_node_ends_the_one_before() -> None:
     (lost,) = events(cluster, "node.lost")
     assert (lost.fields["cause"], lost.fields["leases_reissued"]) == ("another start of it said Hello", 2)
     assert cluster.scheduler.nodes.get(old.peer) is None
-    assert len(cluster.scheduler.leasing.leases) == 2
+    assert len(cluster.scheduler.dispatcher.leases) == 2
 
 
 def test_a_lost_reward_node_loses_no_verdicts() -> None:
@@ -414,7 +414,7 @@ def test_a_lost_reward_node_loses_no_verdicts() -> None:
     cluster.start_reward("s")
     judge(cluster)
 
-    assert len(of(cluster, Verdict)) == 4
+    assert len(of(cluster, Rewarded)) == 4
 
 
 def test_a_draining_node_gets_no_more_leases() -> None:
@@ -445,14 +445,14 @@ def test_a_failed_generation_is_tried_again_and_after_the_last_attempt_its_group
     assert set(node.running) == {Unit(g, i) for g in (1, 2) for i in (0, 1)}, "the other index was cancelled"
     assert [r.group_id for r in of(cluster, Admitted)] == [0, 1, 2]
     sample(cluster, node)
-    assert {s.unit.group_id for s in trainer(cluster).batches[0].samples} == {1, 2}
+    assert {s.unit.group_id for s in trainer(cluster).batches[0].trajectories} == {1, 2}
 
 
 def test_what_cannot_be_retried_is_given_up_at_once() -> None:
     cluster = a_published()
     (node,) = rollouts(cluster)
-    token, _ = node.running.pop(Unit(0, 0))
-    node.say(Failed(Unit(0, 0), token, "rollout", "the prompt has 900 tokens", False))
+    lease_id, _ = node.running.pop(Unit(0, 0))
+    node.say(Failed(Unit(0, 0), lease_id, "rollout", "the prompt has 900 tokens", False))
     cluster.exchange()
 
     assert [(r.attempts, r.is_final) for r in of(cluster, FailedAttempt)] == [(1, True)]
@@ -470,8 +470,8 @@ def test_a_prompt_that_is_too_long_makes_room_for_exactly_one_other(is_filtered:
     (node,) = rollouts(cluster)
     admitted = len(of(cluster, Admitted))
     for index in (0, 1):
-        token, _ = node.running.pop(Unit(0, index))
-        node.say(Failed(Unit(0, index), token, "rollout", "the prompt has 900 tokens", False, is_overlong=True))
+        lease_id, _ = node.running.pop(Unit(0, index))
+        node.say(Failed(Unit(0, index), lease_id, "rollout", "the prompt has 900 tokens", False, is_overlong=True))
     cluster.exchange()
 
     assert [(r.group_id, r.reason) for r in of(cluster, Dropped)] == [(0, reason)]
@@ -531,7 +531,7 @@ def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
 
     assert [(r.stage, r.is_final) for r in of(cluster, FailedAttempt)] == [("reward", False), ("reward", True)]
     assert [(r.group_id, r.num_tokens) for r in of(cluster, Dropped)] == [(0, 16)]
-    assert failed not in {r.unit for r in of(cluster, Verdict)}
+    assert failed not in {r.unit for r in of(cluster, Rewarded)}
     cluster.settle()
     assert cluster.scheduler.is_finished
     assert failed.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
@@ -540,14 +540,14 @@ def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
 def test_a_verdict_that_comes_twice_counts_once() -> None:
     cluster = a_published()
     sample(cluster, rollouts(cluster)[0])
-    before = len(of(cluster, Verdict))
+    before = len(of(cluster, Rewarded))
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
 
-    verdict = of(cluster, Verdict)[0]
+    verdict = of(cluster, Rewarded)[0]
     judge_.say(Scored([ScoredItem(verdict.unit, 0.0)]))
     cluster.exchange()
 
-    assert len(of(cluster, Verdict)) == before
+    assert len(of(cluster, Rewarded)) == before
 
 
 def test_five_broken_transfers_end_the_run_with_the_cause() -> None:
@@ -580,7 +580,7 @@ def test_a_member_that_does_not_report_is_lost_and_the_version_goes_to_the_other
     assert (lost.fields["node"], lost.fields["cause"]) == ("late", "did not finish a weight transfer within 60 s")
     del cluster.nodes[late.peer]
     publish(cluster)
-    assert cluster.scheduler.publishing.live_version == 0
+    assert cluster.scheduler.transfers.live_version == 0
 
 
 def test_a_joiner_that_can_never_receive_is_lost_and_the_run_goes_on() -> None:
@@ -641,8 +641,8 @@ def test_a_silent_trainer_is_lost_and_its_transfer_breaks() -> None:
     cluster.exchange()
 
     assert [event.fields["cause"] for event in events(cluster, "node.lost")] == ["silent for 10 s"]
-    assert cluster.scheduler.publishing.ongoing is None
-    assert cluster.scheduler.publishing.staged_version == -1, "what it had ready is gone"
+    assert cluster.scheduler.transfers.ongoing is None
+    assert cluster.scheduler.transfers.staged_version == -1, "what it had ready is gone"
     cluster.start_trainer()
     cluster.settle()
     assert cluster.scheduler.is_finished
@@ -804,7 +804,7 @@ def test_weights_go_live_while_a_node_is_held() -> None:
     publish(cluster)
 
     assert a.is_held
-    assert cluster.scheduler.publishing.live_version == 1
+    assert cluster.scheduler.transfers.live_version == 1
     assert (a.policy_version, a.staged_version, b.policy_version) == (0, 1, 1)
     cluster.settle()
     assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2 + 2]
@@ -873,7 +873,7 @@ def test_a_run_is_finished_only_with_its_last_evaluation() -> None:
 
     def pick(actions):  # type: ignore[no-untyped-def]
         if cluster.scheduler.committed_step == 3 and not cluster.scheduler.is_finished:
-            unfinished.append(cluster.scheduler.publishing.live_version)
+            unfinished.append(cluster.scheduler.transfers.live_version)
         return actions[0]
 
     cluster.settle(pick)

@@ -1,5 +1,5 @@
 """
-What max_lag promises, whatever happens in whatever order, in each mode; and what becomes of groups that are too old.
+What max_staleness promises, whatever happens in whatever order, in each mode; and how old groups end.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.broker.ledger.records import Admitted, Duplicate, Restarted, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Duplicate, Restarted, Result, Rewarded, Taken
 from asyncrl.broker.report import step_report
 from asyncrl.config.sections import Config
 from asyncrl.messages import Cancelled, Settled, Stepped, Unit
@@ -45,7 +45,7 @@ def configs(on_straggler: str, order: str = "completion") -> st.SearchStrategy[C
                 "steps_per_publish": publish,
                 "staleness": staleness,
                 "order": order,
-                "max_lag": least + lag,
+                "max_staleness": least + lag,
                 "on_straggler": "wait" if never_late else on_straggler,
             },
         )
@@ -113,8 +113,8 @@ def test_wait_keeps_max_lag(config: Config, num_chaotic: int, seed: int) -> None
     cluster = lived_through(config, num_chaotic, seed)
     if cluster.cause:
         return
-    event(f"oldest {max(lags(cluster))} of {config.schedule.max_lag}")
-    assert max(lags(cluster)) <= config.schedule.max_lag  # type: ignore[operator]
+    event(f"oldest {max(lags(cluster))} of {config.schedule.max_staleness}")
+    assert max(lags(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
     assert not of(cluster, Restarted), "nothing is thrown away for its age"
 
 
@@ -126,7 +126,7 @@ def test_reissue_keeps_max_lag(config: Config, num_chaotic: int, seed: int) -> N
         return
     restarts = of(cluster, Restarted)
     event(f"begun anew: {'some' if restarts else 'none'}")
-    assert max(lags(cluster)) <= config.schedule.max_lag  # type: ignore[operator]
+    assert max(lags(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
     results = Counter(r.unit.group_id for r in of(cluster, Result))
     thrown_away: Counter[int] = Counter()
     for restart in restarts:
@@ -143,19 +143,19 @@ def test_train_counts_what_is_over_max_lag(config: Config, num_chaotic: int, see
     cluster = lived_through(config, num_chaotic, seed)
     if cluster.cause:
         return
-    most = config.schedule.max_lag
+    most = config.schedule.max_staleness
     assert most is not None
-    batches = {step: batch.samples for step, batch in cluster.disk.batches.items()}
+    batches = {step: batch.trajectories for step, batch in cluster.disk.batches.items()}
     over = {
         step: sum(version_of(config, step) - sample.summary.oldest_version > most for sample in samples)
         for step, samples in batches.items()
     }
-    event(f"over max_lag: {'some' if any(over.values()) else 'none'}")
-    assert audited(cluster).over_max_lag == sum(over.values())
+    event(f"over max_staleness: {'some' if any(over.values()) else 'none'}")
+    assert audited(cluster).over_max_staleness == sum(over.values())
     assert not of(cluster, Restarted)
     for step, groups in cluster.scheduler.batches._taken.items():
         line = step_report.line(Stepped(step, version_of(config, step), {}), groups, 0.0, 0.0, most)
-        assert line["over_max_lag"] * len(batches[step]) == over[step]
+        assert line["over_max_staleness"] * len(batches[step]) == over[step]
 
 
 # ── waiting ─────────────────────────────────────────────────────────────────────────────────
@@ -210,14 +210,14 @@ def finish(cluster: Cluster, *group_ids: int) -> None:
 def train(cluster: Cluster) -> list[int]:
     """One step, its version live. Returns the groups it took."""
     step = trainer(cluster).next_step
-    taken = sorted({sample.unit.group_id for sample in trainer(cluster).batches[step].samples})
+    taken = sorted({sample.unit.group_id for sample in trainer(cluster).batches[step].trajectories})
     trainer(cluster).train()
     publish(cluster)
     return taken
 
 
 def test_a_step_waits_for_the_group_that_would_be_too_old_for_the_next_one() -> None:
-    cluster = a_race(max_lag=1)
+    cluster = a_race(max_staleness=1)
     finish(cluster, 1)
     assert train(cluster) == [1]
     finish(cluster, 2)
@@ -243,7 +243,7 @@ def test_without_max_lag_the_first_complete_go_first_however_old_the_others_get(
 
 def a_restart() -> Cluster:
     """Group 1 was faster; of group 0 one trajectory is judged when version 1 goes live, and it begins anew."""
-    cluster = a_race(max_lag=0, on_straggler="reissue")
+    cluster = a_race(max_staleness=0, on_straggler="reissue")
     rollout(cluster).finish(Unit(0, 0))
     finish(cluster, 1)
     assert trainer(cluster).batches, "step 0 has its batch"
@@ -263,7 +263,7 @@ def test_a_group_that_is_too_old_begins_anew_with_the_live_version() -> None:
         {"group_id": 0, "policy_version": 1, "tokens_thrown_away": 8}
     ]
     finish(cluster, 0)
-    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].samples} == {1}
+    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].trajectories} == {1}
     assert [(r.unit, r.num_restarts) for r in of(cluster, Result) if r.unit.group_id == 0] == [
         (Unit(0, 0), 0), (Unit(0, 0), 1), (Unit(0, 1), 1)
     ]  # fmt: skip
@@ -272,7 +272,7 @@ def test_a_group_that_is_too_old_begins_anew_with_the_live_version() -> None:
 def test_its_leases_are_cancelled_and_their_credits_given_back() -> None:
     cluster = a_restart()
     node = rollout(cluster)
-    (token, _) = node.running[Unit(0, 1)]
+    (lease_id, _) = node.running[Unit(0, 1)]
     trainer(cluster).train()
     heard: list[object] = []
     take = node.take
@@ -280,7 +280,7 @@ def test_its_leases_are_cancelled_and_their_credits_given_back() -> None:
 
     publish(cluster)
 
-    assert Cancelled([token]) in heard
+    assert Cancelled([lease_id]) in heard
     known = cluster.scheduler.nodes.get(node.peer)
     assert known is not None
     assert known.credits == 8 - len(node.running) - len(node.unsettled)
@@ -295,11 +295,11 @@ def test_what_was_finished_before_and_is_told_after_is_not_kept() -> None:
     cluster.spool.append(late)
     cluster.exchange()
 
-    assert [(r.unit, r.token) for r in of(cluster, Duplicate)] == [(Unit(0, 1), late.items[0].token)]
+    assert [(r.unit, r.lease_id) for r in of(cluster, Duplicate)] == [(Unit(0, 1), late.items[0].lease_id)]
     assert not [r for r in of(cluster, Result) if r.unit == Unit(0, 1)]
     assert Unit(0, 1) in rollout(cluster).running, "its node was not told to forget what it samples now"
     finish(cluster, 0)
-    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].samples} == {1}
+    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].trajectories} == {1}
 
 
 def test_what_is_said_of_an_older_lease_leaves_a_new_one_alone() -> None:
@@ -325,7 +325,7 @@ def test_what_is_said_of_an_older_lease_leaves_a_new_one_alone() -> None:
 
 
 def test_a_verdict_on_what_was_thrown_away_is_not_one_on_what_came_after() -> None:
-    cluster = a_race(max_lag=0, on_straggler="reissue")
+    cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 1)
     rollout(cluster).finish(Unit(0, 0))
     cluster.exchange()
@@ -337,17 +337,17 @@ def test_a_verdict_on_what_was_thrown_away_is_not_one_on_what_came_after() -> No
 
     judge_of(cluster).judge()
     cluster.exchange()
-    assert not [r for r in of(cluster, Verdict) if r.unit == Unit(0, 0)]
+    assert not [r for r in of(cluster, Rewarded) if r.unit == Unit(0, 0)]
     judge_of(cluster).judge()
     cluster.exchange()
 
-    (verdict,) = [r for r in of(cluster, Verdict) if r.unit == Unit(0, 0)]
+    (verdict,) = [r for r in of(cluster, Rewarded) if r.unit == Unit(0, 0)]
     assert verdict.metrics["offset"] != old.ref.offset
     assert verdict.num_restarts == 1
 
 
 def test_a_failed_verdict_on_what_was_thrown_away_is_no_attempt_on_what_came_after() -> None:
-    cluster = a_race(max_lag=0, on_straggler="reissue")
+    cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 1)
     rollout(cluster).finish(Unit(0, 0))
     cluster.exchange()
@@ -362,7 +362,7 @@ def test_a_failed_verdict_on_what_was_thrown_away_is_no_attempt_on_what_came_aft
 
 
 def test_complete_groups_too_old_begin_anew_like_any_other_and_no_step_takes_them_meanwhile() -> None:
-    cluster = a_race(max_lag=0, on_straggler="reissue")
+    cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 0, 1)
     trainer(cluster).train()
     cluster.exchange()
@@ -422,7 +422,7 @@ def test_over_sampling_trains_on_the_first_complete_groups_and_the_others_go_on(
 
 
 def test_on_policy_over_sampling_trains_on_the_first_complete_groups_and_the_others_begin_anew() -> None:
-    cluster = oversampled(max_lag=0, on_straggler="reissue")
+    cluster = oversampled(max_staleness=0, on_straggler="reissue")
 
     assert train(cluster) == [1, 3]
 
@@ -430,4 +430,4 @@ def test_on_policy_over_sampling_trains_on_the_first_complete_groups_and_the_oth
     assert {unit.group_id for unit in rollout(cluster).running} == {0, 2, 4, 5}
     assert {version for _, version in rollout(cluster).running.values()} == {1}
     finish(cluster, 0, 4)
-    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].samples} == {1}
+    assert {s.summary.oldest_version for s in trainer(cluster).batches[1].trajectories} == {1}

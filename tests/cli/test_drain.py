@@ -7,7 +7,7 @@ from asyncrl.cli.drain import broker_of, drain
 from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Beat, Bye, Drain, Drained, Finished, Hello, Message, Welcome
 
-WELCOME = Welcome(broker_epoch=1, run_dir="/runs/x", config=b"{}", spool="tcp://127.0.0.1:9", beat_s=60.0)
+WELCOME = Welcome(broker_term=1, run_dir="/runs/x", config=b"{}", spool="tcp://127.0.0.1:9", beat_s=60.0)
 
 
 async def asked(*answers: Message, wait_s: float = 5.0) -> list[Message]:

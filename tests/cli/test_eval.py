@@ -7,8 +7,8 @@ import pytest
 
 from asyncrl.cli.eval import Examined, eval_config, failures, table
 from asyncrl.errors import ConfigError
-from asyncrl.evaluation.answers import AnswerRow
-from asyncrl.evaluation.metrics import Marks
+from asyncrl.evaluation.answers import CompletionRow
+from asyncrl.evaluation.metrics import EvaluationMetrics
 
 RUN = """
 [model]
@@ -98,12 +98,12 @@ def test_a_misspelt_override_is_one_sentence() -> None:
 # ── what came out ───────────────────────────────────────────────────────────────────────────
 
 
-def some_marks(accuracy: float, **further: float) -> Marks:
+def some_marks(accuracy: float, **further: float) -> EvaluationMetrics:
     tail = {"reward": accuracy, "length_mean": 12.4, "truncated": 0.25, "failed": 1.0}
-    return Marks(accuracy=accuracy, num_prompts=8, metrics=further | tail)
+    return EvaluationMetrics(accuracy=accuracy, num_prompts=8, metrics=further | tail)
 
 
-def an_examination(samples: int, overall: Marks, **by_source: Marks) -> Examined:
+def an_examination(samples: int, overall: EvaluationMetrics, **by_source: EvaluationMetrics) -> Examined:
     return Examined(
         model="m",
         data=["a"],
@@ -143,8 +143,8 @@ def test_several_sources_have_a_line_each_and_one_for_all() -> None:
 
 
 def test_failures_are_counted_by_reason() -> None:
-    def a_row(failure: str) -> AnswerRow:
-        return AnswerRow(place=0, index=0, data_source="", prompt="", reference="", failure=failure)
+    def a_row(failure: str) -> CompletionRow:
+        return CompletionRow(place=0, index=0, data_source="", prompt="", reference="", failure=failure)
 
     rows = [*map(a_row, ["", "hung", "raised:\n  why", "hung"]), *(a_row(f"other {i}") for i in range(5))]
 

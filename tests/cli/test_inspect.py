@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from asyncrl.broker.ledger import records
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Taken, Verdict, VersionLive
+from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
 from asyncrl.cli.main import main
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunDirectory
 
 
@@ -29,7 +29,7 @@ def write(directory: RunDirectory, *new: records.Record) -> None:
 
 
 def result(group_id: int, index: int, num_tokens: int) -> records.Result:
-    summary = Summary(num_tokens, 5, 0, 0, 1, "stop")
+    summary = TrajectorySummary(num_tokens, 5, 0, 0, 1, "stop")
     return records.Result(Unit(group_id, index), 1, SpoolRef("s", 0, 0, 1, 0), summary)
 
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunDirectory:
         '[model]\npath = "m"\n[data]\ntrain = "t"\n[schedule]\ngroups_per_step = 1\ngroup_size = 2\nstaleness = 0\n'
     )
     group = [Admitted(0, epoch=0, row=40, policy_version=0), result(0, 0, 12), result(0, 1, 20)]
-    verdicts = [Verdict(Unit(0, 0), 1.0), Verdict(Unit(0, 1), 0.0)]
+    verdicts = [Rewarded(Unit(0, 0), 1.0), Rewarded(Unit(0, 1), 0.0)]
     write(directory, VersionLive(0, 0), *group, *verdicts, Taken(0, [0]), VersionLive(1, 1))
     return directory
 

@@ -52,7 +52,7 @@ def test_config_show_tells_where_each_value_comes_from(config):
     assert lines["run.seed"] == ["5", "--set"]
     assert lines["run.steps"] == ["3", "toy.toml"]
     assert lines["trainer.lr"] == ["1e-06", "default"]
-    assert lines["schedule.max_lag"] == ["unset", "default"]
+    assert lines["schedule.max_staleness"] == ["unset", "default"]
 
 
 def test_config_show_of_a_misspelt_key_is_one_sentence(config):

@@ -70,10 +70,10 @@ def test_an_audit_is_a_table():
 
 def test_what_began_anew_or_was_too_old_is_shown_where_there_is_some():
     lengths = [LengthBucket(max_tokens=16, trained=3, dropped=1, restarted=2)]
-    lines = audit_table(structs.replace(AUDIT, restarted=7, over_max_lag=2, lengths=lengths)).splitlines()
-    assert [" ".join(line.split()) for line in lines if "begun anew" in line or "max_lag" in line] == [
+    lines = audit_table(structs.replace(AUDIT, restarted=7, over_max_staleness=2, lengths=lengths)).splitlines()
+    assert [" ".join(line.split()) for line in lines if "begun anew" in line or "max_staleness" in line] == [
         "begun anew 7 too old to be trained on",
-        "over max_lag 2 25.0%",
+        "over max_staleness 2 25.0%",
         "0-16 3 1 (25.0%); 2 begun anew",
     ]
 

@@ -12,7 +12,7 @@ from asyncrl.errors import LinkClosed, LinkError, LinkRefused, LinkReset
 from asyncrl.messages import PROTOCOL, Beat, Bye, Hello, Offer, Progress, Put, Reject, Stop, Welcome
 
 DEADLINE_S = 30.0
-WELCOME = Welcome(broker_epoch=3, run_dir="runs/x", config=b"{}", spool="memory", beat_s=0.5)
+WELCOME = Welcome(broker_term=3, run_dir="runs/x", config=b"{}", spool="memory", beat_s=0.5)
 
 
 def test_a_node_says_hello_and_is_welcomed() -> None:

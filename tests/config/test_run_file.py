@@ -224,10 +224,10 @@ def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFacto
 
 def test_what_is_unset_is_not_written_and_reads_back_unset(tmp_path: Path) -> None:
     path = tmp_path / "again.toml"
-    for lag in ({}, {"max_lag": 0, "on_straggler": "train"}):
+    for lag in ({}, {"max_staleness": 0, "on_straggler": "train"}):
         config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": lag})
         path.write_text(to_toml(config), encoding="utf-8")
-        assert ("max_lag" in path.read_text(encoding="utf-8")) == bool(lag)
+        assert ("max_staleness" in path.read_text(encoding="utf-8")) == bool(lag)
         assert load(path) == config
 
 

@@ -59,17 +59,17 @@ def refused(**sections: dict[str, Any]) -> str:
         ),
         (
             {"schedule": {"on_straggler": "reissue"}},
-            "schedule.on_straggler='reissue' is only read with schedule.max_lag; set it",
+            "schedule.on_straggler='reissue' is only read with schedule.max_staleness; set it",
         ),
         (
-            {"schedule": {"max_lag": 1, "staleness": 1.5, "order": "completion"}},
-            "schedule.max_lag is 1, but staleness=1.5 admits 40 groups at one version, more than 2 consume: waiting "
-            "cannot keep the bound; use max_lag=2, or on_straggler='reissue'",
+            {"schedule": {"max_staleness": 1, "staleness": 1.5, "order": "completion"}},
+            "schedule.max_staleness is 1, but staleness=1.5 admits 40 groups at one version, more than 2 consume: "
+            "waiting cannot keep the bound; use max_staleness=2, or on_straggler='reissue'",
         ),
         (
-            {"schedule": {"max_lag": 1, "on_straggler": "train"}},
+            {"schedule": {"max_staleness": 1, "on_straggler": "train"}},
             "schedule.on_straggler='train' never happens: with order='fifo' and staleness=1 no group gets older than "
-            "max_lag=1; remove it, or use order='completion'",
+            "max_staleness=1; remove it, or use order='completion'",
         ),
         (
             {"rollout": {"vllm": {"enforce_eager": True}}},
@@ -228,11 +228,11 @@ def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, 
 @pytest.mark.parametrize(
     "sections",
     [
-        {"schedule": {"max_lag": 1}},
-        {"schedule": {"max_lag": 0, "staleness": 0.1, "groups_per_step": 9}},
-        {"schedule": {"max_lag": 0, "on_straggler": "reissue"}},
-        {"schedule": {"max_lag": 0, "on_straggler": "train"}},
-        {"schedule": {"max_lag": 3, "on_straggler": "reissue", "order": "completion"}},
+        {"schedule": {"max_staleness": 1}},
+        {"schedule": {"max_staleness": 0, "staleness": 0.1, "groups_per_step": 9}},
+        {"schedule": {"max_staleness": 0, "on_straggler": "reissue"}},
+        {"schedule": {"max_staleness": 0, "on_straggler": "train"}},
+        {"schedule": {"max_staleness": 3, "on_straggler": "reissue", "order": "completion"}},
         {"schedule": {"filter": "zero_variance", "filter_metric": "correct", "filter_patience": 9}},
         {"algorithm": {"dual_clip": 0.0}},
         {"algorithm": {"dual_clip": 1.01}},

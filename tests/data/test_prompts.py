@@ -202,7 +202,7 @@ def test_skipped_rows_are_counted_and_keep_their_numbers(with_bad_rows: Data) ->
     assert sorted(draw.row for draw in islice(train.since(0), 3)) == [0, 2, 4]
     assert train.at(3).epoch == 1
     assert [draw.row for draw in held_out.since(0)] == [0, 2]
-    assert [row.place for row in train.census.bad] == [f"{data.train} line 2", f"{data.train} line 4"]
+    assert [row.place for row in train.summary.bad] == [f"{data.train} line 2", f"{data.train} line 4"]
 
 
 def test_a_dataset_of_bad_rows_alone_is_refused_all_the_same(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_missing_column_is_told_before_any_row(tmp_path: Path) -> None:
 
 def test_the_census_knows_sources_and_forms(folder: Path, tmp_path: Path) -> None:
     stream: PromptStream = train_stream(data_of(folder, "a", "b"), 0)
-    assert (stream.census.data_sources, stream.census.has_chats) == (frozenset({"source a", "source b"}), False)
+    assert (stream.summary.data_sources, stream.summary.has_chats) == (frozenset({"source a", "source b"}), False)
 
     (tmp_path / "chats").write_text('{"prompt": [{"role": "user", "content": "?"}], "answer": 1}')
-    assert train_stream(Data(train=str(tmp_path / "chats")), 0).census.has_chats
+    assert train_stream(Data(train=str(tmp_path / "chats")), 0).summary.has_chats

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 
-from asyncrl.evaluation.answers import AnswerRow, write_answers
+from asyncrl.evaluation.answers import CompletionRow, write_completions
 
-JUDGED = AnswerRow(
+JUDGED = CompletionRow(
     place=3,
     index=1,
     data_source="sums",
@@ -21,20 +21,20 @@ JUDGED = AnswerRow(
     finish_reason="stop",
     num_tokens=4,
 )
-FAILED = AnswerRow(place=4, index=0, data_source="", prompt="?", reference="", failure="the verifier raised")
+FAILED = CompletionRow(place=4, index=0, data_source="", prompt="?", reference="", failure="the verifier raised")
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    write_answers(tmp_path / "new" / "answers.parquet", [JUDGED, FAILED])
+    write_completions(tmp_path / "new" / "answers.parquet", [JUDGED, FAILED])
 
     rows = pq.read_table(tmp_path / "new" / "answers.parquet").to_pylist()
-    assert list(rows[0]) == list(AnswerRow.__struct_fields__)
+    assert list(rows[0]) == list(CompletionRow.__struct_fields__)
     assert rows[0] == msgspec.to_builtins(JUDGED) | {"metrics": '{"correct":1.0,"format":0.5}'}
     assert rows[1] == msgspec.to_builtins(FAILED) | {"metrics": "{}"}
 
 
 def test_columns_have_their_types_even_if_nothing_is_in_them(tmp_path: Path) -> None:
-    write_answers(tmp_path / "a.parquet", [FAILED])
-    write_answers(tmp_path / "b.parquet", [JUDGED])
+    write_completions(tmp_path / "a.parquet", [FAILED])
+    write_completions(tmp_path / "b.parquet", [JUDGED])
 
     assert pq.read_schema(tmp_path / "a.parquet") == pq.read_schema(tmp_path / "b.parquet")

@@ -4,30 +4,38 @@ from math import isnan
 
 import pytest
 
-from asyncrl.evaluation.metrics import Answer, Question, marks, marks_by_source, named
+from asyncrl.evaluation.metrics import (
+    EvaluatedCompletion,
+    EvaluatedPrompt,
+    evaluation_metrics,
+    metrics_by_source,
+    named,
+)
 
 
-def a_question(*verdicts: tuple[float, str | None], source: str = "sums", failed: int = 0) -> Question:
+def a_question(*verdicts: tuple[float, str | None], source: str = "sums", failed: int = 0) -> EvaluatedPrompt:
     """Answers of 10 tokens, 20 tokens, ...; the last one is cut."""
     answers = [
-        Answer(reward=2 * correct, correct=correct, text=text, num_tokens=10 * (i + 1), is_cut=i + 1 == len(verdicts))
+        EvaluatedCompletion(
+            reward=2 * correct, correct=correct, text=text, num_tokens=10 * (i + 1), is_cut=i + 1 == len(verdicts)
+        )
         for i, (correct, text) in enumerate(verdicts)
     ]
-    return Question(data_source=source, answers=answers, num_failed=failed)
+    return EvaluatedPrompt(data_source=source, answers=answers, num_failed=failed)
 
 
 RIGHT, WRONG = (1.0, "7"), (0.0, "8")
 
 
 def test_one_answer_a_question_has_no_curve() -> None:
-    found = marks([a_question(RIGHT), a_question(WRONG), a_question(failed=1)], 1)
+    found = evaluation_metrics([a_question(RIGHT), a_question(WRONG), a_question(failed=1)], 1)
 
     assert (found.accuracy, found.num_prompts) == (0.5, 2)
     assert found.metrics == {"reward": 1.0, "length_mean": 10.0, "truncated": 1.0, "failed": 1.0}
 
 
 def test_several_answers_by_hand() -> None:
-    found = marks([a_question(RIGHT, WRONG, WRONG, RIGHT), a_question(WRONG, WRONG, WRONG, RIGHT)], 4)
+    found = evaluation_metrics([a_question(RIGHT, WRONG, WRONG, RIGHT), a_question(WRONG, WRONG, WRONG, RIGHT)], 4)
 
     assert found.accuracy == 3 / 8
     assert found.metrics == pytest.approx(
@@ -46,18 +54,20 @@ def test_several_answers_by_hand() -> None:
 
 
 def test_a_verifier_that_names_no_answers_gives_no_majority() -> None:
-    assert "maj@2" not in marks([a_question((1.0, None), (0.0, None))], 2).metrics
-    assert marks([a_question((0.0, ""), (0.0, ""))], 2).metrics["maj@2"] == 0.0
+    assert "maj@2" not in evaluation_metrics([a_question((1.0, None), (0.0, None))], 2).metrics
+    assert evaluation_metrics([a_question((0.0, ""), (0.0, ""))], 2).metrics["maj@2"] == 0.0
 
 
 def test_part_of_the_way_is_in_the_mean_and_passes_nothing() -> None:
-    found = marks([a_question((0.5, None), (0.0, None))], 2).metrics
+    found = evaluation_metrics([a_question((0.5, None), (0.0, None))], 2).metrics
 
     assert (found["avg@2"], found["pass@1"], found["pass@2"]) == (0.25, 0.0, 0.0)
 
 
 def test_a_question_that_lost_answers_counts_as_much_as_any_other() -> None:
-    found = marks([a_question(RIGHT, failed=3), a_question(WRONG, WRONG, WRONG, RIGHT), a_question(failed=4)], 4)
+    found = evaluation_metrics(
+        [a_question(RIGHT, failed=3), a_question(WRONG, WRONG, WRONG, RIGHT), a_question(failed=4)], 4
+    )
 
     assert (found.accuracy, found.num_prompts) == ((1 + 1 / 4) / 2, 2)
     assert found.metrics["pass@1"] == (1 + 1 / 4) / 2
@@ -67,7 +77,7 @@ def test_a_question_that_lost_answers_counts_as_much_as_any_other() -> None:
 
 
 def test_where_every_answer_failed_there_is_no_curve_but_the_failures() -> None:
-    found = marks([a_question(failed=4)], 4)
+    found = evaluation_metrics([a_question(failed=4)], 4)
 
     assert (found.accuracy, found.num_prompts) == (0.0, 0)
     assert found.metrics["failed"] == 4.0
@@ -82,7 +92,7 @@ def test_several_data_sources_have_marks_of_their_own() -> None:
         a_question(WRONG, source=""),
     ]
 
-    assert {source: found.accuracy for source, found in marks_by_source(questions, 1).items()} == {
+    assert {source: found.accuracy for source, found in metrics_by_source(questions, 1).items()} == {
         "openai/gsm8k": 1.0,
         "math": 0.0,
         "unnamed": 0.0,

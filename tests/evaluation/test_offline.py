@@ -9,11 +9,11 @@ import pytest
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
-from asyncrl.evaluation.answers import AnswerRow
-from asyncrl.evaluation.metrics import marks
-from asyncrl.evaluation.offline import Examiner, questions
+from asyncrl.evaluation.answers import CompletionRow
+from asyncrl.evaluation.metrics import evaluation_metrics
+from asyncrl.evaluation.offline import OfflineEvaluator, questions
 from asyncrl.messages import Prompt, Span
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.engine import Completion, Request
 
 
@@ -54,10 +54,10 @@ class Judge:
     """A pool: right is what ends in the answer."""
 
     def __init__(self, *faults: VerifierError) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[VerifierInput] = []
         self._faults = list(faults)
 
-    async def judge(self, sample: Sample) -> Verdict:
+    async def judge(self, sample: VerifierInput) -> Verdict:
         self.samples.append(sample)
         if self._faults:
             raise self._faults.pop()
@@ -81,8 +81,8 @@ def examined(
     engine: Parrot | None = None,
     judge: Judge | None = None,
     config: Config | None = None,
-) -> list[AnswerRow]:
-    examiner = Examiner(config or a_config(), engine or Parrot(), judge or Judge())  # type: ignore[arg-type]
+) -> list[CompletionRow]:
+    examiner = OfflineEvaluator(config or a_config(), engine or Parrot(), judge or Judge())  # type: ignore[arg-type]
     return asyncio.run(examiner.examine(prompts))
 
 
@@ -128,7 +128,7 @@ def test_the_engine_is_kept_busy_and_not_flooded() -> None:
 
 def test_every_row_is_told_as_it_is_done() -> None:
     told = Counter[str]()
-    examiner = Examiner(a_config(), Parrot(), Judge())  # type: ignore[arg-type]
+    examiner = OfflineEvaluator(a_config(), Parrot(), Judge())  # type: ignore[arg-type]
     asyncio.run(examiner.examine(PROMPTS, lambda: told.update(["row"])))
 
     assert told["row"] == 4
@@ -151,7 +151,7 @@ def test_what_failed_for_good_is_no_answer_and_says_why() -> None:
     unjudged = next(row for row in rows if row.failure == "the function raised")
     assert unjudged.completion
     assert unjudged.reward is None
-    found = marks(questions(rows), 2)
+    found = evaluation_metrics(questions(rows), 2)
     assert found.metrics["failed"] == 2.0
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.reader import LedgerReader
-from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Rewarded, Taken
 from asyncrl.cli.inspect import audit_of
 from asyncrl.config.run_file import load
 from asyncrl.config.sections import Config
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 STUCK_S = 100.0
 """A run that has not ended by then hangs."""
@@ -68,7 +68,7 @@ class ToyRun:
         return load(self.directory.config)
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         """How it ended."""
         summary = self.directory.read_summary()
         assert summary is not None
@@ -173,7 +173,7 @@ class ToyRun:
         assert admitted == list(range(len(admitted))), "dense, in order"
         assert sorted(trained + dropped) == admitted, "each once, none left over"
         units = {(group_id, index) for group_id in trained for index in range(schedule.group_size)}
-        for kind in (Result, Verdict):
+        for kind in (Result, Rewarded):
             seen = Counter(
                 (record.unit.group_id, record.unit.index)
                 for record in records

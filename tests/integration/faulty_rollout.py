@@ -21,8 +21,8 @@ import msgspec
 from asyncrl.cli.node import main
 from asyncrl.errors import TransferError
 from asyncrl.node import attach
-from asyncrl.weights.contents.layout import Plan
-from asyncrl.weights.groups.transfer_groups import GroupKeeper
+from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.receive import Receiver
 
 FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
@@ -61,16 +61,16 @@ class Freezing:
         return getattr(self._group, name)
 
 
-def renamed(specs: list[Any], bucket_bytes: int) -> Plan:
-    return Plan([msgspec.structs.replace(spec, name=f"model.{spec.name}") for spec in specs], bucket_bytes)
+def renamed(specs: list[Any], bucket_bytes: int) -> Layout:
+    return Layout([msgspec.structs.replace(spec, name=f"model.{spec.name}") for spec in specs], bucket_bytes)
 
 
-def reshaped(specs: list[Any], bucket_bytes: int) -> Plan:
-    return Plan([msgspec.structs.replace(spec, shape=(*spec.shape, 1)) for spec in specs], bucket_bytes)
+def reshaped(specs: list[Any], bucket_bytes: int) -> Layout:
+    return Layout([msgspec.structs.replace(spec, shape=(*spec.shape, 1)) for spec in specs], bucket_bytes)
 
 
-def cut_elsewhere(specs: list[Any], bucket_bytes: int) -> Plan:
-    return Plan(specs, 2 * bucket_bytes)
+def cut_elsewhere(specs: list[Any], bucket_bytes: int) -> Layout:
+    return Layout(specs, 2 * bucket_bytes)
 
 
 async def damaged(self: Receiver, transfer: Any) -> float:
@@ -85,11 +85,11 @@ if __name__ == "__main__":
         case "freezes":
             freeze()
         case "other-shapes":
-            attach.Plan = reshaped  # type: ignore[assignment]
+            attach.Layout = reshaped  # type: ignore[assignment]
         case "other-names":
-            attach.Plan = renamed  # type: ignore[assignment]
+            attach.Layout = renamed  # type: ignore[assignment]
         case "other-buckets":
-            attach.Plan = cut_elsewhere  # type: ignore[assignment]
+            attach.Layout = cut_elsewhere  # type: ignore[assignment]
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case fault:

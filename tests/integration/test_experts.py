@@ -18,8 +18,8 @@ from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingSample
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.weights.contents.layout import Layout
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 SAMPLED = Sampling(20, temperature=0.8)
@@ -83,9 +83,9 @@ def swap(engine: TransformersEngine, policy_version: int, weights: dict[str, tor
     asyncio.run(main())
 
 
-def samples_of(completions: list[Completion]) -> list[TrainingSample]:
+def samples_of(completions: list[Completion]) -> list[TrainingTrajectory]:
     return [
-        TrainingSample(
+        TrainingTrajectory(
             group_id=0,
             prompt_ids=np.array(PROMPT_IDS, np.int32),
             completion_ids=np.array(completion.completion_ids, np.int32),
@@ -100,7 +100,7 @@ def samples_of(completions: list[Completion]) -> list[TrainingSample]:
 def test_trainer_and_engine_have_one_plan(path) -> None:
     learner, engine = Learner(a_config(path), path), make_engine(path)
 
-    assert Plan(learner.specs(), 1 << 20).difference(engine.specs()) is None
+    assert Layout(learner.specs(), 1 << 20).difference(engine.specs()) is None
     assert "model.layers.1.mlp.experts.3.gate_proj.weight" in {spec.name for spec in engine.specs()}
 
 

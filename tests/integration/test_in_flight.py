@@ -20,7 +20,7 @@ from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 
 PROMPT_IDS = [14, 12, 3, 15, 17, 18, 19]
 MAX_TOKENS = 24
@@ -67,7 +67,7 @@ def train_once(learner: Learner) -> dict[str, torch.Tensor]:
     """One optimizer step, and the weights it made, copied as a transfer would."""
     random = np.random.default_rng(0)
     samples = [
-        TrainingSample(
+        TrainingTrajectory(
             group_id=0,
             prompt_ids=np.array(PROMPT_IDS, np.int32),
             completion_ids=random.integers(2, 22, 8).astype(np.int32),
@@ -100,8 +100,8 @@ def run_through_a_swap(
     return asyncio.run(main())
 
 
-def as_sample(completion: Completion) -> TrainingSample:
-    return TrainingSample(
+def as_sample(completion: Completion) -> TrainingTrajectory:
+    return TrainingTrajectory(
         group_id=0,
         prompt_ids=np.array(PROMPT_IDS, np.int32),
         completion_ids=np.array(completion.completion_ids, np.int32),

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.broker.ledger.records import Admitted, Record, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Record, Result, Rewarded, Taken
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Prompt, SpoolRef, Summary, Unit
+from asyncrl.messages import Prompt, SpoolRef, TrajectorySummary, Unit
 from asyncrl.node.agreement import require_agreement
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.layout import Entry, Place
@@ -25,7 +25,9 @@ CONFIG = decode(
     }
 )
 UNITS = [Unit(0, 0), Unit(0, 1)]
-SUMMARY = Summary(num_tokens=3, prompt_tokens=2, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=3, prompt_tokens=2, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
+)
 
 
 class Prompts:
@@ -51,14 +53,14 @@ def one_step(places: Sequence[Place]) -> list[Record]:
     """A ledger in which step 0 was given its batch."""
     results = [Result(unit, 1, SpoolRef("spool", *place), SUMMARY) for unit, place in zip(UNITS, places, strict=True)]
     admitted = Admitted(group_id=0, epoch=0, row=0, policy_version=0)
-    return [admitted, *results, *(Verdict(unit, 1.0) for unit in UNITS), Taken(0, [0])]
+    return [admitted, *results, *(Rewarded(unit, 1.0) for unit in UNITS), Taken(0, [0])]
 
 
-def ask(directory: RunDirectory, segments: Segments, records: Sequence[Record], broker_epoch: int = 2) -> None:
-    scheduler = Scheduler(CONFIG, Prompts(), [], broker_epoch)  # type: ignore[arg-type]
+def ask(directory: RunDirectory, segments: Segments, records: Sequence[Record], broker_term: int = 2) -> None:
+    scheduler = Scheduler(CONFIG, Prompts(), [], broker_term)  # type: ignore[arg-type]
     replay(scheduler, records)  # type: ignore[arg-type]
     try:
-        require_agreement(directory, scheduler, segments, spool="spool", broker_epoch=broker_epoch)
+        require_agreement(directory, scheduler, segments, spool="spool", broker_term=broker_term)
     finally:
         segments.close()
 
@@ -74,7 +76,7 @@ def test_a_run_that_was_killed_may_go_on(directory: RunDirectory) -> None:
 
 
 def test_a_new_run_may_begin(directory: RunDirectory) -> None:
-    ask(directory, Segments(directory.spool), [], broker_epoch=1)
+    ask(directory, Segments(directory.spool), [], broker_term=1)
 
 
 def test_a_ledger_behind_its_checkpoints_is_refused(directory: RunDirectory) -> None:
@@ -107,4 +109,4 @@ def test_payloads_of_another_ledger_are_refused(directory: RunDirectory) -> None
     segments, _ = stored(directory)
 
     with pytest.raises(LedgerError, match=r"is new, but the spool .* holds 2 payloads"):
-        ask(directory, segments, [], broker_epoch=1)
+        ask(directory, segments, [], broker_term=1)

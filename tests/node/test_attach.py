@@ -23,11 +23,11 @@ from asyncrl.messages import (
 )
 from asyncrl.node.attach import attach
 from asyncrl.testing import FakeEngine
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 
 CONFIG = decode({"model": {"path": "model"}, "data": {"train": "train.parquet"}})
 LEASE = Lease(
-    token=1,
+    lease_id=1,
     group_id=0,
     indices=[0],
     split="train",
@@ -60,7 +60,7 @@ def test_a_host_rolls_out_with_its_own_engine_and_leaves_when_cancelled() -> Non
                 assert (hello.protocol, hello.role, hello.node) == (PROTOCOL, "rollout", "server-1")
                 broker.send(peer, Welcome(1, "runs/x", to_json(CONFIG), spool.address, beat_s=0.05))
                 _, ready = await heard(broker, Ready)
-                assert ready == Ready(Plan(engine.specs(), CONFIG.weights.bucket_bytes).hash)
+                assert ready == Ready(Layout(engine.specs(), CONFIG.weights.bucket_bytes).hash)
                 broker.send(peer, LEASE)
                 _, put = await heard(spool, Put)
                 assert isinstance(put, Put)

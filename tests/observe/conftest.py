@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 CONFIG = """
 [run]
@@ -62,10 +62,10 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
-def summary() -> Callable[..., Summary]:
+def summary() -> Callable[..., RunSummary]:
     """Builds the summary of such a run."""
 
-    def build(**fields: object) -> Summary:
+    def build(**fields: object) -> RunSummary:
         values = {
             "name": "tiny",
             "status": "finished",
@@ -82,6 +82,6 @@ def summary() -> Callable[..., Summary]:
             "logprob_gap_mean": 2e-6,
             "logprob_gap_max": 1e-5,
         }
-        return Summary(**(values | fields))  # type: ignore[arg-type]
+        return RunSummary(**(values | fields))  # type: ignore[arg-type]
 
     return build

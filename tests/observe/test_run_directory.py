@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 
 def test_a_taken_name_gets_a_number_and_nothing_is_written_over(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_step_done_again_after_a_resume_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
-    tmp_path: Path, summary: Callable[..., Summary]
+    tmp_path: Path, summary: Callable[..., RunSummary]
 ) -> None:
     directory = RunDirectory(tmp_path)
     failed = summary(status="failed", cause="rollout-0 exited", held_out_accuracy=None)
@@ -77,7 +77,7 @@ def test_no_summary_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
         directory.read_summary()
 
 
-def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[..., Summary]) -> None:
+def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[..., RunSummary]) -> None:
     directory = RunDirectory.create(tmp_path, "sums")
     directory.config.write_text("")
     directory.write_summary(summary())
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_old_configuration_whole(tmp_path: Path) -> None:
     assert directory.config.read_text() == "seed = 7\n"
 
 
-def test_a_summary_that_does_not_fit_on_the_disk_is_named(tmp_path: Path, summary: Callable[..., Summary]) -> None:
+def test_a_summary_that_does_not_fit_on_the_disk_is_named(tmp_path: Path, summary: Callable[..., RunSummary]) -> None:
     directory = RunDirectory(tmp_path)
     directory.summary.mkdir()
 

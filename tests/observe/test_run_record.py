@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.run_record import HeldOut, read_run
 
 MakeRun = Callable[..., RunDirectory]
 
 
-def test_a_finished_run_is_read_whole(make_run: MakeRun, summary: Callable[..., Summary]) -> None:
+def test_a_finished_run_is_read_whole(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
     directory.write_summary(summary())
     record = read_run(directory.path)

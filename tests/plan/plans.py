@@ -4,7 +4,7 @@ from typing import Any
 
 from asyncrl.plan.inputs import inputs
 from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.plan_file import changed, decode
 from asyncrl.plan.simulate import simulate
 
@@ -43,6 +43,6 @@ def spread_out(changes: dict[str, Any] | None = None) -> Plan:
     return a_plan(plan | (changes or {}))
 
 
-def outcome(plan: Plan) -> Outcome:
+def outcome(plan: Plan) -> SimulationResult:
     """Simulated."""
     return simulate(plan, inputs(plan))

@@ -62,7 +62,7 @@ def test_every_group_is_trained_exactly_once(partial, order):
     simulation = Simulation(plan, inputs(plan), steps=12)
     simulation.finish()
     assert simulation.cluster.scheduler.is_finished
-    units = Counter(sample.unit for step in simulation.trainer.done for sample in step.samples)
+    units = Counter(sample.unit for step in simulation.trainer.done for sample in step.trajectories)
     assert set(units.values()) == {1}
     assert {(unit.group_id, unit.index) for unit in units} == {(g, i) for g in range(12 * 8) for i in range(4)}
     assert not simulation.cluster.spans
@@ -75,7 +75,7 @@ def test_spans_cover_every_token_and_never_go_back():
     simulation.finish()
     num_spans = set()
     for step in simulation.trainer.done:
-        for sample, spans in zip(step.samples, step.spans, strict=True):
+        for sample, spans in zip(step.trajectories, step.spans, strict=True):
             edges = [0, *(span.end for span in spans)]
             assert [span.start for span in spans] == edges[:-1]
             assert edges[-1] == sample.summary.num_tokens
@@ -97,7 +97,7 @@ def test_without_partial_rollout_one_version_writes_a_whole_trajectory():
 def test_max_lag_bounds_the_staleness_of_every_trajectory(on_straggler):
     changes = {"staleness": 1.0, "schedule.order": "completion", "schedule.on_straggler": on_straggler}
     assert outcome(spread_out({"staleness": 1.0, "schedule.order": "completion"})).staleness_max > 1
-    result = outcome(spread_out(changes | {"schedule.max_lag": 1}))
+    result = outcome(spread_out(changes | {"schedule.max_staleness": 1}))
     assert result.staleness_max == 1
 
 

@@ -178,7 +178,7 @@ def test_a_payload_that_cannot_be_read_is_a_failure_and_never_a_reward(
     (failed,) = played(play)
 
     assert isinstance(failed, Failed)
-    assert (failed.unit, failed.token, failed.stage, failed.retryable) == (Unit(0, 0), 70, "reward", retryable)
+    assert (failed.unit, failed.lease_id, failed.stage, failed.retryable) == (Unit(0, 0), 70, "reward", retryable)
     assert said in failed.reason
 
 

@@ -8,7 +8,7 @@ import pytest
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.blend import verifier_of
-from asyncrl.reward.verifier import Sample, Verdict, is_async, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
 
 FUNCTIONS = """
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def judged(sample: Sample, *parts: RewardPart) -> Verdict:
+def judged(sample: VerifierInput, *parts: RewardPart) -> Verdict:
     async def judge() -> Verdict:
         async with WorkerPool(Reward(parts=list(parts))) as pool:
             return await pool.judge(sample)
@@ -45,9 +45,9 @@ def test_the_score_is_the_weighted_sum_and_each_part_a_metric(file: str) -> None
     accuracy = RewardPart(name="accuracy", function="gsm8k", weight=0.9)
     length = RewardPart(name="length", function=f"{file}:length", weight=-0.01)
 
-    verdict = judged(Sample(completion="#### 4", answer="4"), accuracy, length)
+    verdict = judged(VerifierInput(completion="#### 4", answer="4"), accuracy, length)
 
-    assert verdict.score == pytest.approx(0.9 - 0.06)
+    assert verdict.reward == pytest.approx(0.9 - 0.06)
     assert verdict.metrics == {"accuracy": 1.0, "length": 6.0, "length.spaces": 1.0, "correct": 1.0}
     assert verdict.answer == "4"
 
@@ -56,22 +56,22 @@ def test_the_part_that_is_marked_decides_what_is_correct(file: str) -> None:
     length = RewardPart(name="length", function=f"{file}:length")
     accuracy = RewardPart(name="accuracy", function="gsm8k", weight=0.0, correct=True)
 
-    verdict = judged(Sample(completion="#### 5", answer="4"), length, accuracy)
+    verdict = judged(VerifierInput(completion="#### 5", answer="4"), length, accuracy)
 
-    assert (verdict.score, verdict.metrics["correct"], verdict.answer) == (6.0, 0.0, "5")
+    assert (verdict.reward, verdict.metrics["correct"], verdict.answer) == (6.0, 0.0, "5")
 
 
 def test_a_part_is_for_its_data_sources_only(file: str) -> None:
     one = RewardPart(name="one", function="gsm8k", data_sources=["openai/*"])
     other = RewardPart(name="other", function=f"{file}:length", data_sources=["mine"])
 
-    assert judged(Sample(completion="#### 4", answer="4", data_source="mine"), one, other).metrics == {
+    assert judged(VerifierInput(completion="#### 4", answer="4", data_source="mine"), one, other).metrics == {
         "other": 6.0,
         "other.spaces": 1.0,
         "correct": 1.0,
     }
     with pytest.raises(VerifierError, match="no part of the reward is for data_source 'yours'"):
-        judged(Sample(completion="", data_source="yours"), one, other)
+        judged(VerifierInput(completion="", data_source="yours"), one, other)
 
 
 def test_async_parts_are_awaited_among_plain_ones(file: str) -> None:
@@ -79,22 +79,22 @@ def test_async_parts_are_awaited_among_plain_ones(file: str) -> None:
 
     assert is_async(verifier_of(Reward(parts=parts)))
     assert not is_async(verifier_of(Reward(parts=parts[1:])))
-    assert judged(Sample(completion="#### 4", answer="4"), *parts).score == 3.0
+    assert judged(VerifierInput(completion="#### 4", answer="4"), *parts).reward == 3.0
 
 
 def test_a_part_without_a_verdict_leaves_none_and_is_named(file: str) -> None:
     parts = [RewardPart(name="fine", function="gsm8k"), RewardPart(name="bad", function=f"{file}:broken")]
 
     with pytest.raises(VerifierError, match="reward part 'bad': the function returned nan"):
-        judged(Sample(completion="#### 4", answer="4"), *parts)
+        judged(VerifierInput(completion="#### 4", answer="4"), *parts)
     with pytest.raises(VerifierError, match=r"raised ValueError: .*parts\.py:12\)"):
-        judged(Sample(completion=""), RewardPart(name="bad", function=f"{file}:raises"))
+        judged(VerifierInput(completion=""), RewardPart(name="bad", function=f"{file}:raises"))
 
 
 def test_one_function_is_used_as_it_is() -> None:
     verifier = verifier_of(Reward(function="gsm8k"))
 
-    assert verdict_of(verifier(Sample(completion="#### 4", answer="4"))) == Verdict(1.0, {"correct": 1.0}, "4")
+    assert verdict_of(verifier(VerifierInput(completion="#### 4", answer="4"))) == Verdict(1.0, {"correct": 1.0}, "4")
 
 
 def test_a_part_that_cannot_be_loaded_is_named_by_its_place() -> None:

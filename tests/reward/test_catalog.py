@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def score_file(tmp_path: Path) -> Path:
 
 
 def test_a_built_in_is_resolved_with_its_options() -> None:
-    sample = Sample(completion="so it is 18", answer="18")
+    sample = VerifierInput(completion="so it is 18", answer="18")
 
-    assert verdict_of(resolve("gsm8k")(sample)).score == 0.0
-    assert verdict_of(resolve("gsm8k", {"method": "flexible"})(sample)).score == 1.0
+    assert verdict_of(resolve("gsm8k")(sample)).reward == 0.0
+    assert verdict_of(resolve("gsm8k", {"method": "flexible"})(sample)).reward == 1.0
 
 
 def test_a_function_is_loaded_from_its_file(score_file: Path) -> None:
-    assert resolve(f"{score_file}:score")(Sample(completion="four")) == 4
-    assert resolve(f"{score_file}:weighted", {"weight": 2.5})(Sample(completion="")) == 2.5
+    assert resolve(f"{score_file}:score")(VerifierInput(completion="four")) == 4
+    assert resolve(f"{score_file}:weighted", {"weight": 2.5})(VerifierInput(completion="")) == 2.5
 
 
 def test_a_function_is_loaded_from_a_module() -> None:

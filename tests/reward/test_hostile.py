@@ -15,7 +15,7 @@ from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import VerifierError
 from asyncrl.reward.blend import verifier_of
 from asyncrl.reward.sandbox.sandbox import Sandbox
-from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.hostile import COUNT, corpus
 
@@ -35,17 +35,20 @@ PLAIN = {
 }
 
 
-def samples(answer: str = ANSWER, data_source: str = "") -> list[Sample]:
-    return [Sample(completion=text, answer=answer, data_source=data_source, num_tokens=len(text)) for text in corpus()]
+def samples(answer: str = ANSWER, data_source: str = "") -> list[VerifierInput]:
+    return [
+        VerifierInput(completion=text, answer=answer, data_source=data_source, num_tokens=len(text))
+        for text in corpus()
+    ]
 
 
-def settled(reward: Reward, asked: list[Sample]) -> list[Verdict | VerifierError]:
+def settled(reward: Reward, asked: list[VerifierInput]) -> list[Verdict | VerifierError]:
     """What a pool says of each; anything but a verdict or a `VerifierError` is raised."""
 
     async def judge() -> list[Verdict | VerifierError]:
         async with WorkerPool(reward) as pool:
 
-            async def one(sample: Sample) -> Verdict | VerifierError:
+            async def one(sample: VerifierInput) -> Verdict | VerifierError:
                 try:
                     return await pool.judge(sample)
                 except VerifierError as error:
@@ -67,7 +70,7 @@ def test_the_corpus_is_of_three_hundred_and_always_the_same() -> None:
 def test_verifiers_that_cannot_be_slow_pay_nothing(name: str) -> None:
     verifier = verifier_of(PLAIN[name])
 
-    assert all(verdict_of(verifier(sample)).score <= 0 for sample in samples())
+    assert all(verdict_of(verifier(sample)).reward <= 0 for sample in samples())
 
 
 @NEEDS_SYMPY
@@ -77,7 +80,7 @@ def test_algebra_is_killed_when_it_takes_too_long_and_pays_nothing(function: str
     found = settled(Reward(function=function, timeout_s=3.0), samples())
 
     lost = [outcome for outcome in found if isinstance(outcome, VerifierError)]
-    assert all(outcome.score <= most for outcome in found if isinstance(outcome, Verdict))
+    assert all(outcome.reward <= most for outcome in found if isinstance(outcome, Verdict))
     assert all("hung" in str(error) for error in lost)
     assert len(lost) < COUNT // 10
 
@@ -91,7 +94,7 @@ def test_several_rewards_routed_by_data_source_pay_nothing() -> None:
 
     found = settled(Reward(parts=parts), samples(data_source="aime2024"))
 
-    assert all(isinstance(outcome, Verdict) and outcome.score <= -1 for outcome in found)
+    assert all(isinstance(outcome, Verdict) and outcome.reward <= -1 for outcome in found)
 
 
 @NEEDS_WALLS
@@ -100,10 +103,11 @@ def test_programs_are_run_within_walls_and_pay_nothing() -> None:
     if (sandbox := Sandbox.find()) is None or not sandbox.walls:
         pytest.skip("the kernel gives no namespaces here")
     programs = [
-        Sample(completion=text if "```python" in text else f"```python\n{text}\n```", answer=TESTS) for text in corpus()
+        VerifierInput(completion=text if "```python" in text else f"```python\n{text}\n```", answer=TESTS)
+        for text in corpus()
     ]
 
     found = settled(Reward(function="code", options={"cpu_s": 1}), programs)
 
     assert [outcome for outcome in found if not isinstance(outcome, Verdict)] == []
-    assert all(outcome.score == 0 for outcome in found if isinstance(outcome, Verdict))
+    assert all(outcome.reward == 0 for outcome in found if isinstance(outcome, Verdict))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample, Verdict, is_async, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_number_too_long_to_be_printed_is_only_named() -> None:
 
 def test_async_functions_are_told_from_plain_ones() -> None:
     class Later:
-        async def __call__(self, sample: Sample) -> float:
+        async def __call__(self, sample: VerifierInput) -> float:
             return 1.0
 
-    async def later(sample: Sample) -> float:
+    async def later(sample: VerifierInput) -> float:
         return 1.0
 
     assert is_async(later)

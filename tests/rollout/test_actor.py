@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
-    Begun,
     Cancelled,
     Drain,
     Draining,
@@ -34,6 +33,7 @@ from asyncrl.messages import (
     Ready,
     Reject,
     Release,
+    ResumePoint,
     Sampling,
     Settled,
     Span,
@@ -99,7 +99,7 @@ class Stage:
                 "slots": SLOTS,
                 "group_size": GROUP_SIZE,
                 "receiver": self.receiver,
-                "plan_hash": "plan",
+                "layout_hash": "plan",
                 **options,
             },
         )
@@ -174,9 +174,9 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def lease(token: int = 1, group_id: int = 0, indices: tuple[int, ...] = (0, 1), text: str = "how many") -> Lease:
+def lease(lease_id: int = 1, group_id: int = 0, indices: tuple[int, ...] = (0, 1), text: str = "how many") -> Lease:
     return Lease(
-        token=token,
+        lease_id=lease_id,
         group_id=group_id,
         indices=list(indices),
         split="train",
@@ -188,9 +188,9 @@ def lease(token: int = 1, group_id: int = 0, indices: tuple[int, ...] = (0, 1), 
     )
 
 
-def transfer(policy_version: int, epoch: int = 1) -> Transfer:
+def transfer(policy_version: int, transfer_group: int = 1) -> Transfer:
     members = [Member("trainer-0", "1"), Member("r-0", "1")]
-    return Transfer(epoch, policy_version, members, keep=True, deadline_s=5.0)
+    return Transfer(transfer_group, policy_version, members, keep=True, deadline_s=5.0)
 
 
 # ── from a lease to a settled result ────────────────────────────────────────────────────────
@@ -198,7 +198,7 @@ def transfer(policy_version: int, epoch: int = 1) -> Transfer:
 
 def test_it_says_ready_and_offers_what_it_can_take():
     async def play(stage):
-        assert (await stage.hear(Ready)).plan_hash == "plan"
+        assert (await stage.hear(Ready)).layout_hash == "plan"
         assert (await stage.hear(Offer)).limit == CAPACITY
 
     scene(play)
@@ -206,14 +206,14 @@ def test_it_says_ready_and_offers_what_it_can_take():
 
 def test_a_lease_becomes_one_put_for_each_index():
     async def play(stage):
-        stage.say(lease(token=9))
+        stage.say(lease(lease_id=9))
         await stage.engine.started(2)
         stage.engine.write(3)
         stage.engine.finish(finish_reason="length")
         put = await stage.put()
         assert (put.node, put.incarnation) == ("r-0", "1")
         (item,) = put.items
-        assert (item.unit, item.token) == (Unit(0, 0), 9)
+        assert (item.unit, item.lease_id) == (Unit(0, 0), 9)
         summary = item.summary
         assert (summary.num_tokens, summary.prompt_tokens, summary.finish_reason) == (3, 2, "length")
         trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
@@ -260,12 +260,12 @@ def test_settled_gives_the_credit_back_once():
 
 def test_what_is_settled_late_is_not_what_was_leased_since():
     async def play(stage):
-        stage.say(lease(token=1, indices=(0,)))
+        stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
         stage.engine.write(1)
         stage.engine.finish()
         await stage.put()
-        stage.say(lease(token=2, indices=(0,)))
+        stage.say(lease(lease_id=2, indices=(0,)))
         await stage.engine.started(1)
         stage.say(Settled([Leased(Unit(0, 0), 1)]))
         await turns()
@@ -300,16 +300,16 @@ def test_a_result_is_put_again_until_it_is_settled(monkeypatch):
 
 def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
     async def play(stage):
-        stage.say(lease(token=1, indices=(0,)))
+        stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
         assert (await stage.hear(Offer)).limit == CAPACITY
-        stage.say(lease(token=2, indices=(0,)))
+        stage.say(lease(lease_id=2, indices=(0,)))
         while len(stage.engine.requests) < 2:
             await turns()
         assert len(stage.engine.running) == 1, "the first was given up"
         stage.engine.write(1)
         stage.engine.finish()
-        assert (await stage.put()).items[0].token == 2
+        assert (await stage.put()).items[0].lease_id == 2
         stage.say(Settled([Leased(Unit(0, 0), 2)]))
         assert (await stage.hear(Offer)).limit == CAPACITY + 2, "the broker counted a credit for each lease"
 
@@ -321,15 +321,15 @@ def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
 
 def test_a_failure_under_an_earlier_lease_does_not_end_what_is_sampled_under_a_later_one():
     async def play(stage):
-        stage.say(lease(token=5, indices=(1,)))
+        stage.say(lease(lease_id=5, indices=(1,)))
         await stage.engine.started(1)
         stage.engine.fail(EngineError("out of memory"))
-        stage.say(lease(token=6, indices=(1,)))
-        assert (await stage.hear(Failed)).token == 5
+        stage.say(lease(lease_id=6, indices=(1,)))
+        assert (await stage.hear(Failed)).lease_id == 5
         await stage.engine.started(1)
         stage.engine.write(2)
         stage.engine.finish()
-        assert [item.token for item in (await stage.put()).items] == [6]
+        assert [item.lease_id for item in (await stage.put()).items] == [6]
 
     scene(play)
 
@@ -337,7 +337,7 @@ def test_a_failure_under_an_earlier_lease_does_not_end_what_is_sampled_under_a_l
 @pytest.mark.parametrize("retryable", [True, False])
 def test_an_engine_error_becomes_failed(retryable):
     async def play(stage):
-        stage.say(lease(token=5, indices=(1,)))
+        stage.say(lease(lease_id=5, indices=(1,)))
         await stage.engine.started(1)
         stage.engine.fail(EngineError("out of memory", retryable=retryable))
         failed = await stage.hear(Failed)
@@ -384,22 +384,22 @@ def test_an_engine_that_returns_nothing_has_failed():
 
 def test_a_failed_unit_may_be_leased_again():
     async def play(stage):
-        stage.say(lease(token=1, indices=(0,)))
+        stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
         stage.engine.fail(EngineError("once"))
         await stage.hear(Failed)
-        stage.say(lease(token=2, indices=(0,)))
+        stage.say(lease(lease_id=2, indices=(0,)))
         await stage.engine.started(1)
         stage.engine.write(1)
         stage.engine.finish()
-        assert (await stage.put()).items[0].token == 2
+        assert (await stage.put()).items[0].lease_id == 2
 
     scene(play)
 
 
 def test_a_cancelled_lease_frees_its_places():
     async def play(stage):
-        stage.say(lease(token=1), lease(token=2, group_id=1))
+        stage.say(lease(lease_id=1), lease(lease_id=2, group_id=1))
         await stage.engine.started(4)
         assert (await stage.hear(Offer)).limit == CAPACITY
         stage.say(Cancelled([1]))
@@ -421,7 +421,7 @@ def test_a_transfer_is_received_then_swapped_in_while_generation_stands_still():
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
         stage.engine.write(2)
-        stage.say(transfer(policy_version=3, epoch=7))
+        stage.say(transfer(policy_version=3, transfer_group=7))
         assert await stage.hear(Transferred) == Transferred(7, 3, 0.25, 0)
         live = await stage.hear(Live)
         assert (live.policy_version, live.pause_s, live.receive_s) == (3, 1.0, 0.25)
@@ -453,11 +453,11 @@ def test_decoding_goes_on_while_weights_arrive():
 def test_a_broken_transfer_is_told_and_the_old_weights_go_on():
     async def play(stage):
         stage.receiver.error = TransferError("trainer-0 is gone")
-        stage.say(transfer(policy_version=1, epoch=4))
+        stage.say(transfer(policy_version=1, transfer_group=4))
         assert await stage.hear(TransferFailed) == TransferFailed(4, 1, "trainer-0 is gone")
         assert stage.engine.calls == []
         stage.receiver.error = None
-        stage.say(transfer(policy_version=1, epoch=5))
+        stage.say(transfer(policy_version=1, transfer_group=5))
         assert (await stage.hear(Live)).policy_version == 1
 
     scene(play)
@@ -500,7 +500,7 @@ def test_without_partial_rollout_a_swap_waits_for_what_is_in_hand():
         await stage.engine.started(1)
         stage.say(transfer(1))
         await stage.hear(Transferred)
-        stage.say(lease(token=2, group_id=1, indices=(0,)))
+        stage.say(lease(lease_id=2, group_id=1, indices=(0,)))
         await turns()
         assert stage.engine.calls == []
         assert len(stage.engine.requests) == 1, "nothing new begins meanwhile"
@@ -629,7 +629,7 @@ def written_elsewhere(index: int = 0, num_tokens: int = 3) -> memoryview:
 
 def begun_lease(payload: memoryview) -> Lease:
     ref = replace(REF, length=len(payload), crc32=zlib.crc32(payload))
-    return replace(lease(token=5), begun=[Begun(1, ref)])
+    return replace(lease(lease_id=5), resume_from=[ResumePoint(1, ref)])
 
 
 def test_a_lease_goes_on_from_what_is_on_disk():
@@ -640,14 +640,14 @@ def test_a_lease_goes_on_from_what_is_on_disk():
         stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
         await stage.engine.started(2)
         fresh, going_on = sorted(stage.engine.requests, key=lambda request: request.seed)
-        assert fresh.begun is None
+        assert fresh.resume_from is None
         assert going_on.seed == 101, "it draws what it would have drawn"
-        assert going_on.begun.completion_ids == [0, 1, 2]
-        assert (going_on.begun.behavior_logprobs, going_on.begun.spans) == ([-2.0] * 3, [Span(4, 0, 3)])
+        assert going_on.resume_from.completion_ids == [0, 1, 2]
+        assert (going_on.resume_from.behavior_logprobs, going_on.resume_from.spans) == ([-2.0] * 3, [Span(4, 0, 3)])
         stage.engine.write(2)
         stage.engine.finish(index=stage.engine.index_of(going_on))
         (item,) = (await stage.put()).items
-        assert (item.unit, item.token, item.summary.num_tokens) == (Unit(0, 1), 5, 5)
+        assert (item.unit, item.lease_id, item.summary.num_tokens) == (Unit(0, 1), 5, 5)
         assert (item.summary.oldest_version, item.summary.newest_version) == (0, 4)
         assert stage.actor.beat(0.0).tokens == 2, "the rest was another's work"
 
@@ -660,7 +660,7 @@ def test_what_cannot_be_read_again_is_told_so_that_it_is_begun_anew():
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [memoryview(b"")]))
         failed = await stage.hear(Failed)
-        assert (failed.unit, failed.token, failed.retryable) == (Unit(0, 1), 5, True)
+        assert (failed.unit, failed.lease_id, failed.retryable) == (Unit(0, 1), 5, True)
         assert "written of it before cannot be read: the spool no longer has" in failed.reason
 
     scene(play)
@@ -673,7 +673,7 @@ def test_an_engine_that_does_not_go_on_is_found_out():
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
         await stage.engine.started(2)
-        generation = next(g for g in stage.engine.running if g.request.begun)
+        generation = next(g for g in stage.engine.running if g.request.resume_from)
         generation.done.set_result(replace(written_anew(), completion_ids=[9, 9, 9, 9]))
         failed = await stage.hear(Failed)
         assert failed.reason == "the engine did not go on from the 3 tokens that were written before"
@@ -762,7 +762,7 @@ def test_what_is_in_hand_outlives_the_session():
         in_hand = Generations(first.engine, "r-0")
         first = Stage(engine=first.engine, in_hand=in_hand)
         serving = asyncio.create_task(first.actor.run())
-        first.say(transfer(3), lease(token=7), lease(token=8, group_id=1, indices=(0,)))
+        first.say(transfer(3), lease(lease_id=7), lease(lease_id=8, group_id=1, indices=(0,)))
         await first.engine.started(3)
         await first.hear(Live)
         first.engine.write(1)
@@ -790,7 +790,7 @@ def test_what_is_in_hand_outlives_the_session():
         assert still.num_tokens == 2
         second.engine.finish()
         (item,) = (await second.put()).items
-        assert (item.unit, item.token, item.summary.num_tokens) == (Unit(0, 0), 7, 2)
+        assert (item.unit, item.lease_id, item.summary.num_tokens) == (Unit(0, 0), 7, 2)
         second.say(Stop("the run is complete"))
         await serving
         await in_hand.aclose()
@@ -832,14 +832,14 @@ def test_a_defect_of_the_engine_ends_the_rollout_by_its_name():
 
 def test_draining_hands_over_what_is_written_and_takes_nothing_more():
     async def play(stage):
-        stage.say(lease(token=1, indices=(0,)))
+        stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
         stage.engine.write(3)
         draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
         await stage.hear(Draining)
-        stage.say(lease(token=2, group_id=1))
+        stage.say(lease(lease_id=2, group_id=1))
         (item,) = (await stage.put()).items
-        assert (item.unit, item.token) == (Unit(0, 0), 1)
+        assert (item.unit, item.lease_id) == (Unit(0, 0), 1)
         assert (item.summary.num_tokens, item.summary.finish_reason) == (3, "unfinished")
         assert stage.engine.running == [], "its slot is free"
         assert stage.engine.calls == ["pause", "resume"], "the engine is the host's, and goes on"

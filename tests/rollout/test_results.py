@@ -12,7 +12,7 @@ from asyncrl.rollout.results import RESEND_S, UnsettledResults, result
 
 UNIT = Unit(3, 1)
 LEASE = Lease(
-    token=77,
+    lease_id=77,
     group_id=3,
     indices=[0, 1],
     split="train",

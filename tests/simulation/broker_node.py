@@ -33,7 +33,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
     prompts: Any = Prompts()
     held_out = [prompts.at(0).prompt] if config.data.held_out else []
-    scheduler = Scheduler(config, prompts, held_out, ledger.broker_epoch)
+    scheduler = Scheduler(config, prompts, held_out, ledger.broker_term)
     replay(scheduler, ledger.found)
     named = [slot.ref for group in scheduler.groups.values() for slot in group.slots if slot.ref]
     world.invariants.restarted(scheduler, segments.missing(named))
@@ -71,7 +71,7 @@ class WatchedBroker(BrokerActor):
             directory,
             spool=spool,
             spool_address=bulk,
-            broker_epoch=ledger.broker_epoch,
+            broker_term=ledger.broker_term,
             clock=self._process.clock,
         )
 

@@ -76,7 +76,7 @@ class SimEngine:
 
 def spans_before(request: Request) -> list[Span]:
     """Of what was written by others."""
-    return request.begun.spans if request.begun else []
+    return request.resume_from.spans if request.resume_from else []
 
 
 def completion(request: Request, versions: list[int], finish_reason: FinishReason) -> Completion:

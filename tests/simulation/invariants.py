@@ -19,8 +19,8 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, Message, PutItem, Sample, Settled, SpoolRef, Stored, Unit
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.messages import Batch, Cancelled, Message, PutItem, ScoredTrajectory, Settled, SpoolRef, Stored, Unit
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules
@@ -58,7 +58,7 @@ class Invariants:
         self._broken = broken
         self._records = RecordRules(config, prompt_at, highest_checkpoint, self._require)
         self._num_transactions = 0
-        self._batches: dict[int, list[Sample]] = {}
+        self._batches: dict[int, list[ScoredTrajectory]] = {}
         self._weights: dict[int, Trained] = {}
         self._unsettled: dict[tuple[str, Unit, int], float] = {}
         """Since when a rollout waits for what is on disk."""
@@ -89,7 +89,7 @@ class Invariants:
         if isinstance(message, Stored):
             sender = f"{message.node}.{message.incarnation}"
             for item in message.items:
-                self._unanswered.setdefault((sender, item.unit, item.token), self._num_transactions)
+                self._unanswered.setdefault((sender, item.unit, item.lease_id), self._num_transactions)
 
     def said(self, peer: str, message: Message) -> None:
         """The broker sends this."""
@@ -99,21 +99,21 @@ class Invariants:
                 for item in items:
                     self._require(item.unit in known, f"{item.unit} is settled, and not on disk")
                 self._answered(peer, {item.unit for item in (*items, *unfinished)}, set())
-            case Cancelled(tokens=tokens):
-                self._answered(peer, set(), set(tokens))
-            case Batch(step=step, samples=samples):
+            case Cancelled(lease_ids=lease_ids):
+                self._answered(peer, set(), set(lease_ids))
+            case Batch(step=step, trajectories=trajectories):
                 self._require(step in self._records.batches, f"the batch of step {step} is sent, and not on disk")
-                earlier = self._batches.setdefault(step, samples)
-                self._require(earlier == samples, f"step {step} was given two batches")
+                earlier = self._batches.setdefault(step, trajectories)
+                self._require(earlier == trajectories, f"step {step} was given two batches")
 
-    def _answered(self, peer: str, units: set[Unit], tokens: set[int]) -> None:
-        for sender, unit, token in list(self._unanswered):
-            if sender == peer and (unit in units or token in tokens):
-                del self._unanswered[sender, unit, token]
+    def _answered(self, peer: str, units: set[Unit], lease_ids: set[int]) -> None:
+        for sender, unit, lease_id in list(self._unanswered):
+            if sender == peer and (unit in units or lease_id in lease_ids):
+                del self._unanswered[sender, unit, lease_id]
 
     # ── each step, each version ─────────────────────────────────────────────────────────────
 
-    def trains(self, step: int, samples: list[TrainingSample], trained: Trained) -> None:
+    def trains(self, step: int, samples: list[TrainingTrajectory], trained: Trained) -> None:
         """The trainer takes ``step`` on weights that contain ``trained``."""
         known = {group_id for _, group_ids in trained for group_id in group_ids}
         expected = [sample.unit for sample in self._batches.get(step, [])]
@@ -152,9 +152,9 @@ class Invariants:
 
     def unsettled(self, incarnation: str, items: Sequence[PutItem], now_s: float, calm_since_s: float) -> None:
         """A living rollout waits for these to be settled. Nothing has gone wrong since ``calm_since_s``."""
-        for unit, token in [(item.unit, item.token) for item in items]:
-            if (unit, token) in self._records.on_disk:
-                since_s = self._unsettled.setdefault((incarnation, unit, token), now_s)
+        for unit, lease_id in [(item.unit, item.lease_id) for item in items]:
+            if (unit, lease_id) in self._records.on_disk:
+                since_s = self._unsettled.setdefault((incarnation, unit, lease_id), now_s)
                 waited_s = now_s - max(since_s, calm_since_s)
                 self._require(waited_s < PATIENCE_S, f"{unit} has been on disk for {waited_s:g} s, and is not settled")
 

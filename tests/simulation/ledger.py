@@ -25,7 +25,7 @@ class LedgerFile:
 
     def __init__(self, disk: "Disk") -> None:
         self.disk = disk
-        self.broker_epoch = 0
+        self.broker_term = 0
         self.records: list[AnyRecord] = []
         self.writer: SimLedger | None = None
         """Who opened it last."""
@@ -57,8 +57,8 @@ class SimLedger:
         if file.writer:
             file.writer.died()
         file.writer = self
-        file.broker_epoch += 1
-        self.broker_epoch = file.broker_epoch
+        file.broker_term += 1
+        self.broker_term = file.broker_term
         self.found = list(file.records)
         """What `LedgerReader.records` would give."""
         self._file = file

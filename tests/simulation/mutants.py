@@ -29,7 +29,7 @@ def lost_ack() -> Any:
     stored = Scheduler._stored
 
     def mutated(self: Scheduler, message: Stored) -> None:
-        slots = [(item, self.leasing.slot(item.unit)) for item in message.items]
+        slots = [(item, self.dispatcher.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
         stored(self, replace(message, items=fresh))
 
@@ -41,7 +41,7 @@ def double_settle() -> Any:
     result = Scheduler._result
 
     def mutated(self: Scheduler, item: StoredItem) -> None:
-        if (slot := self.leasing.slot(item.unit)) and slot.state in DONE:
+        if (slot := self.dispatcher.slot(item.unit)) and slot.state in DONE:
             slot.state = State.LEASED
         result(self, item)
 
@@ -54,7 +54,7 @@ def forgotten_lease() -> Any:
 
     def mutated(scheduler: Scheduler, records: Any) -> None:
         replay(scheduler, records)
-        scheduler.leasing.unleased = WaitingGroups()
+        scheduler.dispatcher.unleased = WaitingGroups()
 
     return mock.patch.object(broker_node, "replay", mutated)
 

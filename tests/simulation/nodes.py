@@ -17,11 +17,11 @@ from asyncrl.errors import VerifierError
 from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
 from asyncrl.node.runner import serve, through_restarts
 from asyncrl.reward.actor import RewardActor
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.packing.step import Described, Step
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from tests.simulation.checkpoints import CheckpointFolder, Trained
 from tests.simulation.disk import Disk
 from tests.simulation.engine import SimEngine
@@ -96,7 +96,7 @@ async def _roll_out(
         slots=config.rollout.slots,
         group_size=config.schedule.group_size,
         receiver=Receiver(world.transfers, member(who)),
-        plan_hash=PLAN_HASH,
+        layout_hash=PLAN_HASH,
         partial_rollout=config.schedule.partial_rollout,
         progress_every_s=config.rollout.progress_every_s,
         in_hand=in_hand,
@@ -124,14 +124,14 @@ class SimPool:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def judge(self, sample: Sample) -> Verdict:
+    async def judge(self, sample: VerifierInput) -> Verdict:
         """As `WorkerPool.judge`."""
         dice = self._world.dice
         await asyncio.sleep(dice.expovariate(1 / 0.02))
         if dice.random() < self._world.plan.failure:
             raise VerifierError("the verifier raised", retryable=dice.random() < 0.7)
         score = score_of(int(sample.completion), self._world.plan.config.schedule.group_size)
-        return Verdict(score=score, metrics={"correct": score})
+        return Verdict(reward=score, metrics={"correct": score})
 
 
 def score_of(first_token: int, group_size: int) -> float:
@@ -166,13 +166,13 @@ class SimLearner:
         self._world = world
         self.trained = trained
 
-    def owners(self, described: Sequence[Described]) -> list[int]:
+    def owners(self, described: Sequence[TrajectoryInfo]) -> list[int]:
         """As `Learner.owners`."""
         return [0] * len(described)
 
     def train(self, trained: Step, policy_version: int | None) -> dict[str, float]:
         """As `Learner.train`."""
-        samples = list(trained.samples.values())
+        samples = list(trained.trajectories.values())
         step = len(self.trained)
         if PROCESS.get().is_alive:
             self._world.invariants.trains(step, samples, self.trained)
@@ -210,7 +210,7 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Zmq
         link,
         spool,
         tokenizer=nothing,
-        plan_hash=PLAN_HASH,
+        layout_hash=PLAN_HASH,
         checkpoints=folder,
         start=start,
         clock=PROCESS.get().clock,

@@ -92,7 +92,7 @@ def _schedule(dice: Random, publish: int) -> dict[str, Any]:
 
 
 def _age_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
-    """What a config may say of ``order`` and ``max_lag``."""
+    """What a config may say of ``order`` and ``max_staleness``."""
     mode, lag = dice.choice(["", "", "wait", "reissue", "train"]), dice.randint(0, 2)
     if not mode:
         return {"order": order}
@@ -100,7 +100,7 @@ def _age_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
         lag = max(lag, staleness)
     elif lag >= staleness:
         order = "completion"
-    return {"order": order, "max_lag": lag, "on_straggler": mode}
+    return {"order": order, "max_staleness": lag, "on_straggler": mode}
 
 
 def tokens_of(seed: int) -> list[int]:

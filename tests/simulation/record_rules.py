@@ -22,8 +22,8 @@ from asyncrl.broker.ledger.records import (
     FailedAttempt,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
 from asyncrl.config.sections import Config
@@ -74,7 +74,7 @@ class RecordRules:
         match record:
             case Admitted():
                 self._admit(record)
-            case Result() | Verdict() | Duplicate() | FailedAttempt():
+            case Result() | Rewarded() | Duplicate() | FailedAttempt():
                 self._add_to_unit(record)
             case Restarted():
                 self._restart(record)
@@ -106,16 +106,16 @@ class RecordRules:
         self.open.add(group_id)
         self._require(len(self.open) <= window, f"{len(self.open)} groups are open; the window holds {window}")
 
-    def _add_to_unit(self, record: Result | Verdict | Duplicate | FailedAttempt) -> None:
+    def _add_to_unit(self, record: Result | Rewarded | Duplicate | FailedAttempt) -> None:
         unit = record.unit
         match record:
-            case Result(token=token):
+            case Result(lease_id=lease_id):
                 self._require(unit not in self.results, f"{unit} has two results")
                 self.results[unit] = record
-                self.on_disk.add((unit, token))
-            case Duplicate(token=token):
-                self.on_disk.add((unit, token))
-            case Verdict():
+                self.on_disk.add((unit, lease_id))
+            case Duplicate(lease_id=lease_id):
+                self.on_disk.add((unit, lease_id))
+            case Rewarded():
                 self._require(unit in self.results, f"{unit} has a verdict and no result")
                 self._require(unit not in self.verdicts, f"{unit} has two verdicts")
                 self.verdicts.add(unit)
@@ -157,7 +157,7 @@ class RecordRules:
         """How stale a trajectory may be when it is trained on."""
         schedule = self._schedule
         by_window = schedule.staleness if schedule.order == "fifo" else inf
-        by_lag = inf if schedule.max_lag is None or schedule.on_straggler == "train" else schedule.max_lag
+        by_lag = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
         return min(by_window, by_lag)
 
     def _live(self, record: VersionLive) -> None:

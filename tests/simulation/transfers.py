@@ -38,7 +38,7 @@ class Transfers:
         Raises:
             TransferError: Not all came in time, or this member's connection broke.
         """
-        meeting = (tuple(transfer.members), transfer.epoch, transfer.policy_version)
+        meeting = (tuple(transfer.members), transfer.transfer_group, transfer.policy_version)
         if weights is not None:
             self._weights[meeting] = weights
         present = self._present.setdefault(meeting, set())
@@ -77,7 +77,7 @@ class Publisher:
         if version not in self._staged:
             raise TransferError(f"version {version} is not staged, but {max(self._staged)}")
         await self._transfers.take_part(transfer, self._member, self._staged[version])
-        return Transferred(transfer.epoch, version, 0.01, 1)
+        return Transferred(transfer.transfer_group, version, 0.01, 1)
 
     def deliver(self, value: StoreValue) -> None:
         """There is no rendezvous."""

@@ -21,7 +21,7 @@ from asyncrl.messages import (
     Stop,
     Stored,
     StoredItem,
-    Summary,
+    TrajectorySummary,
     Trim,
     Unit,
 )
@@ -29,7 +29,9 @@ from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.layout import segment_path
 from asyncrl.spool.segments import Segments
 
-SUMMARY = Summary(num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
+)
 
 
 class ScriptedHub:
@@ -120,8 +122,8 @@ class Scene:
         return [bytes(payload) for payload in answer.payloads]
 
 
-def put(*payloads: bytes, first: int = 0, token: int = 1) -> Put:
-    items = [PutItem(Unit(first + i, 0), token, SUMMARY, memoryview(payload)) for i, payload in enumerate(payloads)]
+def put(*payloads: bytes, first: int = 0, lease_id: int = 1) -> Put:
+    items = [PutItem(Unit(first + i, 0), lease_id, SUMMARY, memoryview(payload)) for i, payload in enumerate(payloads)]
     return Put("r0", "b7", items)
 
 
@@ -149,7 +151,7 @@ def test_stored_says_what_was_put_and_where_it_lies(tmp_path: Path) -> None:
         alpha, beta = await scene.stored(2)
 
         assert alpha.ref == SpoolRef("s0", 0, alpha.ref.offset, 5, zlib.crc32(b"alpha"))
-        assert (alpha.unit, alpha.token, alpha.summary) == (Unit(0, 0), 1, SUMMARY)
+        assert (alpha.unit, alpha.lease_id, alpha.summary) == (Unit(0, 0), 1, SUMMARY)
         assert beta.unit == Unit(1, 0)
 
     play(Segments(tmp_path), script)

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Summary, Unit
+from asyncrl.messages import TrajectorySummary, Unit
 from asyncrl.spool.layout import Entry, Place, encode_head, encode_header, scan, segment_path
 
-SUMMARY = Summary(num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop")
-ENTRY = Entry(unit=Unit(7, 2, "held_out"), token=(3 << 32) + 9, summary=SUMMARY, node="r0", incarnation="b1")
+SUMMARY = TrajectorySummary(
+    num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
+)
+ENTRY = Entry(unit=Unit(7, 2, "held_out"), lease_id=(3 << 32) + 9, summary=SUMMARY, node="r0", incarnation="b1")
 
 
 def record(payload: bytes, durable: int) -> bytes:

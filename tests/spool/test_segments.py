@@ -11,19 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 from asyncrl.spool.layout import Entry, Place, scan, segment_path
 from asyncrl.spool.segments import Segments, remove
 
-SUMMARY = Summary(num_tokens=3, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=3, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop"
+)
 
 
-def entry(group_id: int, token: int = 1) -> Entry:
-    return Entry(unit=Unit(group_id, 0), token=token, summary=SUMMARY, node="r0", incarnation="b1")
+def entry(group_id: int, lease_id: int = 1) -> Entry:
+    return Entry(unit=Unit(group_id, 0), lease_id=lease_id, summary=SUMMARY, node="r0", incarnation="b1")
 
 
-def item(group_id: int, payload: bytes, token: int = 1) -> tuple[Entry, memoryview]:
-    return entry(group_id, token), memoryview(payload)
+def item(group_id: int, payload: bytes, lease_id: int = 1) -> tuple[Entry, memoryview]:
+    return entry(group_id, lease_id), memoryview(payload)
 
 
 def store(segments: Segments, *payloads: bytes, first: int = 0) -> list[Place]:
@@ -110,7 +112,7 @@ def test_a_unit_under_one_token_is_stored_once(tmp_path: Path) -> None:
     size = segment_path(tmp_path, 0).stat().st_size
 
     again = segments.append([item(0, b"first"), item(0, b"first")])
-    other_token = segments.append([item(0, b"second", token=2)])
+    other_token = segments.append([item(0, b"second", lease_id=2)])
 
     assert again == [place, place]
     assert segment_path(tmp_path, 0).stat().st_size > size

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.messages import Summary, Unit
+from asyncrl.messages import TrajectorySummary, Unit
 from asyncrl.spool.layout import Entry, scan, segment_path
 from asyncrl.spool.tail import Tail
 
-SUMMARY = Summary(num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
+)
 
 
 def entry(group_id: int) -> Entry:
-    return Entry(unit=Unit(group_id, 0), token=1, summary=SUMMARY, node="r0", incarnation="b1")
+    return Entry(unit=Unit(group_id, 0), lease_id=1, summary=SUMMARY, node="r0", incarnation="b1")
 
 
 def test_durable_moves_only_with_a_sync(tmp_path: Path) -> None:

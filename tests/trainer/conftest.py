@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from tests.trainer.ragged_samples import VOCAB, ragged_samples
 
 
@@ -77,6 +77,6 @@ def config() -> Callable[..., Config]:
 
 
 @pytest.fixture
-def make_samples() -> Callable[..., list[TrainingSample]]:
+def make_samples() -> Callable[..., list[TrainingTrajectory]]:
     """`ragged_samples`."""
     return ragged_samples

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 VOCAB = 32
 
 
-def ragged_samples(num_groups: int = 6, group_size: int = 4, seed: int = 0) -> list[TrainingSample]:
+def ragged_samples(num_groups: int = 6, group_size: int = 4, seed: int = 0) -> list[TrainingTrajectory]:
     random = np.random.default_rng(seed)
     samples = []
     for group_id in range(num_groups):
@@ -15,7 +15,7 @@ def ragged_samples(num_groups: int = 6, group_size: int = 4, seed: int = 0) -> l
         for index in range(group_size):
             length = int(random.integers(1, 20))
             samples.append(
-                TrainingSample(
+                TrainingTrajectory(
                     group_id=group_id,
                     prompt_ids=prompt,
                     completion_ids=random.integers(0, VOCAB, length).astype(np.int32),

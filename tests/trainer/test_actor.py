@@ -25,15 +25,15 @@ from asyncrl.messages import (
     Publishing,
     Ready,
     Reject,
-    Sample,
+    ScoredTrajectory,
     Span,
     SpoolRef,
     Stepped,
     Stop,
     StoreValue,
-    Summary,
     Take,
     Trajectory,
+    TrajectorySummary,
     Transfer,
     TransferFailed,
     Transferred,
@@ -43,7 +43,7 @@ from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints import retention
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
-from asyncrl.trainer.packing.step import Described, Step
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"
@@ -59,14 +59,14 @@ class FakeLearner:
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
 
-    def owners(self, described: list[Described]) -> list[int]:
+    def owners(self, described: list[TrajectoryInfo]) -> list[int]:
         return [0] * len(described)
 
     def train(self, step: Step, policy_version: int | None) -> dict[str, float]:
         self.versions.append(policy_version)
         self.may_train.wait(10)
         self._log.append(f"train {len(self.batches)}")
-        self.batches.append(list(step.samples.values()))
+        self.batches.append(list(step.trajectories.values()))
         return {"num_tokens": 6.0, "loss": 0.5}
 
     def named_weights(self) -> list[tuple[str, str]]:
@@ -93,7 +93,7 @@ class FakePublisher:
     async def transfer(self, transfer: Transfer) -> Transferred:
         if self.error:
             raise self.error
-        return Transferred(transfer.epoch, transfer.policy_version, 0.125, 99)
+        return Transferred(transfer.transfer_group, transfer.policy_version, 0.125, 99)
 
     def deliver(self, value: StoreValue) -> None:
         self.delivered.append(value)
@@ -138,7 +138,7 @@ class Stage:
             self.broker.connect(PEER),
             self.spool.connect(PEER),
             tokenizer="tokenizer",
-            plan_hash="plan",
+            layout_hash="plan",
             checkpoints=Path("checkpoints"),
             start=start,
             clock=lambda: self.now_s,
@@ -191,7 +191,7 @@ class Stage:
 
     async def begin(self) -> None:
         """Up to the first batch; version 0 is live."""
-        assert (await self.hear(Ready)).plan_hash == "plan"
+        assert (await self.hear(Ready)).layout_hash == "plan"
         assert await self.hear(Publishing) == Publishing(0, 0)
         self.say(Published(0))
 
@@ -209,15 +209,15 @@ def payload(step: int) -> memoryview:
     return memoryview(msgspec.msgpack.encode(trajectory))
 
 
-def sample(step: int) -> Sample:
+def sample(step: int) -> ScoredTrajectory:
     raw = payload(step)
     ref = SpoolRef("spool", 0, step, len(raw), zlib.crc32(raw))
-    return Sample(Unit(step, 0), ref, float(step), {}, Summary(3, 2, 0, 0, 1, "stop"))
+    return ScoredTrajectory(Unit(step, 0), ref, float(step), {}, TrajectorySummary(3, 2, 0, 0, 1, "stop"))
 
 
-def transfer(policy_version: int, epoch: int = 1) -> Transfer:
+def transfer(policy_version: int, transfer_group: int = 1) -> Transfer:
     members = [Member("trainer-0", "1"), Member("r-0", "1")]
-    return Transfer(epoch, policy_version, members, keep=True, deadline_s=5.0)
+    return Transfer(transfer_group, policy_version, members, keep=True, deadline_s=5.0)
 
 
 def own_threads() -> list[str]:
@@ -465,9 +465,9 @@ def test_transfers_run_in_the_order_they_were_asked(scene):
     async def play(stage):
         await stage.begin()
         await stage.hear(Take)
-        stage.say(transfer(0, epoch=1), transfer(0, epoch=2))
-        assert (await stage.hear(Transferred)).epoch == 1
-        assert (await stage.hear(Transferred)).epoch == 2
+        stage.say(transfer(0, transfer_group=1), transfer(0, transfer_group=2))
+        assert (await stage.hear(Transferred)).transfer_group == 1
+        assert (await stage.hear(Transferred)).transfer_group == 2
 
     scene(play)
 
@@ -477,11 +477,11 @@ def test_a_broken_transfer_is_told_and_the_next_one_is_served(scene):
         await stage.begin()
         await stage.hear(Take)
         stage.publisher.error = TransferError("r-0 is late")
-        stage.say(transfer(0, epoch=1))
+        stage.say(transfer(0, transfer_group=1))
         assert await stage.hear(TransferFailed) == TransferFailed(1, 0, "r-0 is late")
         stage.publisher.error = None
-        stage.say(transfer(0, epoch=2))
-        assert (await stage.hear(Transferred)).epoch == 2
+        stage.say(transfer(0, transfer_group=2))
+        assert (await stage.hear(Transferred)).transfer_group == 2
 
     scene(play)
 
@@ -518,8 +518,8 @@ def test_after_the_last_step_it_still_brings_joiners_up_to_date(scene):
         await stage.hear(Publishing)
         await stage.hear(Stepped)
         await stage.hear(Commit)
-        stage.say(transfer(1, epoch=9))
-        assert (await stage.hear(Transferred)).epoch == 9
+        stage.say(transfer(1, transfer_group=9))
+        assert (await stage.hear(Transferred)).transfer_group == 9
 
     scene(play, run={"steps": 1})
 
@@ -545,8 +545,8 @@ def test_a_trainer_resumed_after_the_last_step_says_so_and_serves_joiners(scene)
         await stage.hear(Ready)
         assert await stage.hear(Publishing) == Publishing(2, 2)
         assert await stage.hear(Commit) == Commit(1, "checkpoints/step_000002")
-        stage.say(Published(2), transfer(2, epoch=9))
-        assert (await stage.hear(Transferred)).epoch == 9
+        stage.say(Published(2), transfer(2, transfer_group=9))
+        assert (await stage.hear(Transferred)).transfer_group == 9
 
     scene(play, start=Start(2, 2, "checkpoints/step_000002"), run={"steps": 2})
 

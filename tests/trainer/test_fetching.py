@@ -4,9 +4,9 @@ import array
 import asyncio
 from collections.abc import Sequence
 
-from asyncrl.messages import Batch, Sample, Span, SpoolRef, Summary, Trajectory, Unit
+from asyncrl.messages import Batch, ScoredTrajectory, Span, SpoolRef, Trajectory, TrajectorySummary, Unit
 from asyncrl.trainer.fetching import FETCH_S, fetch_step
-from asyncrl.trainer.packing.step import NOBODY, Described, Step
+from asyncrl.trainer.packing.step import NOBODY, Step, TrajectoryInfo
 
 GROUP_SIZE = 3
 
@@ -29,9 +29,9 @@ class Owning:
 
     def __init__(self, *owner: int) -> None:
         self.owner = list(owner)
-        self.described: Sequence[Described] = ()
+        self.described: Sequence[TrajectoryInfo] = ()
 
-    def owners(self, described: Sequence[Described]) -> list[int]:
+    def owners(self, described: Sequence[TrajectoryInfo]) -> list[int]:
         self.described = described
         return self.owner
 
@@ -45,11 +45,13 @@ def trajectory(group_id: int, index: int) -> Trajectory:
     return Trajectory(Unit(group_id, index), *parts, [Span(5, 0, len(ids))], "stop", "")
 
 
-def sample(group_id: int, index: int) -> Sample:
+def sample(group_id: int, index: int) -> ScoredTrajectory:
     """Its reward is its name: group before the point, index after it."""
     ref = SpoolRef("spool", group_id, index, 1, 0)
     reward = group_id + index / 10
-    return Sample(Unit(group_id, index), ref, reward, {"form": reward / 2}, Summary(index + 1, 4, 5, 5, 1, "stop"))
+    return ScoredTrajectory(
+        Unit(group_id, index), ref, reward, {"form": reward / 2}, TrajectorySummary(index + 1, 4, 5, 5, 1, "stop")
+    )
 
 
 def batch(*group_ids: int, greedy: bool = True) -> Batch:
@@ -67,7 +69,7 @@ def test_every_rank_knows_of_all_trajectories_what_the_broker_says_of_them() -> 
     names = [(7, 0), (7, 1), (7, 2), (2, 0), (2, 1), (2, 2)]
     assert [(one.outcome.group_id, one.index) for one in step.described] == names
     assert [(one.prompt_length, one.outcome.length) for one in step.described] == [(4, 1), (4, 2), (4, 3)] * 2
-    assert [one.score for one in step.outcomes] == [7.0, 7.1, 7.2, 2.0, 2.1, 2.2]
+    assert [one.reward for one in step.outcomes] == [7.0, 7.1, 7.2, 2.0, 2.1, 2.2]
     assert step.outcomes[1].metrics == {"form": 3.55}
     assert learner.described is step.described
     assert step.owner == learner.owner
@@ -76,11 +78,11 @@ def test_every_rank_knows_of_all_trajectories_what_the_broker_says_of_them() -> 
 def test_a_greedy_answer_is_the_baseline_of_its_own_prompt_and_takes_no_place() -> None:
     step = fetch(batch(7, 2), Owning(0, 0, 0, 0, 0, 0), Spool())
     assert [one.baseline for one in step.outcomes] == [7.3] * 3 + [2.3] * 3
-    assert sorted(step.samples) == [0, 1, 2, 3, 4, 5]
+    assert sorted(step.trajectories) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_prompt_that_was_not_answered_greedily_has_no_baseline() -> None:
-    both = Batch(8, [*batch(7).samples, *batch(2, greedy=False).samples])
+    both = Batch(8, [*batch(7).trajectories, *batch(2, greedy=False).trajectories])
     step = fetch(both, Owning(0, 0, 0, 0, 0, 0), Spool())
     assert [one.baseline for one in step.outcomes] == [7.3] * 3 + [None] * 3
 
@@ -91,7 +93,7 @@ def test_a_rank_asks_for_its_own_and_finds_each_in_its_place() -> None:
 
     assert spool.asked == [(7, 0), (7, 2), (2, 1)]
     assert spool.deadline_s == FETCH_S
-    assert {place: one.completion_ids.tolist() for place, one in step.samples.items()} == {
+    assert {place: one.completion_ids.tolist() for place, one in step.trajectories.items()} == {
         0: [70],
         2: [72, 0, 1],
         4: [21, 0],
@@ -99,7 +101,7 @@ def test_a_rank_asks_for_its_own_and_finds_each_in_its_place() -> None:
 
 
 def test_a_trajectory_has_the_tokens_of_the_spool_and_the_verdict_of_the_broker() -> None:
-    found = fetch(batch(7), Owning(NOBODY, NOBODY, 0), Spool()).samples[2]
+    found = fetch(batch(7), Owning(NOBODY, NOBODY, 0), Spool()).trajectories[2]
 
     assert (found.group_id, found.index, found.reward, found.metrics) == (7, 2, 7.2, {"form": 3.6})
     assert found.prompt_ids.tolist() == [7, 7, 7, 7]

@@ -9,7 +9,19 @@ import pytest
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import RankDied
-from asyncrl.messages import Batch, Fetch, Fetched, Sample, Span, SpoolRef, Stop, Summary, Trajectory, Unit, Work
+from asyncrl.messages import (
+    Batch,
+    Fetch,
+    Fetched,
+    ScoredTrajectory,
+    Span,
+    SpoolRef,
+    Stop,
+    Trajectory,
+    TrajectorySummary,
+    Unit,
+    Work,
+)
 from asyncrl.trainer.shard import ShardActor
 
 PEER = "trainer-0-rank-1.abc"
@@ -29,7 +41,7 @@ class FakeLearner:
     def train(self, step, policy_version):
         if self.error:
             raise self.error
-        self.done.append(("train", sorted(step.samples), policy_version))
+        self.done.append(("train", sorted(step.trajectories), policy_version))
 
     def gather_weights(self):
         self.done.append("gather")
@@ -49,7 +61,7 @@ def batch(step: int) -> Batch:
     for index in range(4):
         body = payload(index)
         ref = SpoolRef("spool", 0, index, len(body), zlib.crc32(body))
-        samples.append(Sample(Unit(7, index), ref, 1.0, {}, Summary(2, 2, 0, 0, 1, "stop")))
+        samples.append(ScoredTrajectory(Unit(7, index), ref, 1.0, {}, TrajectorySummary(2, 2, 0, 0, 1, "stop")))
     return Batch(step, samples)
 
 

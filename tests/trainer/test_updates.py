@@ -14,8 +14,8 @@ from asyncrl.messages import Span
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
-from asyncrl.trainer.model.optimizer import Descent
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingSample
+from asyncrl.trainer.model.optimizer import Optimizer
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, described
 from asyncrl.trainer.ranks.ranks import Alone
 from asyncrl.trainer.updates import Updates
@@ -32,7 +32,7 @@ class Network:
 
     def __init__(self, answer: float, config: Config) -> None:
         self.answer = nn.Parameter(torch.tensor([answer]))
-        self.descent = Descent({"answer": self.answer}, config.trainer, weight_decay=0.0, grad_clip=0.0)
+        self.descent = Optimizer({"answer": self.answer}, config.trainer, weight_decay=0.0, grad_clip=0.0)
         self.asked: list[int] = []
         self.settings: dict[str, Any] = {}
 
@@ -84,11 +84,11 @@ class Scene:
         return MiniBatch(step=step, places=[0, 1, 2], estimates=estimates, weigh=lambda _: 1 / 6, **settings)
 
 
-def sample(length: int) -> TrainingSample:
+def sample(length: int) -> TrainingTrajectory:
     """Version 4 wrote the first two tokens and version 5 the third. The longest fills a micro-batch of 36."""
     ids, seam = np.zeros(length, np.int32), min(length, 2)
     spans = [Span(4, 0, seam), Span(5, seam, length)]
-    return TrainingSample(0, np.zeros(33, np.int32), ids, np.full(length, SAID, np.float32), 0.0, spans)
+    return TrainingTrajectory(0, np.zeros(33, np.int32), ids, np.full(length, SAID, np.float32), 0.0, spans)
 
 
 @pytest.mark.parametrize(("max_tokens", "passes"), [(36, [3, 1]), (39, [4])])

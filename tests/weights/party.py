@@ -12,7 +12,7 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
-from asyncrl.weights.contents.layout import Plan, TensorSpec
+from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
@@ -24,7 +24,7 @@ SPECS = [
     TensorSpec(name="scale", shape=(), dtype="float32"),
     TensorSpec(name="adapter", shape=(0, 4), dtype="float32"),
 ]
-PLAN = Plan(SPECS, BUCKET_BYTES)
+PLAN = Layout(SPECS, BUCKET_BYTES)
 TRAINER = Member("trainer", "t1")
 DEFAULTS = Weights()
 SHORT_S = 0.3
@@ -43,10 +43,10 @@ def member(rank: int) -> Member:
 
 
 def transfer(
-    epoch: int, policy_version: int, ranks: list[int], *, keep: bool = True, deadline_s: float = LONG_S
+    transfer_group: int, policy_version: int, ranks: list[int], *, keep: bool = True, deadline_s: float = LONG_S
 ) -> Transfer:
     """With the trainer first."""
-    return Transfer(epoch, policy_version, [member(rank) for rank in (0, *ranks)], keep, deadline_s)
+    return Transfer(transfer_group, policy_version, [member(rank) for rank in (0, *ranks)], keep, deadline_s)
 
 
 class Rendezvous:
@@ -88,7 +88,7 @@ async def forward(link: Link, end: Publisher | Receiver) -> None:
 
 @asynccontextmanager
 async def party(
-    *, receivers: int, plan: Plan = PLAN, config: Weights = DEFAULTS, on_bucket: OnBucket | None = None
+    *, receivers: int, plan: Layout = PLAN, config: Weights = DEFAULTS, on_bucket: OnBucket | None = None
 ) -> AsyncIterator[tuple[Publisher, list[Receiver]]]:
     """A publisher and receivers of ranks 1, 2 ... with links to a rendezvous."""
     hub = MemoryHub()

@@ -14,11 +14,11 @@ from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Bye, Member, Stop, StoreValue, Transfer, TransferFailed
 from asyncrl.weights.contents.header import LAYOUT
-from asyncrl.weights.contents.layout import Plan, TensorSpec
+from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.group import Group
 from asyncrl.weights.receive import Receiver
 
-PLAN = Plan([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
+PLAN = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
 
 
 def die_in_second_bucket(signal: int, policy_version: int) -> None:
@@ -44,7 +44,7 @@ async def main(address: str, node: str) -> None:
         try:
             await receiver.transfer(transfer)
         except TransferError as error:
-            await link.send(TransferFailed(transfer.epoch, transfer.policy_version, str(error)))
+            await link.send(TransferFailed(transfer.transfer_group, transfer.policy_version, str(error)))
         else:
             await link.send(Bye(digest(receiver.weights())))
 

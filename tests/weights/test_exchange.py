@@ -9,7 +9,7 @@ from torch import Tensor
 from asyncrl.errors import TransferError
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.delta import Form
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import Channel, Sent, receive, send
 from asyncrl.weights.staging import Staging
 from tests.weights.party import PLAN, SPECS, tensors
@@ -151,7 +151,7 @@ def test_buckets_are_handed_over_in_the_plans_order_out_of_one_buffer() -> None:
 
 
 def test_a_plan_without_bytes_needs_no_collective() -> None:
-    empty = Plan([spec for spec in SPECS if spec.name == "adapter"], 64)
+    empty = Layout([spec for spec in SPECS if spec.name == "adapter"], 64)
     staging, recorder = Staging(empty, CPU), Recorder()
     send(recorder, empty, staging, base=None, checksum=None, sent=Sent())
 

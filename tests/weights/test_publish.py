@@ -132,9 +132,9 @@ def test_a_new_epoch_and_a_pair_get_everything_and_leave_the_base_of_others_alon
     async def main() -> None:
         async with party(receivers=2, config=Weights(delta=True)) as (publisher, [first, joiner]):
 
-            async def sent(epoch: int, version: int, ranks: list[int], keep: bool = True) -> int:
+            async def sent(transfer_group: int, version: int, ranks: list[int], keep: bool = True) -> int:
                 ends = [[first, joiner][rank - 1] for rank in ranks]
-                done, *_ = await move(transfer(epoch, version, ranks, keep=keep), publisher, *ends)
+                done, *_ = await move(transfer(transfer_group, version, ranks, keep=keep), publisher, *ends)
                 assert isinstance(done, Transferred)
                 assert all(same(end.weights(), changed(version)) for end in ends)
                 return done.num_bytes
@@ -240,10 +240,10 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_epoch_and_no_more() -> No
         rendezvous = Rendezvous(hub)
         tasks = [asyncio.create_task(rendezvous.run()), asyncio.create_task(forward(link, publisher))]
 
-        async def publish(epoch: int, version: int, ranks: list[int], deadline_s: float = LONG_S) -> str:
+        async def publish(transfer_group: int, version: int, ranks: list[int], deadline_s: float = LONG_S) -> str:
             weights = {spec.name: torch.full(spec.shape, float(version)) for spec in plan.specs}
             publisher.stage(version, weights.items())
-            order = transfer(epoch, version, ranks, deadline_s=deadline_s)
+            order = transfer(transfer_group, version, ranks, deadline_s=deadline_s)
             for rank in ranks:
                 hub.send(f"rollout-{rank}", order)
             await publisher.transfer(order)

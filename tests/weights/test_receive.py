@@ -9,7 +9,7 @@ from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages import Member, StoreValue, Transferred
 from asyncrl.weights.contents.checksum import Checksum
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.receive import Receiver
 from tests.weights.party import DEFAULTS, PLAN, SHORT_S, SPECS, move, party, same, tensors, transfer
 
@@ -48,7 +48,7 @@ def test_a_broken_transfer_that_never_began_leaves_the_old_version_whole() -> No
 
 def test_a_sender_with_another_plan_is_refused_by_an_error_not_a_crash() -> None:
     async def main() -> None:
-        async with party(receivers=1, plan=Plan(SPECS[:2], 64)) as (publisher, [receiver]):
+        async with party(receivers=1, plan=Layout(SPECS[:2], 64)) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
             order = transfer(1, 1, [1], deadline_s=2.0)
             errors = await asyncio.gather(publisher.transfer(order), receiver.transfer(order), return_exceptions=True)

@@ -42,7 +42,7 @@ def gdpo(outcomes: Sequence[Outcome], *, reward_weights: Mapping[str, float]) ->
 
 
 def _reward(outcome: Outcome, key: str) -> float:
-    rewards = {"score": outcome.score, **outcome.metrics}
+    rewards = {"score": outcome.reward, **outcome.metrics}
     if key not in rewards:
         raise AsyncrlError(
             f"algorithm.reward_weights names {key!r}, but a verdict of group {outcome.group_id} has only "

@@ -4,7 +4,7 @@ Which complete groups go into which step. Asked again, a step gets the same answ
     admitted ─▶ incomplete ─▶ complete ─form─▶ taken ─forget─▶ gone
 
 ``fifo``: the oldest open groups, waited for if need be. ``completion``: whichever are complete, in that order; with a
-`LagBound`, enough of those that would soon be too old, and a step waits for these.
+`StalenessBound`, enough of those that would soon be too old, and a step waits for these.
 """
 
 from collections import Counter, OrderedDict
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.groups.max_staleness import LagBound
+from asyncrl.broker.groups.max_staleness import StalenessBound
 from asyncrl.errors import BrokenInvariant
 
 
@@ -26,7 +26,7 @@ class BatchBook:
         bound: ``completion`` only: no group is left until it is too old for any step. None: groups are never too old.
     """
 
-    def __init__(self, groups_per_step: int, order: str, bound: LagBound | None = None) -> None:
+    def __init__(self, groups_per_step: int, order: str, bound: StalenessBound | None = None) -> None:
         self._groups_per_step = groups_per_step
         self._fifo = order == "fifo"
         self._bound = bound

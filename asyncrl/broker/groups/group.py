@@ -13,7 +13,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from asyncrl.messages import Prompt, Sample, Split, SpoolRef, Summary, Unit
+from asyncrl.messages import Prompt, ScoredTrajectory, Split, SpoolRef, TrajectorySummary, Unit
 
 
 class State(Enum):
@@ -32,27 +32,27 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
 
     unit: Unit
     state: State = State.MISSING
-    token: int = 0
+    lease_id: int = 0
     """Of the lease that covers it, or of the grading under way."""
     attempts: int = 0
     """Failures so far, of generation and of grading."""
     ref: SpoolRef | None = None
-    summary: Summary | None = None
+    summary: TrajectorySummary | None = None
     """What is on disk of it."""
     reward: float = 0.0
     metrics: dict[str, float] = {}
     answer: str | None = None
     """What the verifier took for the answer, if it says that."""
 
-    def lease(self, token: int) -> None:
+    def lease(self, lease_id: int) -> None:
         """A node samples it."""
-        self.state, self.token = State.LEASED, token
+        self.state, self.lease_id = State.LEASED, lease_id
 
-    def is_leased_by(self, token: int) -> bool:
+    def is_leased_by(self, lease_id: int) -> bool:
         """Is this the lease it is sampled under?"""
-        return self.state is State.LEASED and self.token == token
+        return self.state is State.LEASED and self.lease_id == lease_id
 
-    def progress(self, ref: SpoolRef, summary: Summary) -> None:
+    def progress(self, ref: SpoolRef, summary: TrajectorySummary) -> None:
         """So much of its trajectory is on disk, and more is being written."""
         self.ref, self.summary = ref, summary
 
@@ -60,7 +60,7 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
         """What is on disk of it is not to be gone on from."""
         self.ref = self.summary = None
 
-    def store(self, ref: SpoolRef, summary: Summary) -> None:
+    def store(self, ref: SpoolRef, summary: TrajectorySummary) -> None:
         """Its trajectory is on disk."""
         self.state, self.ref, self.summary = State.STORED, ref, summary
 
@@ -72,11 +72,13 @@ class Slot(Struct, eq=False, gc=False):  # In no cycle, and with ten thousand no
         """It has no trajectory or no verdict, and gets none."""
         self.state = State.GIVEN_UP
 
-    def sample(self) -> Sample:
+    def sample(self) -> ScoredTrajectory:
         """What a batch says of it. Only once scored."""
         if self.ref is None or self.summary is None:
             raise ValueError(f"{self.unit} is not stored")
-        return Sample(unit=self.unit, ref=self.ref, reward=self.reward, metrics=self.metrics, summary=self.summary)
+        return ScoredTrajectory(
+            unit=self.unit, ref=self.ref, reward=self.reward, metrics=self.metrics, summary=self.summary
+        )
 
 
 class Group(Struct, eq=False, gc=False):

@@ -1,5 +1,5 @@
 """
-How old a group may be when a step trains on it, in versions (L = ``max_lag``), and how that is kept.
+How old a group may be when a step trains on it, in versions (L = ``max_staleness``), and how that is kept.
 
     P groups per step, T steps per publish: step s trains version s // T, so a group admitted while version v was live
     may go into the steps up to its last one, (v + L + 1) T - 1
@@ -29,21 +29,21 @@ from collections.abc import Iterable, Mapping
 from asyncrl.broker.groups.group import Group
 
 
-class LagBound:
-    """The arithmetic of ``max_lag``."""
+class StalenessBound:
+    """The arithmetic of ``max_staleness``."""
 
-    def __init__(self, max_lag: int, groups_per_step: int, steps_per_publish: int) -> None:
-        self._max_lag = max_lag
+    def __init__(self, max_staleness: int, groups_per_step: int, steps_per_publish: int) -> None:
+        self._max_staleness = max_staleness
         self._groups_per_step = groups_per_step
         self._steps_per_publish = steps_per_publish
 
     def last_step(self, min_version: int) -> int:
         """The last step that may consume a group admitted at this version."""
-        return (min_version + self._max_lag + 1) * self._steps_per_publish - 1
+        return (min_version + self._max_staleness + 1) * self._steps_per_publish - 1
 
     def oldest_version(self, step: int) -> int:
         """``step`` may consume groups admitted at this version or a newer one; below 0 for all there are."""
-        return step // self._steps_per_publish - self._max_lag
+        return step // self._steps_per_publish - self._max_staleness
 
     def due(self, num_open: Mapping[int, int], step: int) -> list[tuple[int, int]]:
         """
@@ -74,7 +74,7 @@ class Stragglers:
     So each group begins anew at most once a version, and a step is always formed of what is left or new.
     """
 
-    def __init__(self, bound: LagBound) -> None:
+    def __init__(self, bound: StalenessBound) -> None:
         self._bound = bound
         self._removed_below = 0
         """Groups admitted at a version below this one have begun anew; no more of them are admitted."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.leases.credits import CreditBook
-from asyncrl.broker.leases.lease import Lease, LeaseBook
+from asyncrl.broker.leases.lease import LeaseBook, OpenLease
 from asyncrl.broker.leases.lease_terms import lease_message
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.broker.ledger.records import Progressed, Reissued
@@ -26,7 +26,7 @@ from asyncrl.config.sections import Config
 from asyncrl.messages import Cancelled, Held, StoredItem, Unit
 
 
-class Leasing:
+class Dispatcher:
     """
     All leases, and the groups that want one.
 
@@ -35,7 +35,7 @@ class Leasing:
         evaluation: Whose prompts go to the node it holds.
         group_of: Open groups, by a unit of theirs.
         out: Where messages, records and events go.
-        broker_epoch: Higher than in any earlier life of this run's broker.
+        broker_term: Higher than in any earlier life of this run's broker.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Leasing:
         evaluation: EvaluationBook,
         group_of: Callable[[Unit], Group | None],
         out: Outbox,
-        broker_epoch: int,
+        broker_term: int,
     ) -> None:
         self._config = config
         self._evaluation = evaluation
         self._group_of = group_of
         self._out = out
-        self.leases = LeaseBook(broker_epoch, config.schedule.lease_s)
+        self.leases = LeaseBook(broker_term, config.schedule.lease_s)
         self.credits = CreditBook()
         """Of rollouts."""
         self.unleased = WaitingGroups()
@@ -88,7 +88,7 @@ class Leasing:
     def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
         for index in indices:
-            group.slots[index].lease(lease.token)
+            group.slots[index].lease(lease.lease_id)
         self.spend(node, len(indices))
         self._out.send(node.peer, lease_message(self._config, group, lease))
 
@@ -102,9 +102,9 @@ class Leasing:
     def progressed(self, item: StoredItem) -> None:
         """What is written so far of an unfinished trajectory is on disk. Of a lease that ended it comes too late."""
         slot = self.slot(item.unit)
-        if slot and slot.is_leased_by(item.token):
+        if slot and slot.is_leased_by(item.lease_id):
             slot.progress(item.ref, item.summary)
-            self._out.record(Progressed(item.unit, item.token, item.ref, item.summary))
+            self._out.record(Progressed(item.unit, item.lease_id, item.ref, item.summary))
 
     def is_outlived(self, item: StoredItem) -> bool:
         """
@@ -117,7 +117,7 @@ class Leasing:
         if group is None:
             return False
         if group.split == "held_out":
-            return not self.leases.granted(item.token)
+            return not self.leases.granted(item.lease_id)
         return item.summary.oldest_version < group.min_version
 
     # ── taken back ──────────────────────────────────────────────────────────────────────────
@@ -136,27 +136,27 @@ class Leasing:
             self._out.event("lease.expired", group_id=lease.group_id, node=lease.node)
             self._lost(lease, "expired")
 
-    def failed(self, slot: Slot, token: int) -> None:
+    def failed(self, slot: Slot, lease_id: int) -> None:
         """A generation broke. It begins anew: what it had written may be the reason."""
         thrown_away = slot.summary.num_tokens if slot.summary else 0
         slot.begin_anew()
-        self._missing(slot, token, "failed", thrown_away)
+        self._missing(slot, lease_id, "failed", thrown_away)
 
     def cancel(self, group: Group) -> None:
         """Nobody wants its trajectories any more."""
         for lease in self.leases.cancel(group.group_id, group.split):
-            self._out.send(lease.node, Cancelled([lease.token]))
+            self._out.send(lease.node, Cancelled([lease.lease_id]))
         self.unleased.discard(group.group_id)
 
-    def _lost(self, lease: Lease, cause: str) -> None:
+    def _lost(self, lease: OpenLease, cause: str) -> None:
         for index in lease.open:
             slot = self.slot(Unit(lease.group_id, index, lease.split))
-            if slot and slot.is_leased_by(lease.token):
-                self._missing(slot, lease.token, cause)
+            if slot and slot.is_leased_by(lease.lease_id):
+                self._missing(slot, lease.lease_id, cause)
 
-    def _missing(self, slot: Slot, token: int, cause: str, num_tokens: int = 0) -> None:
+    def _missing(self, slot: Slot, lease_id: int, cause: str, num_tokens: int = 0) -> None:
         slot.state = State.MISSING
-        self._out.record(Reissued(slot.unit, token, cause, num_tokens))
+        self._out.record(Reissued(slot.unit, lease_id, cause, num_tokens))
         if group := self._group_of(slot.unit):
             self.wanted(group)
 
@@ -185,8 +185,8 @@ class Leasing:
             return False
         if unit.split == "held_out" or item.oldest_version < group.min_version:
             return False
-        self.leases.adopt(item.token, node.peer, unit.group_id, unit.split, unit.index, now_s)
-        slot.lease(item.token)
+        self.leases.adopt(item.lease_id, node.peer, unit.group_id, unit.split, unit.index, now_s)
+        slot.lease(item.lease_id)
         return True
 
     def _awaits_nodes(self, now_s: float) -> bool:

@@ -18,10 +18,10 @@ from msgspec import Struct
 from asyncrl.messages import Split
 
 
-class Lease(Struct, eq=False, gc=False):
+class OpenLease(Struct, eq=False, gc=False):
     """Some indices of one group, in the hands of one node."""
 
-    token: int
+    lease_id: int
     node: str
     group_id: int
     split: Split
@@ -30,49 +30,51 @@ class Lease(Struct, eq=False, gc=False):
     deadline_s: float
 
     def __repr__(self) -> str:
-        return f"<Lease {self.token & 0xFFFFFFFF} {self.node} group={self.group_id} open={list(self.open)}>"
+        return f"<Lease {self.lease_id & 0xFFFFFFFF} {self.node} group={self.group_id} open={list(self.open)}>"
 
 
 class LeaseBook:
     """All open leases."""
 
-    def __init__(self, broker_epoch: int, lease_s: float) -> None:
-        self._broker_epoch = broker_epoch
-        self._next_token = (broker_epoch << 32) + 1
+    def __init__(self, broker_term: int, lease_s: float) -> None:
+        self._broker_term = broker_term
+        self._next_id = (broker_term << 32) + 1
         self._lease_s = lease_s
-        self._open: dict[int, Lease] = {}
-        self._of_node: dict[str, dict[int, Lease]] = {}
-        self._of_group: dict[tuple[int, Split], tuple[Lease, ...]] = {}
+        self._open: dict[int, OpenLease] = {}
+        self._of_node: dict[str, dict[int, OpenLease]] = {}
+        self._of_group: dict[tuple[int, Split], tuple[OpenLease, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def next_token(self) -> int:
+    def next_id(self) -> int:
         """A fencing token nobody has."""
-        token = self._next_token
-        self._next_token += 1
-        return token
+        lease_id = self._next_id
+        self._next_id += 1
+        return lease_id
 
-    def granted(self, token: int) -> bool:
+    def granted(self, lease_id: int) -> bool:
         """Is it one of ours, and not of an earlier broker?"""
-        return token >> 32 == self._broker_epoch
+        return lease_id >> 32 == self._broker_term
 
-    def grant(self, node: str, group_id: int, split: Split, indices: list[int], now_s: float) -> Lease:
+    def grant(self, node: str, group_id: int, split: Split, indices: list[int], now_s: float) -> OpenLease:
         """A new lease of ``indices`` to ``node``."""
-        return self._add(Lease(self.next_token(), node, group_id, split, tuple(sorted(indices)), now_s + self._lease_s))
+        return self._add(
+            OpenLease(self.next_id(), node, group_id, split, tuple(sorted(indices)), now_s + self._lease_s)
+        )
 
     def adopt(  # noqa: PLR0917  called in one place
-        self, token: int, node: str, group_id: int, split: Split, index: int, now_s: float
+        self, lease_id: int, node: str, group_id: int, split: Split, index: int, now_s: float
     ) -> None:
         """One more index of a lease that ``node`` was given in an earlier session."""
-        if (lease := self._open.get(token)) and lease.node == node:
+        if (lease := self._open.get(lease_id)) and lease.node == node:
             lease.open = tuple(sorted({*lease.open, index}))
         else:
-            self._add(Lease(token, node, group_id, split, (index,), now_s + self._lease_s))
+            self._add(OpenLease(lease_id, node, group_id, split, (index,), now_s + self._lease_s))
 
-    def settle(self, token: int, index: int) -> None:
+    def settle(self, lease_id: int, index: int) -> None:
         """One index of a lease has its result, or has failed; the lease is gone with its last one."""
-        if lease := self._open.get(token):
+        if lease := self._open.get(lease_id):
             lease.open = tuple([other for other in lease.open if other != index])
             if not lease.open:
                 self._take([lease])
@@ -87,31 +89,31 @@ class LeaseBook:
         for lease in self._open.values():
             lease.deadline_s += seconds
 
-    def expire(self, now_s: float) -> list[Lease]:
+    def expire(self, now_s: float) -> list[OpenLease]:
         """Take overdue leases back."""
         return self._take([lease for lease in self._open.values() if lease.deadline_s <= now_s])
 
-    def revoke(self, node: str) -> list[Lease]:
+    def revoke(self, node: str) -> list[OpenLease]:
         """Take back everything a node holds."""
         return self._take(list(self._of_node.get(node, {}).values()))
 
-    def cancel(self, group_id: int, split: Split) -> list[Lease]:
+    def cancel(self, group_id: int, split: Split) -> list[OpenLease]:
         """Take back everything on one group."""
         return self._take(self._of_group.get((group_id, split), ()))
 
-    def _add(self, lease: Lease) -> Lease:
+    def _add(self, lease: OpenLease) -> OpenLease:
         key = lease.group_id, lease.split
-        self._open[lease.token] = lease
-        self._of_node.setdefault(lease.node, {})[lease.token] = lease
+        self._open[lease.lease_id] = lease
+        self._of_node.setdefault(lease.node, {})[lease.lease_id] = lease
         self._of_group[key] = (*self._of_group.get(key, ()), lease)
         return lease
 
-    def _take(self, leases: Iterable[Lease]) -> list[Lease]:
+    def _take(self, leases: Iterable[OpenLease]) -> list[OpenLease]:
         taken = list(leases)
         for lease in taken:
-            del self._open[lease.token]
+            del self._open[lease.lease_id]
             held = self._of_node[lease.node]
-            del held[lease.token]
+            del held[lease.lease_id]
             if not held:
                 del self._of_node[lease.node]
             key = lease.group_id, lease.split

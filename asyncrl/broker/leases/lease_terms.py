@@ -1,15 +1,15 @@
 """What a lease says: the prompt, how to sample it, and with which seeds."""
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.leases.lease import Lease as OpenLease
+from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.config.sections import Config
-from asyncrl.messages import Begun, Lease, Sampling, Split
+from asyncrl.messages import Lease, ResumePoint, Sampling, Split
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
     """The message that grants ``lease`` on ``group``."""
     return Lease(
-        token=lease.token,
+        lease_id=lease.lease_id,
         group_id=group.group_id,
         indices=list(lease.open),
         split=group.split,
@@ -20,7 +20,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         expires_in_s=config.schedule.lease_s,
         truncation=config.data.truncation,
         greedy=[index for index in lease.open if index >= group.size - group.num_greedy],
-        begun=[Begun(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
+        resume_from=[ResumePoint(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
 
 

@@ -21,11 +21,11 @@ from asyncrl.broker.ledger.records import (
     Reissued,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
-from asyncrl.messages import Summary, Unit
+from asyncrl.messages import TrajectorySummary, Unit
 
 
 class Accounts:
@@ -36,7 +36,7 @@ class Accounts:
         """How often each group was admitted; so too the other counters."""
         self.results: Counter[Unit] = Counter()
         self.verdicts: Counter[Unit] = Counter()
-        self.summaries: dict[Unit, Summary] = {}
+        self.summaries: dict[Unit, TrajectorySummary] = {}
         """Of the first result of each unit; so too what else is kept by unit: of units that began anew, since then."""
         self.batches: dict[int, list[int]] = {}
         """Groups by step, as it was last taken."""
@@ -75,7 +75,7 @@ class Accounts:
                 self.results[unit] += 1
                 self.summaries.setdefault(unit, summary)
                 self._seen(unit)
-            case Verdict(unit=unit):
+            case Rewarded(unit=unit):
                 self.verdicts[unit] += 1
                 self._seen(unit)
             case Taken(step=step, group_ids=group_ids):
@@ -103,7 +103,7 @@ class Accounts:
             case _:
                 pass  # Measured, NodeEvent: nothing to add up
 
-    def summaries_of(self, group_id: int, group_size: int) -> list[Summary]:
+    def summaries_of(self, group_id: int, group_size: int) -> list[TrajectorySummary]:
         """Of those trajectories of a training group that have a result, by index."""
         units = (Unit(group_id, index) for index in range(group_size))
         return [self.summaries[unit] for unit in units if unit in self.summaries]

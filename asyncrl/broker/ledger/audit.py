@@ -80,8 +80,8 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Versions; 0 if nothing was trained."""
     staleness: dict[int, int]
     """Trained trajectories by staleness."""
-    over_max_lag: int = 0
-    """Trained trajectories older than ``schedule.max_lag``."""
+    over_max_staleness: int = 0
+    """Trained trajectories older than ``schedule.max_staleness``."""
     lengths: list[LengthBucket]
     """Shortest first."""
     dropped_unfinished: int
@@ -98,7 +98,7 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
         records: All of them, in order; gone through once.
         schedule: What the run was to keep. Step s trains version s // T, whether or not that one went live.
     """
-    group_size, max_lag = schedule.group_size, schedule.max_lag
+    group_size, max_staleness = schedule.group_size, schedule.max_staleness
     accounts = Accounts()
     for record in records:
         accounts.add(record)
@@ -106,7 +106,9 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
     trained_lengths = _lengths_of(trained, accounts, group_size)
     dropped_lengths = _lengths_of(dropped, accounts, group_size)
     staleness = accounts.staleness(group_size, schedule.steps_per_publish)
-    over_max_lag = 0 if max_lag is None else sum(num for versions, num in staleness.items() if versions > max_lag)
+    over_max_staleness = (
+        0 if max_staleness is None else sum(num for versions, num in staleness.items() if versions > max_staleness)
+    )
     return Audit(
         steps=len(accounts.batches),
         issued=len(accounts.admitted),
@@ -127,7 +129,7 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
         tokens_thrown_away=dict(accounts.thrown_away),
         staleness_max=max(staleness, default=0),
         staleness=dict(sorted(staleness.items())),
-        over_max_lag=over_max_lag,
+        over_max_staleness=over_max_staleness,
         lengths=_buckets(trained_lengths, dropped_lengths, accounts.restarted_lengths),
         dropped_unfinished=group_size * len(dropped) - len(dropped_lengths),
         problems=[
@@ -135,7 +137,7 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
             *_wrong_units(accounts, group_size),
             *_wrong_batches(accounts, schedule.groups_per_step),
             *_wrong_window(accounts, schedule.window),
-            *_wrong_ages(max_lag, 0 if schedule.on_straggler == "train" else over_max_lag),
+            *_wrong_ages(max_staleness, 0 if schedule.on_straggler == "train" else over_max_staleness),
         ],
     )
 
@@ -197,9 +199,9 @@ def _wrong_window(accounts: Accounts, window: int) -> Iterator[str]:
         yield f"{accounts.peak_open} groups were open at once, but the window holds {window}"
 
 
-def _wrong_ages(max_lag: int | None, num_over: int) -> Iterator[str]:
+def _wrong_ages(max_staleness: int | None, num_over: int) -> Iterator[str]:
     if num_over:
-        yield f"{num_over} trained trajectories were older than {max_lag} versions (max_lag)"
+        yield f"{num_over} trained trajectories were older than {max_staleness} versions (max_staleness)"
 
 
 # ── parts of the sums ───────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@ What a ledger is on disk: a SQLite database with the records of one run, in the 
 
     records   seq │ kind │ key (unique, or NULL) │ body (msgpack) │ crc32 of body
     retired   group_id (unique) │ how ("taken/17" or "dropped")
-    meta      run_id │ broker_epoch │ schema_version │ crc32 of these
+    meta      run_id │ broker_term │ schema_version │ crc32 of these
 
 The unique columns are the second line of defence: the broker's rules never count anything twice, and if they did,
 the database would refuse.
@@ -166,6 +166,6 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     write_meta(connection, "schema_version", SCHEMA_VERSION)
     write_meta(connection, "run_id", uuid.uuid4().hex)
-    write_meta(connection, "broker_epoch", 0)
+    write_meta(connection, "broker_term", 0)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute("COMMIT")

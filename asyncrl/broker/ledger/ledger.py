@@ -68,7 +68,7 @@ class Ledger:
         self._connection = open_writable(path)
         self.run_id = str(read_meta(self._connection, "run_id"))
         """Random, made with the file."""
-        self.broker_epoch = self._begin_epoch()
+        self.broker_term = self._begin_term()
         """How many brokers have opened this ledger."""
         self._ended: AsyncrlError | None = None
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -109,11 +109,11 @@ class Ledger:
         self._ended = self._ended or LedgerError(f"the ledger {self._path} was closed")
         self._connection.close()
 
-    def _begin_epoch(self) -> int:
+    def _begin_term(self) -> int:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            epoch = int(read_meta(self._connection, "broker_epoch") or 0) + 1
-            write_meta(self._connection, "broker_epoch", epoch)
+            epoch = int(read_meta(self._connection, "broker_term") or 0) + 1
+            write_meta(self._connection, "broker_term", epoch)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._connection.close()
@@ -183,12 +183,12 @@ class Ledger:
         return "two equal records in one call"
 
     def _refuse_if_succeeded(self) -> None:
-        epoch = read_meta(self._connection, "broker_epoch")
-        if epoch != self.broker_epoch:
+        epoch = read_meta(self._connection, "broker_term")
+        if epoch != self.broker_term:
             self._connection.execute("ROLLBACK")
             raise RunFailed(
                 f"another broker (epoch {epoch}) has opened the ledger {self._path}; this one (epoch "
-                f"{self.broker_epoch}) must not write any more: keep one of them"
+                f"{self.broker_term}) must not write any more: keep one of them"
             )
 
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from asyncrl.broker.ledger.file import UNREADABLE, one_line, open_readable, read_meta
-from asyncrl.broker.ledger.records import AnyRecord, Result, Taken, Verdict, decode, key, units_of_group
+from asyncrl.broker.ledger.records import AnyRecord, Result, Rewarded, Taken, decode, key, units_of_group
 from asyncrl.errors import LedgerError
 from asyncrl.messages import Split
 
@@ -62,10 +62,10 @@ class LedgerReader:
         found = (record for _, record in self._select("WHERE key = ?", f"taken/{step}"))
         return next((record for record in found if isinstance(record, Taken)), None)
 
-    def results(self, group_id: int, split: Split = "train") -> list[tuple[Result, Verdict | None]]:
+    def results(self, group_id: int, split: Split = "train") -> list[tuple[Result, Rewarded | None]]:
         """What is stored of a group, in order of index, each with its verdict if there is one."""
         results = [r for r in self._of_group("result", split, group_id) if isinstance(r, Result)]
-        verdicts = {r.unit: r for r in self._of_group("verdict", split, group_id) if isinstance(r, Verdict)}
+        verdicts = {r.unit: r for r in self._of_group("verdict", split, group_id) if isinstance(r, Rewarded)}
         return [(result, verdicts.get(result.unit)) for result in sorted(results, key=lambda result: result.unit)]
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Role, Split, SpoolRef, Summary, Unit
+from asyncrl.messages import Role, Split, SpoolRef, TrajectorySummary, Unit
 
 
 class Record(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -56,9 +56,9 @@ class Result(Record, frozen=True):
     """The first durable trajectory of a unit since its group began. Later ones are `Duplicate`."""
 
     unit: Unit
-    token: int
+    lease_id: int
     ref: SpoolRef
-    summary: Summary
+    summary: TrajectorySummary
     num_restarts: int = 0
     """`Restarted` of its group so far."""
 
@@ -67,20 +67,20 @@ class Progressed(Record, frozen=True):
     """So much of a trajectory was on disk while it was being written; whoever samples it next goes on from there."""
 
     unit: Unit
-    token: int
+    lease_id: int
     ref: SpoolRef
-    summary: Summary
+    summary: TrajectorySummary
 
 
 class Duplicate(Record, frozen=True):
     """A trajectory came for a unit that had one, or that nobody waits for any more; it was not kept."""
 
     unit: Unit
-    token: int
+    lease_id: int
     num_tokens: int
 
 
-class Verdict(Record, frozen=True):
+class Rewarded(Record, frozen=True):
     """The reward of a unit."""
 
     unit: Unit
@@ -106,7 +106,7 @@ class Reissued(Record, frozen=True):
     """A unit's lease was taken back, so that the unit is leased again."""
 
     unit: Unit
-    token: int
+    lease_id: int
     """Of the lease that ended."""
     cause: str
     """``expired``, ``node_lost``, ``node_left``, ``failed``."""
@@ -177,7 +177,7 @@ class NodeEvent(Record, frozen=True):
 
 
 AnyRecord = (
-    Admitted | Progressed | Result | Duplicate | Verdict | FailedAttempt | Reissued | Restarted | Dropped
+    Admitted | Progressed | Result | Duplicate | Rewarded | FailedAttempt | Reissued | Restarted | Dropped
     | Taken | Committed | VersionLive | Measured | NodeEvent
 )  # fmt: skip
 
@@ -210,7 +210,7 @@ def key(record: Record) -> str | None:
             return f"admitted/{group_id}"
         case Result(unit=unit, num_restarts=num_restarts):
             return f"{units_of_group('result', unit.split, unit.group_id, num_restarts)}{unit.index}"
-        case Verdict(unit=unit, num_restarts=num_restarts):
+        case Rewarded(unit=unit, num_restarts=num_restarts):
             return f"{units_of_group('verdict', unit.split, unit.group_id, num_restarts)}{unit.index}"
         case Taken(step=step):
             return f"taken/{step}"

@@ -5,11 +5,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from asyncrl.broker.groups.window import Window
-from asyncrl.broker.leases.dispatcher import Leasing
+from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import PublishBook
+from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.messages import Role
 
 PATIENCE_S = 60.0
@@ -19,9 +19,9 @@ class Books(Protocol):
     """Where work may wait, and who is there to do it: what the scheduler keeps."""
 
     nodes: NodeBook
-    publishing: PublishBook
+    transfers: TransferBook
     window: Window
-    leasing: Leasing
+    dispatcher: Dispatcher
     grading: GradeBook
     evaluation: EvaluationBook
 
@@ -82,7 +82,7 @@ def waits(books: Books) -> list[Wait]:
 
 def _of_a_trainer(books: Books) -> str:
     """In words; empty if there is none."""
-    if books.publishing.live_version < 0:
+    if books.transfers.live_version < 0:
         return f"{len(rollouts)} rollouts without weights" if (rollouts := books.nodes.rollouts()) else ""
     if books.window.num_open:
         return f"{books.window.num_open} groups in the window"
@@ -91,8 +91,8 @@ def _of_a_trainer(books: Books) -> str:
 
 def _of_a_rollout(books: Books) -> str:
     """In words; empty if there is none."""
-    if books.publishing.staged_version > books.publishing.live_version:
-        return f"the weights of version {books.publishing.staged_version}"
-    if books.leasing.unleased:
-        return f"{len(books.leasing.unleased)} groups"
+    if books.transfers.staged_version > books.transfers.live_version:
+        return f"the weights of version {books.transfers.staged_version}"
+    if books.dispatcher.unleased:
+        return f"{len(books.dispatcher.unleased)} groups"
     return "" if books.evaluation.is_finished else "the prompts of an evaluation"

@@ -17,7 +17,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Live, Stepped
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 log = structlog.get_logger()
 
@@ -69,9 +69,9 @@ class RunReport:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        line = step_report.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_lag)
+        line = step_report.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
         line |= self._scheduler.filtering.metrics(stepped.step)
-        line |= self._swaps.of(self._scheduler.publishing.live_version)
+        line |= self._swaps.of(self._scheduler.transfers.live_version)
         self._totals.add(line)
         self._directory.append_metrics(line)
         if alarm := self._gap_alarm.check(line):
@@ -106,14 +106,14 @@ class RunReport:
         status: Literal["finished", "failed"] = "failed" if cause else "finished"
         self.event("run.finished", status=status, cause=cause)
         self._directory.write_summary(
-            Summary(
+            RunSummary(
                 name=self._directory.path.name,
                 status=status,
                 cause=cause,
                 seed=self._config.run.seed,
                 steps=totals.steps,
                 steps_planned=self._config.run.steps,
-                versions=max(self._scheduler.publishing.live_version, 0),
+                versions=max(self._scheduler.transfers.live_version, 0),
                 wall_s=round(self._time_s(), 3),
                 base_accuracy=next((r.accuracy for r in results if r.policy_version == 0), None),
                 held_out_accuracy=results[-1].accuracy if results else None,

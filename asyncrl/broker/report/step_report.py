@@ -8,20 +8,22 @@ from asyncrl.broker.nodes.node import Node
 from asyncrl.messages import Live, Stepped
 
 
-def batch_metrics(groups: Sequence[Group], policy_version: int, max_lag: int | None = None) -> dict[str, float]:
+def batch_metrics(groups: Sequence[Group], policy_version: int, max_staleness: int | None = None) -> dict[str, float]:
     """
     What a batch was made of.
 
     Args:
         policy_version: The trainer's when it consumed it.
-        max_lag: Staleness of which it is said how many trajectories have more. None: nothing is said.
+        max_staleness: Staleness of which it is said how many trajectories have more. None: nothing is said.
     """
     slots = [slot for group in groups for slot in group.sampled]
     summaries = [slot.summary for slot in slots if slot.summary]
     lengths = [summary.num_tokens for summary in summaries]
     staleness = [policy_version - summary.oldest_version for summary in summaries]
     count = max(len(slots), 1)
-    flagged = {} if max_lag is None else {"over_max_lag": sum(lag > max_lag for lag in staleness) / count}
+    flagged = (
+        {} if max_staleness is None else {"over_max_staleness": sum(lag > max_staleness for lag in staleness) / count}
+    )
     return {
         "reward": sum(slot.reward for slot in slots) / count,
         "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
@@ -137,14 +139,14 @@ class Totals:
 
 
 def line(
-    stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_lag: int | None = None
+    stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_staleness: int | None = None
 ) -> dict[str, float]:
     """A line of metrics.jsonl."""
     return {
         "step": stepped.step,
         "version": stepped.policy_version,
         "time_s": time_s,
-        **batch_metrics(groups, stepped.policy_version, max_lag),
+        **batch_metrics(groups, stepped.policy_version, max_staleness),
         **stepped.metrics,
         "wait_rollout": wait_rollout,
     }

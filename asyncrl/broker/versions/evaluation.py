@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.config.sections import Evaluation
-from asyncrl.evaluation.metrics import Answer, Question, marks, named
+from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, evaluation_metrics, named
 from asyncrl.messages import Evaluated, Prompt, Unit
 
 
-class Ongoing:
+class OngoingEvaluation:
     """One evaluation under way."""
 
     def __init__(self, peer: str, policy_version: int, groups: list[Group]) -> None:
@@ -31,7 +31,7 @@ class Ongoing:
     def result(self, samples: int) -> Evaluated:
         """What came out, of so many completions of each prompt."""
         questions = [_question(group) for group in self._groups]
-        overall = marks(questions, samples)
+        overall = evaluation_metrics(questions, samples)
         return Evaluated(self.policy_version, overall.accuracy, overall.num_prompts, named(questions, samples))
 
 
@@ -47,7 +47,7 @@ class EvaluationBook:
         """That went live."""
         self._due: int | None = None
         """The newest version that is owed an evaluation, if any is."""
-        self.ongoing: Ongoing | None = None
+        self.ongoing: OngoingEvaluation | None = None
         self.results: list[Evaluated] = []
 
     @property
@@ -76,7 +76,7 @@ class EvaluationBook:
         if wanted and self._prompts:
             self._due = policy_version
 
-    def start(self, peer: str, policy_version: int) -> Ongoing | None:
+    def start(self, peer: str, policy_version: int) -> OngoingEvaluation | None:
         """Begin on this node if an evaluation is due and none is under way."""
         if not self.is_waiting:
             return None
@@ -86,7 +86,7 @@ class EvaluationBook:
         ]
         self._next_group_id += len(groups)
         self._due = None
-        self.ongoing = Ongoing(peer, policy_version, groups)
+        self.ongoing = OngoingEvaluation(peer, policy_version, groups)
         return self.ongoing
 
     def group(self, group_id: int) -> Group | None:
@@ -118,7 +118,7 @@ class EvaluationBook:
         """A group of an earlier life of the broker: its id is not given again."""
         self._next_group_id = max(self._next_group_id, group_id + 1)
 
-    def left(self, peer: str) -> Ongoing | None:
+    def left(self, peer: str) -> OngoingEvaluation | None:
         """A node is gone; the evaluation it had in hand is owed again."""
         lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
         if lost:
@@ -127,9 +127,9 @@ class EvaluationBook:
         return lost
 
 
-def _question(group: Group) -> Question:
+def _question(group: Group) -> EvaluatedPrompt:
     answers = [
-        Answer(
+        EvaluatedCompletion(
             reward=slot.reward,
             correct=slot.metrics.get("correct", slot.reward),
             text=slot.answer,
@@ -139,4 +139,4 @@ def _question(group: Group) -> Question:
         for slot in group.slots
         if slot.state is State.SCORED and slot.summary
     ]
-    return Question(data_source=group.prompt.data_source, answers=answers, num_failed=group.size - len(answers))
+    return EvaluatedPrompt(data_source=group.prompt.data_source, answers=answers, num_failed=group.size - len(answers))

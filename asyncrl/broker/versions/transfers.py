@@ -22,7 +22,7 @@ MAX_FAILURES = 5
 """Transfers of one version that may break before the run gives up; of one rollout alone, before it is given up."""
 
 
-class Ongoing:
+class OngoingTransfer:
     """The transfer under way."""
 
     def __init__(self, message: Transfer, receivers: Sequence[Node], peers: list[str], next_step: int) -> None:
@@ -47,7 +47,7 @@ class Ongoing:
         return self.peers[0] not in self.failures and not receivers <= self.failures.keys()
 
 
-class PublishBook:
+class TransferBook:
     """
     Versions and transfers.
 
@@ -59,14 +59,14 @@ class PublishBook:
     def __init__(self, deadline_s: float, *, swaps_at_once: bool = True) -> None:
         self._deadline_s = deadline_s
         self._swaps_at_once = swaps_at_once
-        self._last_epoch = 0
+        self._last_group = 0
         self._kept: tuple[int, list[str]] | None = None
         """Epoch and members of the group that is reused; None: the next transfer makes a new one."""
         self._staged: Publishing | None = None
         self._num_failures = 0
         self._broken_alone: Counter[str] = Counter()
         """By peer: how often a rollout's transfer broke and nobody else's, since it last was up to date."""
-        self.ongoing: Ongoing | None = None
+        self.ongoing: OngoingTransfer | None = None
         self.live_version = -1
 
     @property
@@ -74,9 +74,9 @@ class PublishBook:
         """Newest version the trainer offered; -1 before the first."""
         return self._staged.policy_version if self._staged else -1
 
-    def stage(self, publishing: Publishing) -> None:
+    def stage(self, transfers: Publishing) -> None:
         """The trainer has a version ready."""
-        self._staged = publishing
+        self._staged = transfers
         self._num_failures = 0
 
     def unstage(self) -> None:
@@ -88,7 +88,7 @@ class PublishBook:
         """How long the members of a transfer have. They give up by themselves at half of it."""
         return 2 * self._deadline_s
 
-    def start(self, nodes: NodeBook, now_s: float) -> Ongoing | None:
+    def start(self, nodes: NodeBook, now_s: float) -> OngoingTransfer | None:
         """
         The next transfer, if one is due: a new version to everybody, or the live one to a node that lacks it.
 
@@ -106,19 +106,19 @@ class PublishBook:
             return None
         peers = [trainer.peer, *(node.peer for node in receivers)]
         message = Transfer(
-            epoch=self._epoch_for(peers, keep),
+            transfer_group=self._group_for(peers, keep),
             policy_version=version,
             members=[trainer.member, *(node.member for node in receivers)],
             keep=keep,
             deadline_s=self._deadline_s,
         )
-        self.ongoing = Ongoing(message, receivers, peers, self._staged.next_step)
+        self.ongoing = OngoingTransfer(message, receivers, peers, self._staged.next_step)
         self.ongoing.expires_s = now_s + self.limit_s
         return self.ongoing
 
-    def reported(self, peer: str, epoch: int, failure: str = "") -> None:
+    def reported(self, peer: str, transfer_group: int, failure: str = "") -> None:
         """A member's side of the transfer ended, or broke."""
-        if (ongoing := self.ongoing) is None or ongoing.message.epoch != epoch:
+        if (ongoing := self.ongoing) is None or ongoing.message.transfer_group != transfer_group:
             return
         ongoing.unreported.discard(peer)
         if failure:
@@ -163,7 +163,7 @@ class PublishBook:
             return []
         return sorted(ongoing.unreported or (ongoing.swapping if self._swaps_at_once else ()))
 
-    def conclude(self, held: Collection[str]) -> Ongoing | None:
+    def conclude(self, held: Collection[str]) -> OngoingTransfer | None:
         """
         The transfer that has just ended with its version in use, else None.
 
@@ -194,7 +194,7 @@ class PublishBook:
         self.live_version = max(self.live_version, ongoing.message.policy_version)
         return ongoing
 
-    def _broke(self, ongoing: Ongoing) -> None:
+    def _broke(self, ongoing: OngoingTransfer) -> None:
         if not ongoing.message.keep:
             self._broken_alone[ongoing.peers[1]] += 1
             return
@@ -217,10 +217,10 @@ class PublishBook:
         able = [node for node in lacking if self._broken_alone[node.peer] < MAX_FAILURES]
         return sorted(able, key=lambda node: self._broken_alone[node.peer])[:1]
 
-    def _epoch_for(self, peers: list[str], keep: bool) -> int:
+    def _group_for(self, peers: list[str], keep: bool) -> int:
         if keep and self._kept and self._kept[1] == peers:
             return self._kept[0]
-        self._last_epoch += 1
+        self._last_group += 1
         if keep:
-            self._kept = (self._last_epoch, peers)
-        return self._last_epoch
+            self._kept = (self._last_group, peers)
+        return self._last_group

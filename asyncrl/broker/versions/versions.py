@@ -11,7 +11,7 @@ from asyncrl.broker.ledger.records import Measured, VersionLive
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import PublishBook
+from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.messages import Evaluating, Hold, Live, Published, Publishing, Release, TransferFailed, Transferred, Unit
 
 
@@ -28,9 +28,9 @@ class Versions:
     """
 
     def __init__(
-        self, publishing: PublishBook, evaluation: EvaluationBook, nodes: NodeBook, window: Window, out: Outbox
+        self, transfers: TransferBook, evaluation: EvaluationBook, nodes: NodeBook, window: Window, out: Outbox
     ) -> None:
-        self._publishing = publishing
+        self._transfers = transfers
         self._evaluation = evaluation
         self._nodes = nodes
         self._window = window
@@ -57,9 +57,9 @@ class Versions:
 
     def offered(self, trainer: Node, message: Publishing) -> None:
         """The trainer has a version ready."""
-        self._publishing.stage(message)
+        self._transfers.stage(message)
         self.moved()
-        live_version = self._publishing.live_version
+        live_version = self._transfers.live_version
         if message.policy_version <= live_version:  # A resumed trainer's, on its way back to where it was.
             self._out.send(trainer.peer, Published(live_version))
 
@@ -67,15 +67,15 @@ class Versions:
         """A node says how far it is with a version."""
         version = message.policy_version
         match message:
-            case Transferred(epoch=epoch):
+            case Transferred(transfer_group=transfer_group):
                 node.received_version = max(node.received_version, version)
-                self._publishing.reported(node.peer, epoch)
-            case TransferFailed(epoch=epoch, reason=reason):
+                self._transfers.reported(node.peer, transfer_group)
+            case TransferFailed(transfer_group=transfer_group, reason=reason):
                 self._out.event("transfer.failed", node=node.name, policy_version=version, cause=reason)
-                self._publishing.reported(node.peer, epoch, f"{node.name}: {reason}")
+                self._transfers.reported(node.peer, transfer_group, f"{node.name}: {reason}")
             case Live():
                 node.policy_version = max(node.policy_version, version)
-                self._publishing.live(node.peer, version)
+                self._transfers.live(node.peer, version)
         self.moved()
 
     def went_live(self, policy_version: int, next_step: int) -> None:
@@ -118,18 +118,18 @@ class Versions:
     def left(self, node: Node) -> list[Group]:
         """A node is gone. Returns held-out groups that nobody waits for any more."""
         self.moved()
-        self._publishing.left(node.peer, node.name)
+        self._transfers.left(node.peer, node.name)
         if node.role == "trainer":
-            self._publishing.unstage()
+            self._transfers.unstage()
         if (lost := self._evaluation.left(node.peer)) is None:
             return []
         self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
         return list(lost.open.values())
 
     def _conclude_transfer(self) -> None:
-        before = self._publishing.live_version
-        ended = self._publishing.conclude(self.held)
-        if ended is None or self._publishing.live_version == before:
+        before = self._transfers.live_version
+        ended = self._transfers.conclude(self.held)
+        if ended is None or self._transfers.live_version == before:
             return
         version = ended.message.policy_version
         self.went_live(version, ended.next_step)
@@ -139,15 +139,15 @@ class Versions:
             self._out.send(trainer.peer, Published(version))
 
     def _start_transfer(self, now_s: float) -> None:
-        if started := self._publishing.start(self._nodes, now_s):
+        if started := self._transfers.start(self._nodes, now_s):
             for peer in started.peers:
                 self._out.send(peer, started.message)
 
     def _start_evaluation(self) -> None:
         """Not during a transfer: a node that swaps just then would answer with two versions."""
-        if not self._evaluation.is_waiting or self._publishing.ongoing:
+        if not self._evaluation.is_waiting or self._transfers.ongoing:
             return
-        version = self._publishing.live_version
+        version = self._transfers.live_version
         able = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
         if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
             self._out.send(node.peer, Hold(version))

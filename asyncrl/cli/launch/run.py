@@ -27,7 +27,7 @@ from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.node.machine.devices import Devices, apart, find, share
 from asyncrl.observe.report.report import write_report
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
 from asyncrl.reward.routing import check_routes
 
@@ -200,16 +200,16 @@ def check_data(config: Config, console: Console) -> None:
     if config.data.held_out_files:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
     if (model := Path(config.model.path)).is_dir():  # A dry run may be of a model that is yet to be made.
-        has_chats = any(stream.census.has_chats for stream in streams.values())
+        has_chats = any(stream.summary.has_chats for stream in streams.values())
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=has_chats)
     for name, stream in streams.items():
-        check_routes(config.reward, stream.census.data_sources)
-        if stream.census.bad:
-            told = "\n".join([f"data.{name}:", *unusable(stream.census.bad)])
+        check_routes(config.reward, stream.summary.data_sources)
+        if stream.summary.bad:
+            told = "\n".join([f"data.{name}:", *unusable(stream.summary.bad)])
             console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> Summary:
+def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> RunSummary:
     """The broker writes it; if it could not, this says at least why."""
     if (summary := directory.read_summary()) is not None:
         return summary
@@ -218,7 +218,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     except LedgerError:  # The cause, most likely.
         lines = []
     totals = Totals(lines)
-    summary = Summary(
+    summary = RunSummary(
         name=directory.path.name,
         status="failed",
         cause=cause or "the broker left without a summary",
@@ -240,7 +240,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     return summary
 
 
-def _say_where(console: Console, directory: RunDirectory, summary: Summary, *, may_go_on: bool) -> None:
+def _say_where(console: Console, directory: RunDirectory, summary: RunSummary, *, may_go_on: bool) -> None:
     checkpoints = sorted(directory.checkpoints.glob("step_*"))
     accuracy = ""
     if summary.base_accuracy is not None and summary.held_out_accuracy is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.files.atomic import replacing
-from asyncrl.observe.run_directory import Summary
+from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.tracker import Tracked
 
 MAX_PARAMETERS = 100
@@ -63,7 +63,7 @@ class MLflow:
         text = msgspec.json.encode({"step": step, **fields}).decode()
         self._client.set_tag(self._run_id, f"event.{kind}", text[:MAX_TAG_CHARS])
 
-    def finish(self, summary: Summary | None, /) -> None:
+    def finish(self, summary: RunSummary | None, /) -> None:
         """The run there has ended as the one here, or goes on."""
         if summary is None:
             return

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.observe.run_directory import Summary
+from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.tracker import Tracked
 
 
@@ -37,7 +37,7 @@ class TensorBoard:
         """A line of text under its kind."""
         self._text(step, f"events/{kind}", msgspec.json.encode(fields).decode())
 
-    def finish(self, summary: Summary | None, /) -> None:
+    def finish(self, summary: RunSummary | None, /) -> None:
         """The file is complete."""
         if summary is not None:
             self._text(summary.steps, "summary", msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
@@ -54,7 +54,7 @@ class TensorBoard:
 
     def _write(self, step: int, values: list[dict[str, Any]]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary as Values
+        from tensorboard.compat.proto.summary_pb2 import RunSummary as Values
 
         summary = Values(value=[Values.Value(**value) for value in values])
         self._writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))

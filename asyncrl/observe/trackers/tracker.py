@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from asyncrl.observe.run_directory import Summary
+from asyncrl.observe.run_directory import RunSummary
 
 
 class Tracked(Struct, frozen=True, kw_only=True):
@@ -42,5 +42,5 @@ class Tracker(Protocol):
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
         """Something happened when ``step`` steps were done."""
 
-    def finish(self, summary: Summary | None, /) -> None:
+    def finish(self, summary: RunSummary | None, /) -> None:
         """The run has ended so; None: this process is told to leave, and another one may go on."""

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
-from asyncrl.observe.run_directory import Summary
+from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.tracker import Tracked
 
 MODES = ("online", "offline")
@@ -67,7 +67,7 @@ class WandB:
         """The last of each kind is in the run's summary."""
         self._run.summary[f"event.{kind}"] = msgspec.json.encode({"step": step, **fields}).decode()
 
-    def finish(self, summary: Summary | None, /) -> None:
+    def finish(self, summary: RunSummary | None, /) -> None:
         """Everything is sent, or written if offline."""
         if summary is None:
             self._run.finish()

@@ -76,7 +76,7 @@ class SimulatedReward:
     def take(self, message: Message) -> None:
         """See `SimulatedNode`."""
         if isinstance(message, GradeMessage):
-            verdict = Scored([ScoredItem(item.unit, 0.0, {}, item.token) for item in message.items])
+            verdict = Scored([ScoredItem(item.unit, 0.0, {}, item.lease_id) for item in message.items])
             self._cluster.soon(self._seconds, lambda: self._cluster.say(self._peer, verdict))
 
 
@@ -92,7 +92,7 @@ class Cluster:
     def __init__(self, plan: Plan, steps: int, lengths: Lengths) -> None:
         self.plan = plan
         self.agenda = Agenda()
-        self.scheduler = Scheduler(plan.run_config(steps), Prompts(), [], broker_epoch=1)
+        self.scheduler = Scheduler(plan.run_config(steps), Prompts(), [], broker_term=1)
         self._lengths = lengths
         self._nodes: dict[str, SimulatedNode] = {}
         self._said: deque[tuple[str, ToBroker]] = deque()

@@ -11,7 +11,7 @@ import random
 from asyncrl.messages import Unit
 from asyncrl.plan.lengths import Lengths
 from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.simulated.agenda import Agenda
 from asyncrl.plan.simulated.decoding import Decoding, Finished, Job
 from asyncrl.plan.speeds import Line, TrainingSpeed
@@ -59,7 +59,7 @@ def generate_s(plan: Plan, lengths: Lengths, step_s: Line) -> float:
     return sum(generation.seconds for generation in generations) / len(generations)
 
 
-def colocated(plan: Plan, lengths: Lengths, step_s: Line, training: TrainingSpeed) -> Outcome:
+def colocated(plan: Plan, lengths: Lengths, step_s: Line, training: TrainingSpeed) -> SimulationResult:
     """The baseline of a plan, on as many devices."""
     generations = [Generation(plan, lengths, step_s, first) for first in _firsts(plan)]
     schedule, rollout = plan.schedule, plan.rollout
@@ -70,7 +70,7 @@ def colocated(plan: Plan, lengths: Lengths, step_s: Line, training: TrainingSpee
     total_s = generate + train_s + plan.synchronous.other_s
     busy_s = sum(decoding.busy_s for g in generations for decoding in g.decodings)
     running_s = sum(decoding.running_s for g in generations for decoding in g.decodings)
-    return Outcome(
+    return SimulationResult(
         devices=plan.devices,
         rollout_devices=plan.devices,
         staleness=0.0,

@@ -27,7 +27,7 @@ class Job(Struct, frozen=True):
     """A completion to decode."""
 
     unit: Unit
-    token: int
+    lease_id: int
     """Of its lease."""
     num_tokens: int
     prefill_tokens: int

@@ -9,7 +9,7 @@ from asyncrl.messages import (
     Ready,
     Settled,
     StoredItem,
-    Summary,
+    TrajectorySummary,
     Transfer,
     Transferred,
     Unit,
@@ -49,8 +49,8 @@ class SimulatedRollout:
                 self._start(message)
             case Settled(items=items):
                 self._give_back(len(items))
-            case Cancelled(tokens=tokens, units=units):
-                self._cancel(set(tokens), set(units))
+            case Cancelled(lease_ids=lease_ids, units=units):
+                self._cancel(set(lease_ids), set(units))
             case Transfer():
                 self._cluster.agenda.after(self._cluster.plan.publish.seconds, lambda: self._received(message))
 
@@ -58,7 +58,7 @@ class SimulatedRollout:
         lengths = self._cluster.lengths_of(lease.group_id, lease.indices)
         prompt_tokens = self._cluster.plan.rollout.prompt_tokens
         jobs = [
-            Job(Unit(lease.group_id, index, lease.split), lease.token, length, 0 if place else prompt_tokens)
+            Job(Unit(lease.group_id, index, lease.split), lease.lease_id, length, 0 if place else prompt_tokens)
             for place, (index, length) in enumerate(zip(lease.indices, lengths, strict=True))
         ]
         if self._is_swapping:
@@ -66,9 +66,9 @@ class SimulatedRollout:
         else:
             self.decoding.add(jobs)
 
-    def _cancel(self, tokens: set[int], units: set[Unit]) -> None:
+    def _cancel(self, lease_ids: set[int], units: set[Unit]) -> None:
         def is_unwanted(job: Job) -> bool:
-            return job.token in tokens or job.unit in units
+            return job.lease_id in lease_ids or job.unit in units
 
         wanted = [job for job in self._held_back if not is_unwanted(job)]
         num_held_back, self._held_back = len(self._held_back) - len(wanted), wanted
@@ -82,7 +82,7 @@ class SimulatedRollout:
     def _finished(self, finished: Finished) -> None:
         job, spans = finished.job, finished.spans
         plan = self._cluster.plan
-        summary = Summary(
+        summary = TrajectorySummary(
             num_tokens=job.num_tokens,
             prompt_tokens=plan.rollout.prompt_tokens,
             oldest_version=spans[0].policy_version,
@@ -90,7 +90,7 @@ class SimulatedRollout:
             num_spans=len(spans),
             finish_reason="length" if job.num_tokens >= plan.lengths.max_tokens else "stop",
         )
-        self._cluster.store(self._name, StoredItem(job.unit, job.token, NOWHERE, summary), spans)
+        self._cluster.store(self._name, StoredItem(job.unit, job.lease_id, NOWHERE, summary), spans)
         self._swap()
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ class SimulatedRollout:
 
     def _received(self, transfer: Transfer) -> None:
         self._staged_version = transfer.policy_version
-        self._cluster.say(self._peer, Transferred(transfer.epoch, transfer.policy_version, 0.0, 0))
+        self._cluster.say(self._peer, Transferred(transfer.transfer_group, transfer.policy_version, 0.0, 0))
         self._swap()
 
     def _swap(self) -> None:

@@ -9,7 +9,7 @@ from asyncrl.messages import (
     Published,
     Publishing,
     Ready,
-    Sample,
+    ScoredTrajectory,
     Span,
     Take,
     Transfer,
@@ -27,7 +27,7 @@ class TrainedStep(Struct, frozen=True):
     """The trainer's when it consumed the batch."""
     began_s: float
     ended_s: float
-    samples: list[Sample]
+    trajectories: list[ScoredTrajectory]
     spans: list[list[Span]]
     """Of each sample."""
 
@@ -60,8 +60,8 @@ class SimulatedTrainer:
                 self._live_version = version
                 self._publish()
                 self._train()
-            case Transfer(epoch=epoch, policy_version=version):
-                done = Transferred(epoch, version, self._cluster.plan.publish.seconds, 0)
+            case Transfer(transfer_group=transfer_group, policy_version=version):
+                done = Transferred(transfer_group, version, self._cluster.plan.publish.seconds, 0)
                 self._cluster.agenda.after(done.seconds, lambda: self._cluster.say(self._peer, done))
 
     def _train(self) -> None:
@@ -70,11 +70,11 @@ class SimulatedTrainer:
             return
         batch, self._batch = self._batch, None
         self._is_training = True
-        tokens = sum(sample.summary.num_tokens + sample.summary.prompt_tokens for sample in batch.samples)
+        tokens = sum(sample.summary.num_tokens + sample.summary.prompt_tokens for sample in batch.trajectories)
         seconds = self._speed.seconds(tokens, self._cluster.plan.trainer_devices)
-        spans = [self._cluster.spans.pop(sample.unit) for sample in batch.samples]
+        spans = [self._cluster.spans.pop(sample.unit) for sample in batch.trajectories]
         now_s = self._cluster.agenda.now_s
-        step = TrainedStep(batch.step, self._policy_version, now_s, now_s + seconds, batch.samples, spans)
+        step = TrainedStep(batch.step, self._policy_version, now_s, now_s + seconds, batch.trajectories, spans)
         self._cluster.agenda.after(seconds, lambda: self._trained(step))
         if batch.step + 1 < self._steps:
             self._cluster.say(self._peer, Take(batch.step + 1))

@@ -8,7 +8,7 @@ from msgspec import Struct
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
 from asyncrl.reward.routing import ROUTES, no_route, route
-from asyncrl.reward.verifier import Sample, Verifier
+from asyncrl.reward.verifier import Verifier, VerifierInput
 
 
 class Auto(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -18,7 +18,7 @@ class Auto(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
         """Import now what would be slow with the first row."""
         self._verifiers  # noqa: B018
 
-    def __call__(self, sample: Sample, /) -> Any:
+    def __call__(self, sample: VerifierInput, /) -> Any:
         """
         What that verifier says.
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.sandbox.code_tests import CodeTests, read_tests
 from asyncrl.reward.sandbox.sandbox import Limits, Sandbox
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 FENCE = "```"
 PYTHON = ("python", "python3", "py")
@@ -44,7 +44,7 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
         """Refuse a machine on which programs cannot be run, or not safely."""
         self._sandbox  # noqa: B018
 
-    def __call__(self, sample: Sample, /) -> dict[str, float]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float]:
         """
         Score, and the share of ``tests`` run that were ``passed``.
 
@@ -57,7 +57,7 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
         share = passed / len(tests.cases)
         return {"score": share if self.share else float(share == 1), "passed": share, "correct": float(share == 1)}
 
-    def _tests(self, sample: Sample) -> str:
+    def _tests(self, sample: VerifierInput) -> str:
         if not self.tests:
             return sample.answer
         found = sample.extra.get(self.tests)

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class Exact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -12,7 +12,7 @@ class Exact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Judge only what follows the last occurrence of this; a completion without it scores 0."""
     ignore_case: bool = False
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """Score and answer."""
         _, marker, said = sample.completion.rpartition(self.after) if self.after else ("", "whole", sample.completion)
         said = self._plain(said)

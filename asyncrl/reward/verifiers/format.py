@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from asyncrl.errors import ConfigError
 from asyncrl.reward.answers.template import GAP, fits, has_each_once
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +20,7 @@ class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.template.replace(GAP, "").strip():
             raise ConfigError(f"format: template is {self.template!r}, which every text fits; put the tags in")
 
-    def __call__(self, sample: Sample, /) -> float:
+    def __call__(self, sample: VerifierInput, /) -> float:
         """The score."""
         text = sample.completion.strip()
         return float(fits(self.template, text) and (not self.once or has_each_once(self.template, text)))

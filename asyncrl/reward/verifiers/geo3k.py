@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from asyncrl.reward.answers.final_answer import last_boxed
 from asyncrl.reward.answers.same_value import same_value
 from asyncrl.reward.answers.template import fits
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 SHAPE = "<think>...</think>...\\boxed{...}..."
 
@@ -22,7 +22,7 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     format_weight: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """
         Score, ``accuracy``, ``format``, and the answer.
 

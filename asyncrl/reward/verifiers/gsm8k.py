@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
 """The final answer is at the end; a longer window only finds numbers that were not meant as one."""
@@ -33,7 +33,7 @@ class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     method: Literal["strict", "flexible"] = "strict"
     """``strict``: the last number after ``#### ``. ``flexible``: the last number, however it is introduced."""
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """Score and number; the answer may be the bare number or a whole worked solution."""
         pattern = STRICT if self.method == "strict" else FLEXIBLE
         found = pattern.findall(sample.completion[-TAIL_CHARS:])

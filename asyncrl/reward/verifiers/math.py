@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from asyncrl.reward.answers.final_answer import after_answer, last_boxed
 from asyncrl.reward.answers.same_value import same_value
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class Math(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +20,7 @@ class Math(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     form: Literal["any", "boxed", "answer"] = "any"
     """Where the answer is. ``any``: in a box if there is one, else behind ``Answer:``."""
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """
         Score and answer; the reference may be the bare answer or a whole worked solution with a box.
 

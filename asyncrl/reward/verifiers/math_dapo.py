@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.answers.final_answer import after_answer, last_boxed
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
 """Of the completion; the answer is in its last line."""
@@ -40,7 +40,7 @@ class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     boxed: bool = False
     """The answer is the last box instead of what follows ``Answer:``."""
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """
         Score, ``correct``, and the answer in the plain way of writing.
 

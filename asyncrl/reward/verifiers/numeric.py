@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
 """Of the completion; the answer is at its end."""
@@ -22,7 +22,7 @@ class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tolerance: Annotated[float, Meta(ge=0)] = 1e-6
     """Largest difference, as a share of the larger of the two, or absolute where that is below 1."""
 
-    def __call__(self, sample: Sample, /) -> dict[str, float | str]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
         """
         Score and number.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from asyncrl.errors import ConfigError
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class Overlong(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Overlong(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.buffer > self.max_tokens:
             raise ConfigError(f"overlong: buffer is {self.buffer}, more than max_tokens = {self.max_tokens}")
 
-    def __call__(self, sample: Sample, /) -> dict[str, float]:
+    def __call__(self, sample: VerifierInput, /) -> dict[str, float]:
         """The price as ``score``; ``overlong`` is 1 where there is one."""
         exceeded = sample.num_tokens - (self.max_tokens - self.buffer)
         score = min(0.0, -self.factor * exceeded / self.buffer)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from asyncrl.reward.endpoint import Endpoint
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class Remote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -29,7 +29,7 @@ class Remote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict
         """Refuse what is no URL."""
         self._endpoint  # noqa: B018
 
-    async def __call__(self, sample: Sample, /) -> Any:
+    async def __call__(self, sample: VerifierInput, /) -> Any:
         """
         The service's answer.
 

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.endpoint import Endpoint
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 
 
 class _Class(Struct):
@@ -47,7 +47,7 @@ class RewardModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Refuse what is no URL."""
         self._endpoint  # noqa: B018
 
-    async def __call__(self, sample: Sample, /) -> dict[str, float]:
+    async def __call__(self, sample: VerifierInput, /) -> dict[str, float]:
         """
         The score.
 
@@ -69,6 +69,6 @@ class RewardModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return Endpoint(self.url, token_file=self.token_file, deadline_s=self.deadline_s, wait_s=self.wait_s)
 
 
-def _chat(sample: Sample) -> list[dict[str, str]]:
+def _chat(sample: VerifierInput) -> list[dict[str, str]]:
     asked = sample.prompt if isinstance(sample.prompt, list) else [{"role": "user", "content": sample.prompt}]
     return [*asked, {"role": "assistant", "content": sample.completion}]

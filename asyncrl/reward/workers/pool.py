@@ -18,8 +18,8 @@ from msgspec import Raw
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample, Verdict
-from asyncrl.reward.workers.worker_slot import Case, Seat
+from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.reward.workers.worker_slot import Case, WorkerSlot
 
 MAX_BATCH = 64
 """Samples in one frame to a worker: enough that the pipe costs little, few enough that one that hangs delays few."""
@@ -35,7 +35,7 @@ class WorkerPool:
     """
 
     def __init__(self, reward: Reward) -> None:
-        self._seats = [Seat(reward) for _ in range(reward.workers)]
+        self._seats = [WorkerSlot(reward) for _ in range(reward.workers)]
         self._waiting: asyncio.Queue[Case] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -62,7 +62,7 @@ class WorkerPool:
             raise
         self._tasks = [asyncio.create_task(self._attend(seat)) for seat in self._seats]
 
-    async def judge(self, sample: Sample) -> Verdict:
+    async def judge(self, sample: VerifierInput) -> Verdict:
         """
         The verdict on one sample. Call it many times at once: what waits travels together.
 
@@ -101,7 +101,7 @@ class WorkerPool:
     ) -> None:
         await self.aclose()
 
-    async def _attend(self, seat: Seat) -> None:
+    async def _attend(self, seat: WorkerSlot) -> None:
         while True:
             cases = await self._share()
             try:

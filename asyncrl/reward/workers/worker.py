@@ -20,7 +20,7 @@ from msgspec import Raw
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import describe
 from asyncrl.reward import blend
-from asyncrl.reward.verifier import Sample, Verifier, is_async, verdict_of
+from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, Refused, Said, encode, hung, read
 
 PR_SET_PDEATHSIG = 1
@@ -56,7 +56,7 @@ class Worker:
         self._outbox = outbox
         self._runner = runner
         self._concurrent = is_async(function)
-        self._decoder = msgspec.msgpack.Decoder(Sample)
+        self._decoder = msgspec.msgpack.Decoder(VerifierInput)
 
     def serve(self, inbox: BinaryIO) -> None:
         """Judge until the pipe ends."""
@@ -67,7 +67,7 @@ class Worker:
                 for index, sample in enumerate(request.samples):
                     _write(self._outbox, self._judge(index, self._decoder.decode(sample)))
 
-    def _judge(self, index: int, sample: Sample) -> Judged:
+    def _judge(self, index: int, sample: VerifierInput) -> Judged:
         try:
             value = self._function(sample)
             if inspect.isawaitable(value):
@@ -77,12 +77,12 @@ class Worker:
             return _fault(index, error)
 
     async def _judge_together(self, samples: list[Raw]) -> None:
-        async def judge(index: int, sample: Sample) -> None:
+        async def judge(index: int, sample: VerifierInput) -> None:
             _write(self._outbox, await self._judge_async(index, sample))
 
         await asyncio.gather(*(judge(index, self._decoder.decode(sample)) for index, sample in enumerate(samples)))
 
-    async def _judge_async(self, index: int, sample: Sample) -> Judged:
+    async def _judge_async(self, index: int, sample: VerifierInput) -> Judged:
         """Like `_judge`; one that waits too long is cancelled here, which spares the rest of its batch a new start."""
         deadline = asyncio.timeout(self._timeout_s)
         try:

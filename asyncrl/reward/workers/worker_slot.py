@@ -38,7 +38,7 @@ class Case(Struct, frozen=True, eq=False):
             self.verdict.set_exception(error)
 
 
-class Seat:
+class WorkerSlot:
     """A place for one worker."""
 
     def __init__(self, reward: Reward) -> None:

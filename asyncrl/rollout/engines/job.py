@@ -8,7 +8,7 @@ class Job:
     """A request, where it is decoded, and under which weights. Compared by identity: two requests may be equal."""
 
     def __init__(self, request: Request) -> None:
-        begun = request.begun
+        begun = request.resume_from
         self.request = request
         self.given = tuple(request.prompt_ids) + tuple(begun.completion_ids if begun else ())
         """Prompt, and what was written elsewhere: what jobs that may share a prefill have in common."""
@@ -40,4 +40,4 @@ class Job:
     @property
     def seconds_begun(self) -> float:
         """Seconds it took there."""
-        return self.request.begun.generate_s if self.request.begun else 0.0
+        return self.request.resume_from.generate_s if self.request.resume_from else 0.0

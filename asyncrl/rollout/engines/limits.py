@@ -18,7 +18,7 @@ def check(request: Request, *, positions: int, vocab_size: int) -> None:
         EngineError: Not retryable.
     """
     _check_size(len(request.prompt_ids), request.sampling.max_tokens, positions)
-    begun = request.begun.completion_ids if request.begun else []
+    begun = request.resume_from.completion_ids if request.resume_from else []
     if len(begun) >= request.sampling.max_tokens:
         raise EngineError(
             f"{len(begun)} tokens were written before, but max_tokens is {request.sampling.max_tokens}: nothing is left"

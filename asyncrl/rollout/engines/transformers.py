@@ -169,7 +169,7 @@ class TransformersEngine:
     def written(self, request: Request) -> Completion | None:
         """As `Engine.written`. A request that waits for a slot has what it came with."""
         if job := next((job for job in self._futures if job.request is request), None):
-            return request.begun if job in self._waiting else self._table.written(job)
+            return request.resume_from if job in self._waiting else self._table.written(job)
         return None
 
     async def pause(self) -> None:

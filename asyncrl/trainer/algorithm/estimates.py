@@ -105,7 +105,7 @@ def _kept(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
     fined = 0.0 if outcome.penalties is None else float(outcome.penalties[~keep].sum())
     columns = {name: getattr(outcome, name) for name in PER_TOKEN}
     cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in columns.items()}
-    return replace(outcome, length=int(keep.sum()), score=outcome.score - fined, **cut)
+    return replace(outcome, length=int(keep.sum()), reward=outcome.reward - fined, **cut)
 
 
 def _in_place(kept: Column, keep: list[NDArray[np.bool_]]) -> Column:

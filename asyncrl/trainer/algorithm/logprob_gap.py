@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asyncrl.config.sections import Config
 from asyncrl.messages import Span
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class Comparable:
                 cause="sampling.top_p or top_k renormalises what is recorded, which the trainer does not reproduce",
             )
 
-    def tokens(self, samples: Sequence[TrainingSample], policy_version: int | None) -> NDArray[np.bool_] | None:
+    def tokens(self, samples: Sequence[TrainingTrajectory], policy_version: int | None) -> NDArray[np.bool_] | None:
         """
         [N] True where the weights in training wrote the token; None if they wrote none.
 

@@ -19,7 +19,7 @@ F32 = torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Constants:
+class LossInputs:
     """What the policy's loss of N tokens depends on, laid end to end on the device."""
 
     sequences: Ragged
@@ -85,13 +85,13 @@ class MiniBatch:
 
     def constants(
         self, places: Sequence[int], is_compared: NDArray[np.bool_] | None, *, device: torch.device
-    ) -> Constants:
+    ) -> LossInputs:
         """
         Of one micro-batch.
 
         Args:
             places: Of its trajectories, which this rank has.
-            is_compared: [N], as in `Constants`.
+            is_compared: [N], as in `LossInputs`.
             device: Where the tensors go.
         """
         samples, estimates = self.step.of(places), self.estimates
@@ -103,7 +103,7 @@ class MiniBatch:
         weights = [np.full(estimates.size(place), self.weigh(estimates.length(place))) for place in places]
         keep = None if estimates.keep is None else self._keep(places, device)
         token_weights, old = _joined(weights, F32, device), column(self.old_logprobs)
-        return Constants(
+        return LossInputs(
             sequences=Ragged([len(sample.completion_ids) for sample in samples], device=device),
             behavior_logprobs=behavior,
             old_logprobs=behavior if old is None else old,

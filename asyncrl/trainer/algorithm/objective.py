@@ -18,7 +18,7 @@ from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config.sections import Algorithm
-from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 REJECTED = "rollout_corr/rollout_rs_masked_fraction"
@@ -37,7 +37,7 @@ class Parts:
     """[N] each, or fewer: of the tokens that were kept. Numbers or bools, without gradient."""
 
 
-def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: Constants) -> Parts:
+def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: LossInputs) -> Parts:
     """
     The formula above.
 
@@ -55,7 +55,7 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: C
     return Parts(loss, metrics)
 
 
-def _policy(recipe: Recipe, logprobs: Tensor, constants: Constants) -> tuple[Tensor, dict[str, Tensor]]:
+def _policy(recipe: Recipe, logprobs: Tensor, constants: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     importance, keep, sequences = constants.importance, constants.keep, constants.sequences
     rejected: dict[str, Tensor] = {}
     if not recipe.is_decoupled:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncrl.trainer.algorithm.logprob_gap import LogprobGap
-from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import Parts
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.ranks import Ranks
@@ -30,7 +30,7 @@ class _Counted(Struct, frozen=True):
     highest: dict[str, float]
 
 
-class Tally:
+class StepMetrics:
     """Metrics over the tokens that went through the model, one step's worth."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Tally:
         self._counts: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
 
-    def add(self, batch: MicroBatch, logprobs: Tensor, constants: Constants, parts: Parts) -> None:
+    def add(self, batch: MicroBatch, logprobs: Tensor, constants: LossInputs, parts: Parts) -> None:
         """
         Count one micro-batch.
 

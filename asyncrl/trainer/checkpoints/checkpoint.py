@@ -46,7 +46,7 @@ FORMAT = 1
 """Of the manifest; a later one is refused, not guessed at."""
 
 
-class Saves(Protocol):
+class Tokenizer(Protocol):
     """A transformers tokenizer."""
 
     def save_pretrained(self, save_directory: Path, /) -> object:
@@ -88,7 +88,7 @@ def write(
     frontier: Mapping[str, int],
     stepped: Sequence[Stepped] = (),
     snapshot: Snapshot,
-    tokenizer: Saves,
+    tokenizer: Tokenizer,
 ) -> Path:
     """
     Write ``directory/step_<step>``; when this returns it survives a power cut.
@@ -143,7 +143,7 @@ def _needed(final: Path, partial: Path) -> Iterator[None]:
         raise
 
 
-def _save_tokenizer(tokenizer: Saves, folder: Path) -> None:
+def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     try:
         tokenizer.save_pretrained(folder)
     except OSError:

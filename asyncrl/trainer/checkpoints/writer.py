@@ -45,7 +45,7 @@ class CheckpointWriter:
         directory: Path,
         config: Checkpoint,
         *,
-        tokenizer: checkpoint.Saves,
+        tokenizer: checkpoint.Tokenizer,
         link: Link,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

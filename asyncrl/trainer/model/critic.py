@@ -21,7 +21,7 @@ from transformers import AutoModelForTokenClassification
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.model.loading import keep_few_activations, load, packed_states
-from asyncrl.trainer.model.optimizer import Descent
+from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import shard, share
 
@@ -58,7 +58,7 @@ class Critic:
             shard(self.model, self._valuing, mesh)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self._lr = config.critic.lr
-        self._descent = Descent(
+        self._descent = Optimizer(
             self._parameters,
             config.trainer,
             weight_decay=config.critic.weight_decay,
@@ -72,7 +72,7 @@ class Critic:
 
     def step(self, loss: float, *, lr_share: float = 1.0) -> dict[str, float]:
         """
-        One update with the gradients that are there; `Descent.step` tells more.
+        One update with the gradients that are there; `Optimizer.step` tells more.
 
         Args:
             loss: What they are of.

@@ -17,7 +17,7 @@ from asyncrl.trainer.ranks.ranks import collective
 from asyncrl.trainer.ranks.sharding import whole
 
 
-class Descent:
+class Optimizer:
     """
     Owns the optimizer's state, and the gradients.
 

@@ -24,7 +24,7 @@ from asyncrl.trainer.packing.row import Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrainingSample:
+class TrainingTrajectory:
     """One trajectory and its reward. Arrays are borrowed."""
 
     group_id: int
@@ -69,7 +69,7 @@ class MicroBatch:
     """[S] completion tokens of each trajectory; N together."""
 
 
-def collate(samples: Sequence[TrainingSample], *, device: torch.device) -> MicroBatch:
+def collate(samples: Sequence[TrainingTrajectory], *, device: torch.device) -> MicroBatch:
     """
     Lay trajectories end to end; where one has the prompt of another, only what follows it.
 

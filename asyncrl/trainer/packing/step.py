@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.packing.assignment import passes
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size, by_group
 from asyncrl.trainer.ranks.ranks import Ranks
 
@@ -23,7 +23,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Described:
+class TrajectoryInfo:
     """One trajectory without its tokens."""
 
     index: int
@@ -46,9 +46,9 @@ class Step:
         AsyncrlError: There are none, or a group is scattered.
     """
 
-    described: Sequence[Described]
+    described: Sequence[TrajectoryInfo]
     """[S], in the broker's order."""
-    samples: Mapping[int, TrainingSample]
+    trajectories: Mapping[int, TrainingTrajectory]
     """This rank's, by their place in ``described``."""
     owner: Sequence[int]
     """[S] rank that trains each, or `NOBODY`."""
@@ -75,9 +75,9 @@ class Step:
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
 
-    def of(self, places: Sequence[int]) -> list[TrainingSample]:
+    def of(self, places: Sequence[int]) -> list[TrainingTrajectory]:
         """Those at ``places``, which this rank has."""
-        return [self.samples[place] for place in places]
+        return [self.trajectories[place] for place in places]
 
     def passes(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
         """Micro-batches of this rank's share of ``places``: as many as every other rank has."""
@@ -85,18 +85,18 @@ class Step:
         return passes(places, sizes, self.owner, rank=ranks.rank, ranks=ranks.size, max_tokens=max_tokens)
 
 
-def whole(samples: Iterable[TrainingSample]) -> Step:
+def whole(samples: Iterable[TrainingTrajectory]) -> Step:
     """A step all of whose tokens are here."""
     samples = list(samples)
     return Step([described(sample) for sample in samples], dict(enumerate(samples)), [0] * len(samples))
 
 
-def described(sample: TrainingSample) -> Described:
+def described(sample: TrainingTrajectory) -> TrajectoryInfo:
     """A trajectory without its tokens."""
     outcome = Outcome(
         group_id=sample.group_id,
         length=len(sample.completion_ids),
-        score=sample.reward,
+        reward=sample.reward,
         metrics=sample.metrics,
     )
-    return Described(sample.index, len(sample.prompt_ids), outcome)
+    return TrajectoryInfo(sample.index, len(sample.prompt_ids), outcome)

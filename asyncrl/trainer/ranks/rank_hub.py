@@ -13,7 +13,7 @@ from asyncrl.errors import LinkClosed, RankDied
 from asyncrl.messages import Hello, Message, Welcome
 
 
-class Crew:
+class RankHub:
     """
     Ranks 1 and up.
 

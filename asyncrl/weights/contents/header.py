@@ -12,7 +12,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 
 LAYOUT = struct.Struct("<q32sq?")
 NOTHING = -1
@@ -24,22 +24,22 @@ class Header(Struct, frozen=True):
 
     policy_version: int
     """`NOTHING` if no complete version is staged."""
-    plan_hash: str
+    layout_hash: str
     base_version: int = NOTHING
     """The buckets are deltas from it; `NOTHING`: they are whole."""
     is_checked: bool = False
     """Checksums follow the buckets."""
 
-    def check(self, policy_version: int, plan: Plan) -> None:
+    def check(self, policy_version: int, plan: Layout) -> None:
         """
         Refuse to go on if what follows is not what was asked for.
 
         Raises:
             TransferError: Another version, or a plan that differs from ours.
         """
-        if self.plan_hash != plan.hash:
+        if self.layout_hash != plan.hash:
             raise TransferError(
-                f"the sender's weight plan is {self.plan_hash[:8]}, ours is {plan.hash[:8]}: trainer and engine hold "
+                f"the sender's weight plan is {self.layout_hash[:8]}, ours is {plan.hash[:8]}: trainer and engine hold "
                 f"different models, or different weights.bucket_bytes"
             )
         if self.policy_version != policy_version:
@@ -47,7 +47,7 @@ class Header(Struct, frozen=True):
 
     def encode(self, device: torch.device) -> Tensor:
         """[49] uint8."""
-        digest = bytes.fromhex(self.plan_hash)
+        digest = bytes.fromhex(self.layout_hash)
         packed = LAYOUT.pack(self.policy_version, digest, self.base_version, self.is_checked)
         return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 

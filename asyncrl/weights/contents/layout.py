@@ -71,7 +71,7 @@ class Bucket(Struct, frozen=True):
         return min(ITEM_BYTES[slot.spec.dtype] for slot in self.slots)
 
 
-class Plan:
+class Layout:
     """
     The layout of a set of tensors, the same whatever order they were given in.
 

@@ -23,7 +23,7 @@ START_S = 60.0
 COMMAND = (sys.executable, "-m", "asyncrl.weights.groups.trial_rank")
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class TrialPart(Struct, frozen=True, kw_only=True):
     """What one rank is to do."""
 
     backend: str
@@ -36,7 +36,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """For everything, the group included."""
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class TrialResult(Struct, frozen=True, kw_only=True):
     """What came of it."""
 
     checksum: str = ""
@@ -73,7 +73,7 @@ async def trial(backend: str, devices: tuple[str, str], num_bytes: int, deadline
     """
     with TemporaryDirectory(prefix="asyncrl-trial-") as folder:
         parts = [
-            Part(
+            TrialPart(
                 backend=backend,
                 device=device,
                 rank=rank,
@@ -91,7 +91,7 @@ async def trial(backend: str, devices: tuple[str, str], num_bytes: int, deadline
     )
 
 
-def verdict(outcomes: list[Outcome]) -> str:
+def verdict(outcomes: list[TrialResult]) -> str:
     """What is wrong with what the ranks report; empty if nothing is."""
     for outcome in outcomes:
         if outcome.failure:
@@ -101,7 +101,7 @@ def verdict(outcomes: list[Outcome]) -> str:
     return ""
 
 
-async def _play(parts: list[Part], timeout_s: float) -> list[Outcome]:
+async def _play(parts: list[TrialPart], timeout_s: float) -> list[TrialResult]:
     """What all report; only what the first one that failed reports: the others then wait for it in vain."""
     ranks = [asyncio.create_task(_rank(part)) for part in parts]
     outcomes = []
@@ -112,7 +112,7 @@ async def _play(parts: list[Part], timeout_s: float) -> list[Outcome]:
                 if outcomes[-1].failure:
                     return outcomes[-1:]
     except TimeoutError:
-        return [Outcome(failure=f"a process was still busy after {timeout_s:g} s, and was killed")]
+        return [TrialResult(failure=f"a process was still busy after {timeout_s:g} s, and was killed")]
     finally:
         for rank in ranks:
             rank.cancel()
@@ -120,7 +120,7 @@ async def _play(parts: list[Part], timeout_s: float) -> list[Outcome]:
     return outcomes
 
 
-async def _rank(part: Part) -> Outcome:
+async def _rank(part: TrialPart) -> TrialResult:
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     try:
         answer, complaint = await process.communicate(msgspec.json.encode(part))
@@ -130,5 +130,5 @@ async def _rank(part: Part) -> Outcome:
             await process.wait()
     if process.returncode:
         last = next(reversed(complaint.decode(errors="replace").strip().splitlines()), "no message")
-        return Outcome(failure=f"the process of rank {part.rank} ended with {process.returncode}: {last}")
-    return msgspec.json.decode(answer, type=Outcome)
+        return TrialResult(failure=f"the process of rank {part.rank} ended with {process.returncode}: {last}")
+    return msgspec.json.decode(answer, type=TrialResult)

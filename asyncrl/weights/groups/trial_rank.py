@@ -1,4 +1,4 @@
-"""One rank of a trial, ``python -m asyncrl.weights.groups.trial_rank``: a `Part` on stdin, an `Outcome` on stdout."""
+"""One rank of a collective trial: reads a `TrialPart` on stdin, writes a `TrialResult` to stdout."""
 
 import hashlib
 import os
@@ -17,13 +17,13 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import torch_device
 from asyncrl.weights.groups.group import Group, form
-from asyncrl.weights.groups.trial import Outcome, Part
+from asyncrl.weights.groups.trial import TrialPart, TrialResult
 
 LOOPBACK = "127.0.0.1"
 SIZE = 2
 
 
-def play(part: Part) -> Outcome:
+def play(part: TrialPart) -> TrialResult:
     """Do one rank's part."""
     deadline = Deadline(part.deadline_s)
     distributed: Any = torch.distributed  # its stubs do not know the store
@@ -35,11 +35,11 @@ def play(part: Part) -> Outcome:
         outcome = _exchange(group, part, device, deadline)
         group.close()
     except (AsyncrlError, RuntimeError) as error:  # torch raises the latter for whatever went wrong
-        return Outcome(failure=next(iter(str(error).splitlines()), type(error).__name__))
+        return TrialResult(failure=next(iter(str(error).splitlines()), type(error).__name__))
     return outcome
 
 
-def _exchange(group: Group, part: Part, device: torch.device, deadline: Deadline) -> Outcome:
+def _exchange(group: Group, part: TrialPart, device: torch.device, deadline: Deadline) -> TrialResult:
     """Twice, because the first broadcast opens connections."""
     payload = torch.frombuffer(bytearray(random.Random(0).randbytes(part.num_bytes)), dtype=torch.uint8)
     buffer = torch.zeros(part.num_bytes, dtype=torch.uint8, device=device)
@@ -52,7 +52,7 @@ def _exchange(group: Group, part: Part, device: torch.device, deadline: Deadline
         start_s = time.perf_counter()
         group.broadcast(buffer, 0, deadline)
     seconds = time.perf_counter() - start_s
-    return Outcome(checksum=_checksum(buffer), seconds=seconds)
+    return TrialResult(checksum=_checksum(buffer), seconds=seconds)
 
 
 def _checksum(buffer: Tensor) -> str:
@@ -63,5 +63,5 @@ if __name__ == "__main__":
     # Libraries of collectives write what they please to stdout; only the answer may go there.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
-        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Part)
+        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialPart)
         answers.write(msgspec.json.encode(play(asked)))

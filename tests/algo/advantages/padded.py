@@ -70,7 +70,7 @@ class Padded:
             Outcome(
                 group_id=int(self.group[row]),
                 length=int(self.mask[row].sum()),
-                score=float(self.score[row]),
+                reward=float(self.score[row]),
                 metrics={key: float(values[row]) for key, values in self.metrics.items()},
                 baseline=float(self.greedy[row]),
                 penalties=kept(self.penalties, row),

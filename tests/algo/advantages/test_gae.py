@@ -7,7 +7,7 @@ from tests.algo.advantages.padded import gae_before_whitening, random_step
 
 
 def outcome(values: list[float], score: float) -> Outcome:
-    return Outcome(group_id=1, length=len(values), score=score, values=np.array(values))
+    return Outcome(group_id=1, length=len(values), reward=score, values=np.array(values))
 
 
 def test_surprises_are_summed_ahead_and_whitened() -> None:

@@ -7,7 +7,7 @@ from asyncrl.errors import AsyncrlError
 
 
 def group(*metrics: dict[str, float], score: float = 0.0) -> list[Outcome]:
-    return [Outcome(group_id=1, length=2, score=score, metrics=each) for each in metrics]
+    return [Outcome(group_id=1, length=2, reward=score, metrics=each) for each in metrics]
 
 
 def flat(advantages: Advantages) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_rewards_that_are_all_equal_teach_exactly_nothing() -> None:
 
 
 def test_the_score_is_a_reward_too() -> None:
-    step = [Outcome(group_id=1, length=1, score=score) for score in (1.0, 0.0)]
+    step = [Outcome(group_id=1, length=1, reward=score) for score in (1.0, 0.0)]
 
     assert flat(gdpo(step, reward_weights={"score": 1.0}))[0] > 0
 

@@ -15,7 +15,7 @@ Function = Callable[[list[Outcome]], Advantages]
 def group(*scores: float, lengths: list[int] | None = None, group_id: int = 1) -> list[Outcome]:
     lengths = lengths or [1] * len(scores)
     return [
-        Outcome(group_id=group_id, length=length, score=score) for score, length in zip(scores, lengths, strict=True)
+        Outcome(group_id=group_id, length=length, reward=score) for score, length in zip(scores, lengths, strict=True)
     ]
 
 
@@ -86,7 +86,7 @@ def test_penalties_are_taken_from_the_score(function: Function) -> None:
     penalties = [np.array([0.5, -0.25]), np.array([0.0, 2.0])]
     scores = [1.0, 3.0]
     penalised = [
-        Outcome(group_id=1, length=2, score=score, penalties=part)
+        Outcome(group_id=1, length=2, reward=score, penalties=part)
         for score, part in zip(scores, penalties, strict=True)
     ]
 

@@ -3,7 +3,7 @@ import numpy as np
 from asyncrl.algo.advantages.groups import groups, on_every_token, per_group
 from asyncrl.algo.outcomes import Outcome
 
-SCATTERED = [Outcome(group_id=group, length=place, score=place) for place, group in enumerate([5, 3, 5, 4, 3])]
+SCATTERED = [Outcome(group_id=group, length=place, reward=place) for place, group in enumerate([5, 3, 5, 4, 3])]
 
 
 def test_siblings_need_not_be_adjacent() -> None:

@@ -7,7 +7,7 @@ from asyncrl.errors import AsyncrlError
 
 
 def outcome(group_id: int, length: int, score: float) -> Outcome:
-    return Outcome(group_id=group_id, length=length, score=score)
+    return Outcome(group_id=group_id, length=length, reward=score)
 
 
 def test_rewards_to_come_are_whitened_over_the_step() -> None:

@@ -79,7 +79,7 @@ def test_penalties_count_exactly_where_the_table_says_so(name: str) -> None:
     def advantages(penalties: Sequence[np.ndarray]) -> np.ndarray:
         arrays = {"values": np.zeros(3), "logprobs": np.full(3, -0.5), "sum_pi_squared": np.full(3, 0.9)}
         outcomes = [
-            Outcome(group_id=1, length=3, score=float(place), baseline=0.0, penalties=part, **arrays)
+            Outcome(group_id=1, length=3, reward=float(place), baseline=0.0, penalties=part, **arrays)
             for place, part in enumerate(penalties)
         ]
         return np.concatenate(estimator.function(outcomes, **settings))
@@ -101,7 +101,7 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(
         "import numpy as np\n"
-        "def halved(outcomes, *, gamma=0.5): return [np.full(o.length, gamma * o.score) for o in outcomes]\n"
+        "def halved(outcomes, *, gamma=0.5): return [np.full(o.length, gamma * o.reward) for o in outcomes]\n"
         "def lists(outcomes): return [[1] * o.length for o in outcomes]\n"
         "def critic(outcomes): return [o.values for o in outcomes]\n"
         "critic.needs = {'values'}\n"
@@ -110,7 +110,7 @@ def file(tmp_path: Path) -> Path:
         "def misspelt(outcomes, *, gama=1.0): ...\n"
         "def positional(outcomes, gamma): ...\n"
         "def nothing(outcomes): ...\n"
-        "def scores(outcomes): return [o.score for o in outcomes]\n"
+        "def scores(outcomes): return [o.reward for o in outcomes]\n"
         "def words(outcomes): return [['a'] * o.length for o in outcomes]\n"
         "def short(outcomes): return lists(outcomes)[1:]\n"
         "def infinite(outcomes): return [np.full(o.length, np.inf) for o in outcomes]\n"
@@ -118,7 +118,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-OUTCOMES = [Outcome(group_id=1, length=2, score=4.0), Outcome(group_id=1, length=0, score=1.0)]
+OUTCOMES = [Outcome(group_id=1, length=2, reward=4.0), Outcome(group_id=1, length=0, reward=1.0)]
 
 
 def test_a_persons_function_is_an_estimator_like_any_other(file: Path) -> None:

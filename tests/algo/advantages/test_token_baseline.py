@@ -12,7 +12,7 @@ def outcome(score: float, weights: list[float], importance: list[float] | None =
     return Outcome(
         group_id=1,
         length=len(weights),
-        score=score,
+        reward=score,
         logprobs=np.full(len(weights), HALF),
         sum_pi_squared=np.array(weights),
         importance=None if importance is None else np.array(importance),
@@ -48,6 +48,6 @@ def test_importance_counts_squared() -> None:
 
 
 def test_where_everybody_was_certain_there_is_no_baseline() -> None:
-    certain = Outcome(group_id=1, length=1, score=2.0, logprobs=np.zeros(1), sum_pi_squared=np.ones(1))
+    certain = Outcome(group_id=1, length=1, reward=2.0, logprobs=np.zeros(1), sum_pi_squared=np.ones(1))
 
     assert [part.tolist() for part in optimal_token_baseline([certain, certain])] == [[2.0], [2.0]]

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.groups.max_staleness import LagBound
+from asyncrl.broker.groups.max_staleness import StalenessBound
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import Prompt
 
@@ -91,9 +91,9 @@ def test_a_dropped_group_is_not_waited_for(order: str) -> None:
     assert book.form(0) == [b]
 
 
-def a_bounded(groups_per_step: int, max_lag: int, *versions: int) -> tuple[BatchBook, list[Group]]:
+def a_bounded(groups_per_step: int, max_staleness: int, *versions: int) -> tuple[BatchBook, list[Group]]:
     """Groups open that were admitted at these versions; one step a version."""
-    book = BatchBook(groups_per_step, "completion", LagBound(max_lag, groups_per_step, 1))
+    book = BatchBook(groups_per_step, "completion", StalenessBound(max_staleness, groups_per_step, 1))
     groups = [Group(i, Prompt(text="?"), 1, min_version=version) for i, version in enumerate(versions)]
     for group in groups:
         book.admitted(group)

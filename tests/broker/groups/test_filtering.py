@@ -10,7 +10,7 @@ from msgspec import structs
 from asyncrl.broker.groups.drops import LEAST_IN_A_ROW
 from asyncrl.broker.groups.filtering import LEAST_PATIENCE, ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.ledger.records import Admitted, Dropped, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Dropped, Rewarded, Taken
 from asyncrl.config.sections import Config, Schedule
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Prompt, Unit
@@ -146,7 +146,7 @@ def test_for_each_filtered_group_exactly_one_more_is_admitted() -> None:
 def test_the_last_verdict_of_a_group_is_on_record_before_its_end() -> None:
     kinds = [type(record) for record in a_run(FILTERED, told_apart).records]
 
-    assert kinds[kinds.index(Dropped) - 1] is Verdict
+    assert kinds[kinds.index(Dropped) - 1] is Rewarded
 
 
 def test_a_run_in_which_all_groups_are_filtered_ends_and_says_why() -> None:

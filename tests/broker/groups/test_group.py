@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from asyncrl.broker.groups.group import Group, State
-from asyncrl.messages import Prompt, Sample, SpoolRef, Summary, Unit
+from asyncrl.messages import Prompt, ScoredTrajectory, SpoolRef, TrajectorySummary, Unit
 
 REF = SpoolRef("spool", 0, 0, 8, 0)
 
@@ -22,7 +22,7 @@ def test_indices_are_told_apart_by_state_and_the_group_is_complete_with_the_last
 
 def test_lengths_are_those_of_what_is_stored() -> None:
     group = Group(7, Prompt(text="?"), 3, min_version=2)
-    group.slots[2].summary = Summary(9, 4, 2, 2, 1, "stop")
+    group.slots[2].summary = TrajectorySummary(9, 4, 2, 2, 1, "stop")
 
     assert group.lengths == [9]
 
@@ -32,9 +32,9 @@ def test_only_a_stored_trajectory_is_a_sample() -> None:
     with pytest.raises(ValueError, match="not stored"):
         slot.sample()
 
-    slot.ref, slot.summary, slot.reward = REF, Summary(9, 4, 2, 2, 1, "stop"), 0.5
+    slot.ref, slot.summary, slot.reward = REF, TrajectorySummary(9, 4, 2, 2, 1, "stop"), 0.5
 
-    assert slot.sample() == Sample(Unit(7, 0), REF, 0.5, {}, slot.summary)
+    assert slot.sample() == ScoredTrajectory(Unit(7, 0), REF, 0.5, {}, slot.summary)
 
 
 def test_the_collector_has_nothing_to_look_at_in_a_group() -> None:

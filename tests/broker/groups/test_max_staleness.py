@@ -1,4 +1,4 @@
-"""The arithmetic of max_lag, and that it is enough that what is due goes into a step."""
+"""The arithmetic of max_staleness, and that it is enough that what is due goes into a step."""
 
 from collections import Counter
 from random import Random
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.groups.max_staleness import LagBound, Stragglers
+from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
 from asyncrl.messages import Prompt
 
 
@@ -17,17 +17,17 @@ def groups(*versions: int) -> list[Group]:
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "publish", "version", "last"),
+    ("max_staleness", "publish", "version", "last"),
     [(0, 1, 0, 0), (0, 4, 0, 3), (1, 1, 5, 6), (1, 4, 0, 7), (2, 2, 3, 11)],
 )
 def test_the_last_step_is_the_one_before_the_trainer_is_too_many_versions_ahead(
-    max_lag: int, publish: int, version: int, last: int
+    max_staleness: int, publish: int, version: int, last: int
 ) -> None:
-    bound = LagBound(max_lag, 16, publish)
+    bound = StalenessBound(max_staleness, 16, publish)
 
     assert bound.last_step(version) == last
-    assert last // publish - version == max_lag
-    assert (last + 1) // publish - version == max_lag + 1
+    assert last // publish - version == max_staleness
+    assert (last + 1) // publish - version == max_staleness + 1
     assert bound.oldest_version(last) == version
     assert bound.oldest_version(last + 1) == version + 1
 
@@ -48,15 +48,15 @@ def test_the_last_step_is_the_one_before_the_trainer_is_too_many_versions_ahead(
 def test_what_is_due_with_two_a_step_and_one_version_of_lag(
     num_open: dict[int, int], step: int, due: list[tuple[int, int]]
 ) -> None:
-    assert LagBound(1, 2, 1).due(num_open, step) == due
+    assert StalenessBound(1, 2, 1).due(num_open, step) == due
 
 
 class Pool:
     """The versions at which groups were admitted, as a window admits them and steps consume them."""
 
-    def __init__(self, window: int, per_step: int, publish: int, max_lag: int) -> None:
+    def __init__(self, window: int, per_step: int, publish: int, max_staleness: int) -> None:
         self.window, self.per_step, self.publish = window, per_step, publish
-        self.bound = LagBound(max_lag, per_step, publish)
+        self.bound = StalenessBound(max_staleness, per_step, publish)
         self.open: list[int] = []
         self.unretired: list[int] = []
         """Steps."""
@@ -93,23 +93,23 @@ class Pool:
 @given(
     per_step=st.integers(1, 4),
     publish=st.integers(1, 3),
-    max_lag=st.integers(0, 3),
+    max_staleness=st.integers(0, 3),
     spare=st.integers(0, 6),
     seed=st.integers(0, 2**32),
 )
 def test_where_the_window_fits_the_lag_those_due_always_fit_into_a_step(
-    per_step: int, publish: int, max_lag: int, spare: int, seed: int
+    per_step: int, publish: int, max_staleness: int, spare: int, seed: int
 ) -> None:
-    least, most = per_step * publish, (max_lag + 1) * per_step * publish
-    pool, dice = Pool(max(least, most - spare), per_step, publish, max_lag), Random(seed)
+    least, most = per_step * publish, (max_staleness + 1) * per_step * publish
+    pool, dice = Pool(max(least, most - spare), per_step, publish, max_staleness), Random(seed)
     for _ in range(80):
         dice.choice([pool.admit, pool.publish_one, lambda: pool.consume(dice)])()
     pool.admit()
 
 
-@given(per_step=st.integers(1, 4), publish=st.integers(1, 3), max_lag=st.integers(0, 3))
-def test_one_group_more_in_the_window_and_they_need_not_fit(per_step: int, publish: int, max_lag: int) -> None:
-    pool = Pool((max_lag + 1) * per_step * publish + 1, per_step, publish, max_lag)
+@given(per_step=st.integers(1, 4), publish=st.integers(1, 3), max_staleness=st.integers(0, 3))
+def test_one_group_more_in_the_window_and_they_need_not_fit(per_step: int, publish: int, max_staleness: int) -> None:
+    pool = Pool((max_staleness + 1) * per_step * publish + 1, per_step, publish, max_staleness)
     pool.admit()
 
     assert pool.bound.due(Counter(pool.open), 0) == [(0, per_step + 1)]
@@ -119,7 +119,7 @@ def test_one_group_more_in_the_window_and_they_need_not_fit(per_step: int, publi
 
 
 def test_too_old_are_those_admitted_below_the_oldest_version_that_the_step_may_consume() -> None:
-    stragglers = Stragglers(LagBound(1, 2, 1))
+    stragglers = Stragglers(StalenessBound(1, 2, 1))
     a, b, c, d = groups(0, 1, 2, 3)
 
     assert stragglers.overdue([a, b, c, d], step=3, live_version=3) == [a, b]
@@ -127,7 +127,7 @@ def test_too_old_are_those_admitted_below_the_oldest_version_that_the_step_may_c
 
 
 def test_nothing_begins_anew_with_a_version_that_would_be_too_old_again() -> None:
-    stragglers = Stragglers(LagBound(0, 2, 1))
+    stragglers = Stragglers(StalenessBound(0, 2, 1))
     a, b = groups(0, 0)
 
     assert stragglers.overdue([a, b], step=1, live_version=0) == []
@@ -137,7 +137,7 @@ def test_nothing_begins_anew_with_a_version_that_would_be_too_old_again() -> Non
 
 
 def test_groups_are_looked_at_only_when_some_may_have_become_too_old() -> None:
-    stragglers = Stragglers(LagBound(0, 2, 2))
+    stragglers = Stragglers(StalenessBound(0, 2, 2))
     never = iter([])  # Raises nothing, but is used up by whoever looks.
     looked = groups(0)
 

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncrl.broker.groups.group import Group, State
-from asyncrl.broker.leases.dispatcher import Leasing
+from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.ledger.records import Progressed, Reissued
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
@@ -14,28 +14,28 @@ from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import (
     PROTOCOL,
-    Begun,
     Cancelled,
     Held,
     Hello,
     Lease,
     Message,
     Prompt,
+    ResumePoint,
     SpoolRef,
     StoredItem,
-    Summary,
+    TrajectorySummary,
     Unit,
 )
 from tests.broker.driver import a_config
 
 REF = SpoolRef("spool", 3, 64, 100, 7)
-SUMMARY = Summary(5, 4, 0, 0, 1, "unfinished")
+SUMMARY = TrajectorySummary(5, 4, 0, 0, 1, "unfinished")
 EARLIER, OURS = 1 << 32, 2 << 32
 """What tokens of two lives of the broker begin with."""
 
 
 class Table:
-    """Leasing of the second life of a broker, with groups of two trajectories and nodes that ask for them."""
+    """Dispatcher of the second life of a broker, with groups of two trajectories and nodes that ask for them."""
 
     def __init__(self, *, node_ttl_s: float = 10.0) -> None:
         self.config = a_config(broker={"node_ttl_s": node_ttl_s})
@@ -43,12 +43,14 @@ class Table:
         self.out = Outbox()
         self.nodes = NodeBook(2.0, node_ttl_s)
         self.evaluation = EvaluationBook(Evaluation(), [], 4)
-        self.leasing = Leasing(self.config, self.evaluation, lambda unit: self.groups.get(unit.group_id), self.out, 2)
+        self.dispatcher = Dispatcher(
+            self.config, self.evaluation, lambda unit: self.groups.get(unit.group_id), self.out, 2
+        )
 
     def group(self, group_id: int, min_version: int = 0) -> Group:
         """One more that wants two trajectories."""
         group = self.groups[group_id] = Group(group_id, Prompt(text="?"), 2, min_version=min_version)
-        self.leasing.wanted(group)
+        self.dispatcher.wanted(group)
         return group
 
     def node(self, name: str, held: Sequence[Held] = (), credit_limit: int = 8) -> Node:
@@ -56,13 +58,13 @@ class Table:
         node = self.nodes.join(f"{name}.0", Hello(PROTOCOL, "rollout", name, "0"), 0.0)
         node.policy_version = 0
         node.credit_limit = credit_limit
-        self.leasing.adopt(node, held, 0.0)
-        self.leasing.credits.update(node)
+        self.dispatcher.adopt(node, held, 0.0)
+        self.dispatcher.credits.update(node)
         return node
 
     def grant(self, now_s: float = 0.0) -> list[tuple[str, Any]]:
         """What is given now."""
-        self.leasing.grant(self.nodes, now_s)
+        self.dispatcher.grant(self.nodes, now_s)
         return self.sent()
 
     def sent(self) -> list[tuple[str, Message]]:
@@ -76,8 +78,8 @@ def leased(table: Table, group_id: int = 0) -> tuple[Group, Node, Lease]:
     return group, node, lease
 
 
-def progress(index: int, token: int, num_tokens: int = 5) -> StoredItem:
-    return StoredItem(Unit(0, index), token, REF, replace(SUMMARY, num_tokens=num_tokens))
+def progress(index: int, lease_id: int, num_tokens: int = 5) -> StoredItem:
+    return StoredItem(Unit(0, index), lease_id, REF, replace(SUMMARY, num_tokens=num_tokens))
 
 
 # ── from what is on disk ────────────────────────────────────────────────────────────────────
@@ -86,32 +88,32 @@ def progress(index: int, token: int, num_tokens: int = 5) -> StoredItem:
 def test_the_lease_after_a_loss_names_what_is_on_disk_of_it() -> None:
     table = Table()
     group, node, lease = leased(table)
-    assert lease.begun == []
-    table.leasing.progressed(progress(1, lease.token))
-    table.leasing.leases.settle(lease.token, 0)
+    assert lease.resume_from == []
+    table.dispatcher.progressed(progress(1, lease.lease_id))
+    table.dispatcher.leases.settle(lease.lease_id, 0)
     group.slots[0].store(REF, replace(SUMMARY, finish_reason="stop"))
-    assert table.leasing.revoke(node, "node_lost") == 1
+    assert table.dispatcher.revoke(node, "node_lost") == 1
     _, records, _ = table.out.drain()
     assert records == [
-        Progressed(Unit(0, 1), lease.token, REF, SUMMARY),
-        Reissued(Unit(0, 1), lease.token, "node_lost"),
+        Progressed(Unit(0, 1), lease.lease_id, REF, SUMMARY),
+        Reissued(Unit(0, 1), lease.lease_id, "node_lost"),
     ]
 
     table.nodes.leave(node.peer)
     table.node("b")
     ((peer, again),) = table.grant()
 
-    assert (peer, again.indices, again.begun) == ("b.0", [1], [Begun(1, REF)])
+    assert (peer, again.indices, again.resume_from) == ("b.0", [1], [ResumePoint(1, REF)])
     assert again.seed == lease.seed, "it goes on drawing from where it was"
-    assert again.token > lease.token
+    assert again.lease_id > lease.lease_id
 
 
 def test_the_newest_progress_counts() -> None:
     table = Table()
     group, _, lease = leased(table)
     newer = replace(REF, offset=512)
-    table.leasing.progressed(progress(0, lease.token))
-    table.leasing.progressed(replace(progress(0, lease.token, 9), ref=newer))
+    table.dispatcher.progressed(progress(0, lease.lease_id))
+    table.dispatcher.progressed(replace(progress(0, lease.lease_id, 9), ref=newer))
     slot = group.slots[0]
     assert slot.summary
     assert (slot.ref, slot.summary.num_tokens, slot.state) == (newer, 9, State.LEASED)
@@ -120,60 +122,60 @@ def test_the_newest_progress_counts() -> None:
 def test_progress_of_a_lease_that_ended_is_left_alone() -> None:
     table = Table()
     group, _, lease = leased(table)
-    table.leasing.expire(1000.0)
-    table.leasing.progressed(progress(0, lease.token))
+    table.dispatcher.expire(1000.0)
+    table.dispatcher.progressed(progress(0, lease.lease_id))
     assert group.slots[0].ref is None
     ((_, again),) = table.grant(1000.0)
-    table.leasing.progressed(progress(0, lease.token))
-    table.leasing.progressed(progress(0, 77))
+    table.dispatcher.progressed(progress(0, lease.lease_id))
+    table.dispatcher.progressed(progress(0, 77))
     assert group.slots[0].ref is None
-    assert again.token != lease.token
-    table.leasing.progressed(replace(progress(0, lease.token), unit=Unit(99, 0)))
+    assert again.lease_id != lease.lease_id
+    table.dispatcher.progressed(replace(progress(0, lease.lease_id), unit=Unit(99, 0)))
     assert not [record for record in table.out.drain()[1] if isinstance(record, Progressed)]
 
 
 def test_what_failed_is_begun_anew_and_its_tokens_are_counted() -> None:
     table = Table()
     group, _, lease = leased(table)
-    table.leasing.progressed(progress(0, lease.token))
-    table.leasing.leases.settle(lease.token, 0)
-    table.leasing.failed(group.slots[0], lease.token)
-    assert table.out.drain()[1][-1] == Reissued(Unit(0, 0), lease.token, "failed", 5)
+    table.dispatcher.progressed(progress(0, lease.lease_id))
+    table.dispatcher.leases.settle(lease.lease_id, 0)
+    table.dispatcher.failed(group.slots[0], lease.lease_id)
+    assert table.out.drain()[1][-1] == Reissued(Unit(0, 0), lease.lease_id, "failed", 5)
     ((_, again),) = table.grant()
-    assert (again.indices, again.begun) == ([0], [])
+    assert (again.indices, again.resume_from) == ([0], [])
 
 
 # ── found again ─────────────────────────────────────────────────────────────────────────────
 
 
-def held(group_id: int, index: int, token: int = EARLIER + 5, oldest_version: int = 0) -> Held:
-    return Held(Unit(group_id, index), token, oldest_version)
+def held(group_id: int, index: int, lease_id: int = EARLIER + 5, oldest_version: int = 0) -> Held:
+    return Held(Unit(group_id, index), lease_id, oldest_version)
 
 
 def test_what_a_node_still_works_on_stays_its_own() -> None:
     table = Table()
     group = table.group(0)
-    table.leasing.expect({"a"})
+    table.dispatcher.expect({"a"})
     table.node("b")
     assert table.grant() == [], "a may hold it"
 
     node = table.node("a", [held(0, 0), held(0, 1)])
 
     assert table.grant() == []
-    assert [slot.token for slot in group.slots] == [EARLIER + 5] * 2
+    assert [slot.lease_id for slot in group.slots] == [EARLIER + 5] * 2
     assert (node.granted, node.credits) == (2, 6)
-    (lease,) = table.leasing.leases.revoke("a.0")
-    assert (lease.token, lease.open) == (EARLIER + 5, (0, 1))
+    (lease,) = table.dispatcher.leases.revoke("a.0")
+    assert (lease.lease_id, lease.open) == (EARLIER + 5, (0, 1))
 
 
 def test_an_adopted_lease_is_renewed_expires_and_is_lost_like_any_other() -> None:
     table = Table()
     group, _ = table.group(0), table.node("a", [held(0, 0), held(0, 1)])
     lease_s = table.config.schedule.lease_s
-    table.leasing.leases.renew("a.0", lease_s - 1)
-    table.leasing.expire(lease_s + 1)
+    table.dispatcher.leases.renew("a.0", lease_s - 1)
+    table.dispatcher.expire(lease_s + 1)
     assert group.indices(State.LEASED) == [0, 1]
-    table.leasing.expire(2 * lease_s)
+    table.dispatcher.expire(2 * lease_s)
     assert group.indices(State.MISSING) == [0, 1]
 
 
@@ -208,13 +210,13 @@ def test_a_trajectory_given_to_another_meanwhile_is_cancelled() -> None:
     group, _, lease = leased(table)
     table.node("late", [held(0, 0)])
     assert ("late.0", Cancelled([], [Unit(0, 0)])) in table.sent()
-    assert group.slots[0].is_leased_by(lease.token)
+    assert group.slots[0].is_leased_by(lease.lease_id)
 
 
 def test_nothing_is_leased_until_all_who_were_there_have_spoken() -> None:
     table = Table()
     table.group(0)
-    table.leasing.expect({"a", "b"})
+    table.dispatcher.expect({"a", "b"})
     table.node("a")
     assert table.grant() == []
     table.node("b")
@@ -224,7 +226,7 @@ def test_nothing_is_leased_until_all_who_were_there_have_spoken() -> None:
 def test_one_who_never_comes_back_is_waited_for_as_long_as_a_silent_node() -> None:
     table = Table(node_ttl_s=3.0)
     table.group(0)
-    table.leasing.expect({"a", "gone"})
+    table.dispatcher.expect({"a", "gone"})
     table.node("a")
     assert table.grant(now_s=100.0) == []
     assert table.grant(now_s=102.9) == []

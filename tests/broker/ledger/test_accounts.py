@@ -10,11 +10,11 @@ from asyncrl.broker.ledger.records import (
     Measured,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
 
 def of(*records: AnyRecord) -> Accounts:
@@ -29,7 +29,9 @@ def admitted(group_id: int) -> Admitted:
 
 
 def result(group_id: int, index: int, oldest_version: int) -> Result:
-    return Result(Unit(group_id, index), 1, SpoolRef("s", 0, 0, 1, 0), Summary(10, 5, oldest_version, 9, 1, "stop"))
+    return Result(
+        Unit(group_id, index), 1, SpoolRef("s", 0, 0, 1, 0), TrajectorySummary(10, 5, oldest_version, 9, 1, "stop")
+    )
 
 
 def test_a_dropped_group_is_no_longer_open():
@@ -64,10 +66,10 @@ def test_what_a_group_had_before_it_began_anew_does_not_count():
         Admitted(0, 0, 0, 0),
         result(0, 0, oldest_version=0),
         result(0, 1, oldest_version=0),
-        Verdict(Unit(0, 0), 1.0),
+        Rewarded(Unit(0, 0), 1.0),
         Restarted(0, 1, [10, 20]),
         result(0, 0, oldest_version=1),
-        Verdict(Unit(0, 0), 0.0),
+        Rewarded(Unit(0, 0), 0.0),
     )
     assert accounts.results == {Unit(0, 0): 1}
     assert accounts.verdicts == {Unit(0, 0): 1}

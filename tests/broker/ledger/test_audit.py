@@ -15,12 +15,12 @@ from asyncrl.broker.ledger.records import (
     Reissued,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
 )
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Split, SpoolRef, Summary, Unit
+from asyncrl.messages import Split, SpoolRef, TrajectorySummary, Unit
 
 SCHEDULE = Schedule(groups_per_step=2, group_size=2, staleness=1.0)
 """Its window holds four groups."""
@@ -31,12 +31,12 @@ def admitted(group_id: int) -> Admitted:
 
 
 def result(group_id: int, index: int, num_tokens: int = 10, version: int = 0, split: Split = "train") -> Result:
-    summary = Summary(num_tokens, 5, version, version, 1, "stop")
+    summary = TrajectorySummary(num_tokens, 5, version, version, 1, "stop")
     return Result(Unit(group_id, index, split), 1, SpoolRef("s", 0, 0, 1, 0), summary)
 
 
-def verdict(group_id: int, index: int, split: Split = "train") -> Verdict:
-    return Verdict(Unit(group_id, index, split), 1.0)
+def verdict(group_id: int, index: int, split: Split = "train") -> Rewarded:
+    return Rewarded(Unit(group_id, index, split), 1.0)
 
 
 def finished(group_id: int, *lengths: int, version: int = 0) -> list[AnyRecord]:
@@ -118,20 +118,20 @@ def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "on_straggler", "over", "problems"),
+    ("max_staleness", "on_straggler", "over", "problems"),
     [
         (None, "wait", 0, []),
         (1, "wait", 0, []),
         (0, "train", 2, []),
-        (0, "wait", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
-        (0, "reissue", 2, ["2 trained trajectories were older than 0 versions (max_lag)"]),
+        (0, "wait", 2, ["2 trained trajectories were older than 0 versions (max_staleness)"]),
+        (0, "reissue", 2, ["2 trained trajectories were older than 0 versions (max_staleness)"]),
     ],
 )
 def test_what_is_older_than_max_lag_is_counted_and_a_problem_unless_it_was_allowed(
-    max_lag, on_straggler, over, problems
+    max_staleness, on_straggler, over, problems
 ):
-    found = audit(GOOD, replace(SCHEDULE, max_lag=max_lag, on_straggler=on_straggler))
-    assert (found.over_max_lag, found.problems) == (over, problems)
+    found = audit(GOOD, replace(SCHEDULE, max_staleness=max_staleness, on_straggler=on_straggler))
+    assert (found.over_max_staleness, found.problems) == (over, problems)
 
 
 def test_a_group_that_began_anew_has_one_result_a_unit_since_then_and_its_first_ones_are_counted_by_length():

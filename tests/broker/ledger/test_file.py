@@ -16,7 +16,7 @@ def test_a_new_ledger_says_whose_it_is_and_of_which_run(tmp_path: Path) -> None:
 
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     assert read_meta(connection, "schema_version") == 1
-    assert read_meta(connection, "broker_epoch") == 0
+    assert read_meta(connection, "broker_term") == 0
     assert read_meta(connection, "run_id") != read_meta(other, "run_id")
     connection.close()
     other.close()
@@ -41,13 +41,13 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_it", [open_writable, open_readable])
-@pytest.mark.parametrize("change", ["broker_epoch", "run_id"])
+@pytest.mark.parametrize("change", ["broker_term", "run_id"])
 def test_what_a_ledger_says_of_itself_has_a_checksum(
     tmp_path: Path, open_it: Callable[[Path], sqlite3.Connection], change: str
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     connection = open_writable(path)
-    write_meta(connection, "broker_epoch", 7)
+    write_meta(connection, "broker_term", 7)
     connection.execute("UPDATE meta SET value = 3 WHERE key = ?", (change,))
     connection.close()
 

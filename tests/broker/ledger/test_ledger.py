@@ -22,25 +22,27 @@ from asyncrl.broker.ledger.records import (
     Record,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
 )
 from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
-SUMMARY = Summary(num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop"
+)
 
 
 def admitted(group_id: int) -> Admitted:
     return Admitted(group_id=group_id, epoch=0, row=group_id, policy_version=0)
 
 
-def result(group_id: int, index: int = 0, token: int = 1) -> Result:
-    return Result(Unit(group_id, index), token, SpoolRef("s0", 0, 16, 100, 7), SUMMARY)
+def result(group_id: int, index: int = 0, lease_id: int = 1) -> Result:
+    return Result(Unit(group_id, index), lease_id, SpoolRef("s0", 0, 16, 100, 7), SUMMARY)
 
 
-def verdict(group_id: int, index: int = 0) -> Verdict:
-    return Verdict(Unit(group_id, index), 0.5, {"correct": 1.0})
+def verdict(group_id: int, index: int = 0) -> Rewarded:
+    return Rewarded(Unit(group_id, index), 0.5, {"correct": 1.0})
 
 
 def write(path: Path, *calls: list[Record]) -> Ledger:
@@ -124,7 +126,7 @@ def test_a_commit_that_returned_is_seen_by_another_connection(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("twice", "message"),
     [
-        pytest.param([result(3, token=2)], "result/train/3/0: it is there", id="a second result of a unit"),
+        pytest.param([result(3, lease_id=2)], "result/train/3/0: it is there", id="a second result of a unit"),
         pytest.param([verdict(3)], "verdict/train/3/0: it is there", id="a second verdict of a unit"),
         pytest.param([admitted(3)], "admitted/3: it is there", id="a group admitted again"),
         pytest.param([Taken(0, [4])], "taken/0: it is there", id="another batch for the same step"),
@@ -177,7 +179,7 @@ def test_a_group_that_begins_anew_has_results_again_and_each_once(tmp_path: Path
 
     assert read(path)[2:4] == [Restarted(1, 2, [9]), again]
     with pytest.raises(BrokenInvariant, match="result/train/1~1/0: it is there already"):
-        write(path, [replace(again, token=2)])
+        write(path, [replace(again, lease_id=2)])
 
 
 def test_what_may_recur_is_not_refused(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_each_opening_is_a_new_epoch_of_the_same_run(tmp_path: Path) -> None:
 
     first, second = write(path), write(path)
 
-    assert (first.broker_epoch, second.broker_epoch) == (1, 2)
+    assert (first.broker_term, second.broker_term) == (1, 2)
     assert first.run_id == second.run_id
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import LedgerReader
-from asyncrl.broker.ledger.records import Admitted, Record, Result, Taken, Verdict
+from asyncrl.broker.ledger.records import Admitted, Record, Result, Rewarded, Taken
 from asyncrl.errors import LedgerError
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
-SUMMARY = Summary(num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop")
+SUMMARY = TrajectorySummary(
+    num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop"
+)
 
 
 def result(unit: Unit) -> Result:
@@ -30,7 +32,7 @@ def path(tmp_path: Path) -> Path:
         *(result(Unit(1, index)) for index in (10, 9, 0)),
         result(Unit(10, 0)),
         result(Unit(1, 3, "held_out")),
-        Verdict(Unit(1, 9), 1.0),
+        Rewarded(Unit(1, 9), 1.0),
         Taken(step=4, group_ids=[1]),
     ]
 
@@ -47,7 +49,7 @@ def test_results_of_a_group_come_in_order_of_index_with_their_verdicts(path: Pat
     with LedgerReader(path) as reader:
         assert reader.results(1) == [
             (result(Unit(1, 0)), None),
-            (result(Unit(1, 9)), Verdict(Unit(1, 9), 1.0)),
+            (result(Unit(1, 9)), Rewarded(Unit(1, 9), 1.0)),
             (result(Unit(1, 10)), None),
         ]
         assert reader.results(1, "held_out") == [(result(Unit(1, 3, "held_out")), None)]

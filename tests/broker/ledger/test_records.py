@@ -18,8 +18,8 @@ from asyncrl.broker.ledger.records import (
     Reissued,
     Restarted,
     Result,
+    Rewarded,
     Taken,
-    Verdict,
     VersionLive,
     decode,
     encode,
@@ -27,11 +27,11 @@ from asyncrl.broker.ledger.records import (
     retired,
 )
 from asyncrl.errors import LedgerError
-from asyncrl.messages import SpoolRef, Summary, Unit
+from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
 
 def result(group_id: int, index: int, num_tokens: int = 10, oldest_version: int = 0) -> Result:
-    summary = Summary(num_tokens, 5, oldest_version, oldest_version, 1, "stop")
+    summary = TrajectorySummary(num_tokens, 5, oldest_version, oldest_version, 1, "stop")
     return Result(Unit(group_id, index), 1, SpoolRef("s0", 0, 16, 100, 0), summary)
 
 
@@ -40,12 +40,12 @@ LIFE: list[AnyRecord] = [
     Admitted(group_id=0, epoch=0, row=4, policy_version=0),
     Admitted(group_id=1, epoch=0, row=2, policy_version=0),
     Admitted(group_id=2, epoch=0, row=7, policy_version=0),
-    Reissued(unit=Unit(0, 1), token=1, cause="node_lost", num_tokens=3),
+    Reissued(unit=Unit(0, 1), lease_id=1, cause="node_lost", num_tokens=3),
     result(0, 0, num_tokens=10),
     result(0, 1, num_tokens=30),
-    Duplicate(unit=Unit(0, 1), token=1, num_tokens=28),
-    Verdict(unit=Unit(0, 0), reward=1.0),
-    Verdict(unit=Unit(0, 1), reward=0.0),
+    Duplicate(unit=Unit(0, 1), lease_id=1, num_tokens=28),
+    Rewarded(unit=Unit(0, 0), reward=1.0),
+    Rewarded(unit=Unit(0, 1), reward=0.0),
     result(1, 0, num_tokens=900),
     Dropped(group_id=1, reason="failed", num_tokens=900),
     Taken(step=0, group_ids=[0]),
@@ -60,12 +60,12 @@ NAMES = st.text(max_size=8)
 METRICS = st.dictionaries(NAMES, NUMBERS, max_size=2)
 UNITS = st.builds(Unit, IDS, IDS, st.sampled_from(["train", "held_out"]))
 REFS = st.builds(SpoolRef, NAMES, IDS, IDS, IDS, st.integers(0, 2**32 - 1))
-SUMMARIES = st.builds(Summary, IDS, IDS, IDS, IDS, IDS, st.sampled_from(["stop", "length"]))
+SUMMARIES = st.builds(TrajectorySummary, IDS, IDS, IDS, IDS, IDS, st.sampled_from(["stop", "length"]))
 RECORDS = st.one_of(
     st.builds(Admitted, IDS, IDS, IDS, IDS),
     st.builds(Result, UNITS, IDS, REFS, SUMMARIES),
     st.builds(Duplicate, UNITS, IDS, IDS),
-    st.builds(Verdict, UNITS, NUMBERS, METRICS),
+    st.builds(Rewarded, UNITS, NUMBERS, METRICS),
     st.builds(FailedAttempt, UNITS, st.sampled_from(["rollout", "reward"]), NAMES, IDS, st.booleans()),
     st.builds(Reissued, UNITS, IDS, NAMES, IDS),
     st.builds(Dropped, IDS, NAMES, IDS),
@@ -115,7 +115,7 @@ def test_what_can_happen_once_has_a_key_and_what_may_recur_has_none() -> None:
 
 
 def test_what_comes_after_a_group_began_anew_has_keys_of_its_own() -> None:
-    again = [replace(record, num_restarts=2) for record in LIFE if isinstance(record, Result | Verdict)]
+    again = [replace(record, num_restarts=2) for record in LIFE if isinstance(record, Result | Rewarded)]
 
     assert [key(record) for record in again] == [
         "result/train/0~2/0", "result/train/0~2/1", "verdict/train/0~2/0", "verdict/train/0~2/1", "result/train/1~2/0"

@@ -7,15 +7,15 @@ import pytest
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.report.step_report import Swaps, Totals, WaitShares, batch_metrics, line
-from asyncrl.messages import Beat, Live, Prompt, Stepped, Summary
+from asyncrl.messages import Beat, Live, Prompt, Stepped, TrajectorySummary
 
 
 def a_group() -> Group:
     """Two trajectories: 10 tokens by version 4, right; 30 tokens by versions 3 and 4, cut and wrong."""
     group = Group(0, Prompt(text="?"), 2, min_version=3)
     right, wrong = group.slots
-    right.summary, right.reward, right.metrics = Summary(10, 5, 4, 4, 1, "stop"), 1.5, {"correct": 1.0}
-    wrong.summary, wrong.reward = Summary(30, 5, 3, 4, 2, "length"), 0.0
+    right.summary, right.reward, right.metrics = TrajectorySummary(10, 5, 4, 4, 1, "stop"), 1.5, {"correct": 1.0}
+    wrong.summary, wrong.reward = TrajectorySummary(30, 5, 3, 4, 2, "length"), 0.0
     return group
 
 
@@ -47,7 +47,7 @@ def test_what_verdicts_say_beside_the_reward_is_a_mean_over_those_that_say_it() 
 def test_what_is_only_compared_with_is_no_part_of_the_batch() -> None:
     group = Group(0, Prompt(text="?"), 3, min_version=3, num_greedy=1)
     for slot, reward in zip(group.slots, (1.0, 0.0, 1.0), strict=True):
-        slot.summary, slot.reward = Summary(10, 5, 4, 4, 1, "stop"), reward
+        slot.summary, slot.reward = TrajectorySummary(10, 5, 4, 4, 1, "stop"), reward
     metrics = batch_metrics([group], policy_version=5)
     assert (metrics["reward"], metrics["tokens"]) == (0.5, 20.0)
 
@@ -116,6 +116,6 @@ def test_the_gap_of_a_run_is_over_the_tokens_of_the_steps_that_have_one() -> Non
     assert (Totals().logprob_gap_mean, Totals().logprob_gap_max) == (None, None)
 
 
-@pytest.mark.parametrize(("max_lag", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])
-def test_the_share_over_max_lag_is_of_trajectories(max_lag: int, over: float) -> None:
-    assert batch_metrics([a_group()], policy_version=5, max_lag=max_lag)["over_max_lag"] == over
+@pytest.mark.parametrize(("max_staleness", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])
+def test_the_share_over_max_lag_is_of_trajectories(max_staleness: int, over: float) -> None:
+    assert batch_metrics([a_group()], policy_version=5, max_staleness=max_staleness)["over_max_staleness"] == over

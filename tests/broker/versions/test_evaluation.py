@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import Evaluated, Prompt, SpoolRef, Summary, Unit
+from asyncrl.messages import Evaluated, Prompt, SpoolRef, TrajectorySummary, Unit
 
 FINAL = 7
 REF = SpoolRef("s", 0, 0, 1, 0)
@@ -28,7 +28,7 @@ def answer(
     group = book.group(group_id)
     assert group
     slot = group.slots[index]
-    slot.store(REF, Summary(tokens, 4, 0, 0, 1, "length" if cut else "stop"))
+    slot.store(REF, TrajectorySummary(tokens, 4, 0, 0, 1, "length" if cut else "stop"))
     slot.judge(reward, {"correct": reward}, f"{reward:g}")
     return book.settle(slot.unit, failed=False)
 

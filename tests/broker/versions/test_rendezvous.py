@@ -23,9 +23,9 @@ def test_who_asks_early_is_told_when_it_is_set_once() -> None:
 
 def test_only_the_newest_groups_are_kept() -> None:
     rendezvous = Rendezvous(keep_groups=2)
-    for epoch in range(3):
-        rendezvous.get(f"epoch-{epoch}", "never", "a")
-        rendezvous.set(f"epoch-{epoch}", "address", b"here")
+    for transfer_group in range(3):
+        rendezvous.get(f"epoch-{transfer_group}", "never", "a")
+        rendezvous.set(f"epoch-{transfer_group}", "address", b"here")
 
     assert rendezvous.get("epoch-0", "address", "a") is None
     assert rendezvous.get("epoch-1", "address", "a") == b"here"

@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.broker.versions.transfers import MAX_FAILURES, Ongoing, PublishBook
+from asyncrl.broker.versions.transfers import MAX_FAILURES, OngoingTransfer, TransferBook
 from asyncrl.errors import RunFailed
 from asyncrl.messages import PROTOCOL, Hello, Member, Publishing, Role
 
@@ -11,10 +11,10 @@ DEADLINE_S = 30.0
 
 
 class Stage:
-    """A PublishBook, a trainer, and rollouts that do as they are told."""
+    """A TransferBook, a trainer, and rollouts that do as they are told."""
 
     def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
-        self.book = PublishBook(DEADLINE_S, swaps_at_once=swaps_at_once)
+        self.book = TransferBook(DEADLINE_S, swaps_at_once=swaps_at_once)
         self.nodes = NodeBook(notice_s=2.0, ttl_s=10.0)
         self.join("trainer", "trainer")
         for name in rollouts:
@@ -30,15 +30,15 @@ class Stage:
         self.book.left(name, name)
 
     @property
-    def ongoing(self) -> Ongoing:
+    def ongoing(self) -> OngoingTransfer:
         assert self.book.ongoing
         return self.book.ongoing
 
-    def publish(self, version: int) -> Ongoing | None:
+    def publish(self, version: int) -> OngoingTransfer | None:
         self.book.stage(Publishing(version, next_step=version))
         return self.start()
 
-    def start(self, now_s: float = 0.0) -> Ongoing | None:
+    def start(self, now_s: float = 0.0) -> OngoingTransfer | None:
         return self.book.start(self.nodes, now_s)
 
     def report(self, *names: str, failure: str = "") -> None:
@@ -47,7 +47,7 @@ class Stage:
             node = self.nodes.get(name)
             if node and not failure:
                 node.received_version = ongoing.message.policy_version
-            self.book.reported(name, ongoing.message.epoch, failure)
+            self.book.reported(name, ongoing.message.transfer_group, failure)
 
     def swap(self, *names: str) -> None:
         for name in names:
@@ -56,26 +56,26 @@ class Stage:
             node.policy_version = node.received_version
             self.book.live(name, node.policy_version)
 
-    def finish(self) -> Ongoing | None:
+    def finish(self) -> OngoingTransfer | None:
         """Everybody in the transfer under way does as asked."""
         receivers = self.ongoing.peers[1:]
         self.report(*self.ongoing.peers)
         self.swap(*receivers)
         return self.book.conclude([])
 
-    def fail(self) -> Ongoing | None:
+    def fail(self) -> OngoingTransfer | None:
         self.report(*self.ongoing.peers, failure="connection closed")
         return self.book.conclude([])
 
 
-def members(ongoing: Ongoing | None) -> list[str]:
+def members(ongoing: OngoingTransfer | None) -> list[str]:
     assert ongoing
     return [member.node for member in ongoing.message.members]
 
 
-def epoch(ongoing: Ongoing | None) -> int:
+def transfer_group(ongoing: OngoingTransfer | None) -> int:
     assert ongoing
-    return ongoing.message.epoch
+    return ongoing.message.transfer_group
 
 
 def test_a_version_is_live_when_every_rollout_decodes_with_it() -> None:
@@ -118,29 +118,29 @@ def test_nothing_is_sent_without_a_trainer_or_rollouts_or_a_version() -> None:
 
 def test_the_epoch_is_kept_while_the_members_are_the_same() -> None:
     stage = Stage("a", "b")
-    epochs = []
+    transfer_groups = []
     for version in range(3):
-        epochs.append(epoch(stage.publish(version)))
+        transfer_groups.append(transfer_group(stage.publish(version)))
         stage.finish()
 
-    assert epochs == [1, 1, 1]
+    assert transfer_groups == [1, 1, 1]
 
 
 def test_a_loss_makes_a_new_epoch_without_the_lost() -> None:
     stage = Stage("a", "b")
-    first = epoch(stage.publish(0))
+    first = transfer_group(stage.publish(0))
     stage.finish()
     stage.leave("a")
 
     second = stage.publish(1)
 
-    assert epoch(second) > first
+    assert transfer_group(second) > first
     assert members(second) == ["trainer", "b"]
 
 
 def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
     stage = Stage("a", "b")
-    first = epoch(stage.publish(0))
+    first = transfer_group(stage.publish(0))
     stage.report("a")
     stage.report("trainer", "b", failure="connection closed")
     assert stage.book.conclude([]) is None
@@ -148,7 +148,7 @@ def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
 
     again = stage.start()
 
-    assert epoch(again) > first
+    assert transfer_group(again) > first
     assert members(again) == ["trainer", "a", "b"]
 
 
@@ -169,7 +169,7 @@ def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> No
 
 def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_gets_it_again() -> None:
     stage = Stage("a", "b")
-    first = epoch(stage.publish(0))
+    first = transfer_group(stage.publish(0))
     stage.report("trainer", "a")
     stage.report("b", failure="b: a checksum does not match")
     assert stage.book.conclude([]) is None, "a has it, but does not decode with it yet"
@@ -182,7 +182,7 @@ def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_g
     assert pair
     assert not pair.message.keep
     stage.finish()
-    assert epoch(stage.publish(1)) > first, "b's side of the first group is closed"
+    assert transfer_group(stage.publish(1)) > first, "b's side of the first group is closed"
     assert members(stage.ongoing) == ["trainer", "a", "b"]
 
 
@@ -217,7 +217,7 @@ def test_what_broke_for_every_rollout_that_is_left_is_made_again() -> None:
 
 def test_a_joiner_gets_the_live_version_by_itself_and_the_group_of_the_others_stays_good() -> None:
     stage = Stage("a")
-    kept = epoch(stage.publish(0))
+    kept = transfer_group(stage.publish(0))
     stage.finish()
     stage.join("rollout", "late")
 
@@ -225,11 +225,11 @@ def test_a_joiner_gets_the_live_version_by_itself_and_the_group_of_the_others_st
     assert members(pair) == ["trainer", "late"]
     assert pair
     assert not pair.message.keep
-    assert epoch(pair) > kept
+    assert transfer_group(pair) > kept
     stage.finish()
 
     stage.leave("late")
-    assert epoch(stage.publish(1)) == kept
+    assert transfer_group(stage.publish(1)) == kept
 
 
 def test_joiners_are_brought_up_to_date_one_after_the_other() -> None:
@@ -318,7 +318,7 @@ def test_if_all_receivers_are_lost_the_next_to_join_gets_the_version_anew() -> N
 
 def test_reports_of_an_earlier_epoch_count_for_nothing() -> None:
     stage = Stage("a")
-    old = epoch(stage.publish(0))
+    old = transfer_group(stage.publish(0))
     stage.fail()
     stage.start()
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.observe.report.headline import headline
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.run_record import read_run
 
 MakeRun = Callable[..., RunDirectory]
@@ -32,7 +32,7 @@ EXPECTED = {
 }
 
 
-def test_a_finished_run_in_numbers(make_run: MakeRun, summary: Callable[..., Summary]) -> None:
+def test_a_finished_run_in_numbers(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
     directory.write_summary(summary())
 

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.observe.report.report import SHOWN, write_report
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 MakeRun = Callable[..., RunDirectory]
 
@@ -42,7 +42,9 @@ def report(*runs: RunDirectory) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_a_finished_run_is_one_page_that_needs_nothing_else(make_run: MakeRun, summary: Callable[..., Summary]) -> None:
+def test_a_finished_run_is_one_page_that_needs_nothing_else(
+    make_run: MakeRun, summary: Callable[..., RunSummary]
+) -> None:
     directory = make_run()
     directory.write_summary(summary())
     html = report(directory)
@@ -60,7 +62,7 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(make_run: MakeRun, s
     assert "none of note" in html
 
 
-def test_a_failed_run_says_why_and_what_went_before(make_run: MakeRun, summary: Callable[..., Summary]) -> None:
+def test_a_failed_run_says_why_and_what_went_before(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
     directory.append_event("node.exited", node="rollout-0", cause="killed by signal 9", restarting=False)
     directory.append_event("run.finished", status="failed", cause="rollout-0 exited")

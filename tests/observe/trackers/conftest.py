@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.observe.run_directory import RunDirectory, Summary
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.deadline import Deadline
 from asyncrl.observe.trackers.follower import Follower
 from asyncrl.observe.trackers.tracker import Tracked, Tracker
@@ -38,7 +38,7 @@ class Diary:
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
         self._say("event", step, kind)
 
-    def finish(self, summary: Summary | None, /) -> None:
+    def finish(self, summary: RunSummary | None, /) -> None:
         self._say("finish", summary and summary.status)
 
     def _say(self, what: str, *rest: Any) -> None:
@@ -67,8 +67,8 @@ def follow(run: RunDirectory) -> Callable[[Tracker], Follower]:
 
 
 @pytest.fixture
-def ended() -> Summary:
-    return Summary(
+def ended() -> RunSummary:
+    return RunSummary(
         name="tiny",
         status="finished",
         seed=0,

@@ -3,12 +3,12 @@
 import pytest
 
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.simulated.colocated import colocated
 from tests.plan.plans import a_plan
 
 
-def baseline(changes: dict | None = None) -> Outcome:
+def baseline(changes: dict | None = None) -> SimulationResult:
     plan = a_plan(changes)
     ready = inputs(plan)
     return colocated(plan, ready.lengths, ready.step_s, ready.training)

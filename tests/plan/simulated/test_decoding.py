@@ -58,7 +58,7 @@ def test_what_is_cancelled_makes_room_at_once():
     decoding.swap(0, 0.0, recompute=False)
     decoding.add(Job(Unit(0, index), index, 10, 0) for index in range(4))
     # By second 10 each of two has 5; then the second goes on beside the fourth, because the third is not wanted either.
-    agenda.after(10.0, lambda: done.append((agenda.now_s, decoding.cancel(lambda job: job.token in (0, 2)))))
+    agenda.after(10.0, lambda: done.append((agenda.now_s, decoding.cancel(lambda job: job.lease_id in (0, 2)))))
     while agenda.advance():
         pass
     assert done == [(10.0, 2), (20.0, 1), (25.0, 3)]

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
 from asyncrl.reward.sandbox.sandbox import Sandbox
-from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.verifiers.code import Code, last_block
 
 FOUND = Sandbox.find()
@@ -34,14 +34,14 @@ def fenced(code: str) -> str:
     ],
 )
 def test_scores_worked_by_hand(code: str, tests: str, score: float, passed: float) -> None:
-    verdict = verdict_of(Code()(Sample(completion=fenced(code), answer=tests)))
+    verdict = verdict_of(Code()(VerifierInput(completion=fenced(code), answer=tests)))
 
     assert verdict == Verdict(score, {"passed": passed, "correct": score})
 
 
 @needs_walls
 def test_the_score_may_be_the_share_of_tests_passed() -> None:
-    sample = Sample(completion=fenced("n = int(input())\nprint(10 if n == 5 else 0)"), extra={"cases": DOUBLE})
+    sample = VerifierInput(completion=fenced("n = int(input())\nprint(10 if n == 5 else 0)"), extra={"cases": DOUBLE})
 
     assert verdict_of(Code(share=True, tests="cases")(sample)) == Verdict(0.5, {"passed": 0.5, "correct": 0.0})
 
@@ -51,13 +51,13 @@ def test_what_could_not_be_tried_in_time_is_no_verdict() -> None:
     verifier = Code(cpu_s=2, deadline_s=1.0)
 
     with pytest.raises(VerifierError, match="0 of 2 tests took all of deadline_s = 1 s"):
-        verifier(Sample(completion=fenced("print(4)"), answer=DOUBLE))
+        verifier(VerifierInput(completion=fenced("print(4)"), answer=DOUBLE))
 
 
 @needs_walls
 def test_a_row_without_tests_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(VerifierError, match="no tests under 'cases'"):
-        Code(tests="cases")(Sample(completion="", answer=DOUBLE))
+        Code(tests="cases")(VerifierInput(completion="", answer=DOUBLE))
 
 
 @pytest.mark.parametrize(

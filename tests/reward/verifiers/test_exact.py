@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.exact import Exact
 
 
 def score(verifier: Exact, completion: str, answer: str) -> float:
-    return verdict_of(verifier(Sample(completion=completion, answer=answer))).score
+    return verdict_of(verifier(VerifierInput(completion=completion, answer=answer))).reward
 
 
 @pytest.mark.parametrize(

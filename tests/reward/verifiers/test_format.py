@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 from asyncrl.reward.verifiers.format import Format
 
 TAGS = "<think>...</think>...<answer>...</answer>"
@@ -23,7 +23,7 @@ TAGS = "<think>...</think>...<answer>...</answer>"
     ],
 )
 def test_scores_worked_by_hand(once: bool, completion: str, score: float) -> None:
-    assert Format(template=TAGS, once=once)(Sample(completion=completion)) == score
+    assert Format(template=TAGS, once=once)(VerifierInput(completion=completion)) == score
 
 
 @pytest.mark.parametrize("template", ["", "...", "... ..."])

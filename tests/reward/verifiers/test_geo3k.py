@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 
 Geo3k = pytest.importorskip("asyncrl.reward.verifiers.geo3k", exc_type=ImportError).Geo3k
 
@@ -19,7 +19,7 @@ Geo3k = pytest.importorskip("asyncrl.reward.verifiers.geo3k", exc_type=ImportErr
     ],
 )
 def test_scores_worked_by_hand(completion: str, score: float, accuracy: float, shape: float) -> None:
-    verdict = verdict_of(Geo3k()(Sample(completion=completion, answer="\\sqrt{8}")))
+    verdict = verdict_of(Geo3k()(VerifierInput(completion=completion, answer="\\sqrt{8}")))
 
-    assert verdict.score == pytest.approx(score)
+    assert verdict.reward == pytest.approx(score)
     assert verdict.metrics == {"accuracy": accuracy, "format": shape, "correct": accuracy}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.gsm8k import TAIL_CHARS, Gsm8k
 
 DATA = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
@@ -15,7 +15,7 @@ STRICT, FLEXIBLE = Gsm8k(), Gsm8k(method="flexible")
 
 
 def score(verifier: Gsm8k, completion: str, answer: str) -> float:
-    return verdict_of(verifier(Sample(completion=completion, answer=answer))).score
+    return verdict_of(verifier(VerifierInput(completion=completion, answer=answer))).reward
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 
 Math = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError).Math
 
@@ -23,9 +23,9 @@ Math = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError
     ],
 )
 def test_scores_worked_by_hand(form: str, completion: str, answer: str, expected: float) -> None:
-    assert verdict_of(Math(form=form)(Sample(completion=completion, answer=answer))).score == expected
+    assert verdict_of(Math(form=form)(VerifierInput(completion=completion, answer=answer))).reward == expected
 
 
 def test_what_was_said_is_the_vote() -> None:
-    assert verdict_of(Math()(Sample(completion="\\boxed{7}", answer="8"))).answer == "7"
-    assert verdict_of(Math()(Sample(completion="7", answer="8"))).answer == ""
+    assert verdict_of(Math()(VerifierInput(completion="\\boxed{7}", answer="8"))).answer == "7"
+    assert verdict_of(Math()(VerifierInput(completion="7", answer="8"))).answer == ""

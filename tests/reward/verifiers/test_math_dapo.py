@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.verifiers.math_dapo import TAIL_CHARS, MathDapo, plain
 
 
 def judged(completion: str, answer: str, *, boxed: bool = False) -> Verdict:
-    return verdict_of(MathDapo(boxed=boxed)(Sample(completion=completion, answer=answer)))
+    return verdict_of(MathDapo(boxed=boxed)(VerifierInput(completion=completion, answer=answer)))
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_right_is_one_and_wrong_is_minus_one() -> None:
     assert judged("Answer: 1,234", "1234") == Verdict(1.0, {"correct": 1.0}, "1234")
     assert judged("Answer: 1235", "1234") == Verdict(-1.0, {"correct": 0.0}, "1235")
     assert judged("1234", "1234") == Verdict(-1.0, {"correct": 0.0}, "")
-    assert judged("\\boxed{1234}", "1234", boxed=True).score == 1.0
+    assert judged("\\boxed{1234}", "1234", boxed=True).reward == 1.0
 
 
 def test_only_the_tail_is_searched() -> None:
-    assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 11), "18").score == 1.0
-    assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 10), "18").score == -1.0
+    assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 11), "18").reward == 1.0
+    assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 10), "18").reward == -1.0
 
 
 @given(st.integers(-(10**12), 10**12), st.text())
 def test_every_integer_is_its_own_answer_whatever_comes_before(number: int, before: str) -> None:
-    assert judged(f"{before}\nAnswer: ${number:,}$", str(number)).score == 1.0
-    assert judged(f"{before}\nAnswer: {number + 1}", str(number)).score == -1.0
+    assert judged(f"{before}\nAnswer: ${number:,}$", str(number)).reward == 1.0
+    assert judged(f"{before}\nAnswer: {number + 1}", str(number)).reward == -1.0
 
 
 def test_a_row_without_an_answer_is_an_error_and_not_a_minus_one() -> None:

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.numeric import Numeric
 
 
 def score(verifier: Numeric, completion: str, answer: str) -> float:
-    return verdict_of(verifier(Sample(completion=completion, answer=answer))).score
+    return verdict_of(verifier(VerifierInput(completion=completion, answer=answer))).reward
 
 
 @pytest.mark.parametrize(

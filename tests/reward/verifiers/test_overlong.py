@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.verifier import Sample, verdict_of
+from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.overlong import Overlong
 
 
@@ -15,9 +15,9 @@ from asyncrl.reward.verifiers.overlong import Overlong
 def test_the_price_rises_in_a_straight_line_over_the_buffer(tokens: int, price: float, overlong: float) -> None:
     verifier = Overlong(max_tokens=100, buffer=20, factor=2.0)
 
-    verdict = verdict_of(verifier(Sample(completion="", num_tokens=tokens)))
+    verdict = verdict_of(verifier(VerifierInput(completion="", num_tokens=tokens)))
 
-    assert verdict.score == pytest.approx(price)
+    assert verdict.reward == pytest.approx(price)
     assert verdict.metrics["overlong"] == overlong
 
 

@@ -7,12 +7,12 @@ import pytest
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalog import resolve
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.service import Service
 
 pytest.importorskip("httpx")
-SAMPLE = Sample(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
+SAMPLE = VerifierInput(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
 
 
 def judged(*answers: tuple[int, str], timeout_s: float = 10.0) -> tuple[Verdict | VerifierError, Service]:

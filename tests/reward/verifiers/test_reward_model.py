@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Sample, Verdict, verdict_of
+from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from tests.reward.service import Service
 
 RewardModel = pytest.importorskip("asyncrl.reward.verifiers.reward_model", exc_type=ImportError).RewardModel
@@ -16,7 +16,7 @@ def judged(body: str, prompt: str | list[dict[str, str]] = "2 + 2?") -> tuple[Ve
         async with Service((200, body)).running() as service:
             verifier = RewardModel(url=service.url, model="judge", activation=False)
             try:
-                return verdict_of(await verifier(Sample(prompt=prompt, completion="4"))), service
+                return verdict_of(await verifier(VerifierInput(prompt=prompt, completion="4"))), service
             finally:
                 await verifier._endpoint.aclose()
 

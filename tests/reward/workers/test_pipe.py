@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.sections import Reward
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pipe import FromWorker, Judge, Judged, Load, encode, hung, read, receive
 
 
@@ -28,14 +28,14 @@ def heard(*chunks: bytes) -> list[FromWorker | None]:
 
 
 def test_a_worker_reads_frames_until_the_stream_ends() -> None:
-    sample = msgspec.Raw(msgspec.msgpack.encode(Sample(completion="#### 4", answer="4")))
+    sample = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="#### 4", answer="4")))
     load = Load(Reward(function="gsm8k", options={"method": "strict"}, timeout_s=0.3))
     stream = io.BytesIO(encode(load) + encode(Judge([sample, sample])))
 
     assert read(stream) == load
     request = read(stream)
     assert isinstance(request, Judge)
-    assert [msgspec.msgpack.decode(raw, type=Sample).answer for raw in request.samples] == ["4", "4"]
+    assert [msgspec.msgpack.decode(raw, type=VerifierInput).answer for raw in request.samples] == ["4", "4"]
     assert read(stream) is None
 
 

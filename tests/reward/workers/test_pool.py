@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pool import WorkerPool
 
 FUNCTIONS = """
@@ -50,7 +50,7 @@ def judged(
 
     async def judge() -> list[Verdict | BaseException]:
         async with WorkerPool(Reward(function=function, workers=workers, timeout_s=timeout_s)) as pool:
-            samples = [Sample(completion=text, answer="4") for text in completions]
+            samples = [VerifierInput(completion=text, answer="4") for text in completions]
             return await asyncio.gather(*map(pool.judge, samples), return_exceptions=True)
 
     return asyncio.run(judge())
@@ -76,7 +76,7 @@ def test_many_at_once_are_judged_once_each_by_several_workers() -> None:
 
     found = judged("gsm8k", *samples, workers=2)
 
-    assert [verdict.score for verdict in found if isinstance(verdict, Verdict)] == [float(n == 4) for n in range(500)]
+    assert [verdict.reward for verdict in found if isinstance(verdict, Verdict)] == [float(n == 4) for n in range(500)]
 
 
 def test_a_function_that_cannot_be_loaded_is_a_config_error_at_the_start(functions: Path) -> None:
@@ -88,16 +88,16 @@ def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) 
     async def close_while_some_wait() -> list[Verdict | BaseException]:
         pool = WorkerPool(Reward(function=f"{functions}:score", timeout_s=3600.0))
         with pytest.raises(VerifierError, match="was not started"):
-            await pool.judge(Sample(completion="1"))
+            await pool.judge(VerifierInput(completion="1"))
         await pool.start()
-        in_hand = asyncio.create_task(pool.judge(Sample(completion="hang")))
+        in_hand = asyncio.create_task(pool.judge(VerifierInput(completion="hang")))
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(pool.judge(Sample(completion="1")))
+        waiting = asyncio.create_task(pool.judge(VerifierInput(completion="1")))
         await asyncio.sleep(0)
         await pool.aclose()
         await pool.aclose()
         with pytest.raises(VerifierError, match="was closed"):
-            await pool.judge(Sample(completion="1"))
+            await pool.judge(VerifierInput(completion="1"))
         return [*await asyncio.gather(in_hand, waiting, return_exceptions=True)]
 
     told = asyncio.run(close_while_some_wait())
@@ -108,13 +108,13 @@ def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) 
 def test_a_caller_that_loses_interest_disturbs_nobody(functions: Path) -> None:
     async def lose_interest() -> Verdict:
         async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
-            bored = asyncio.create_task(pool.judge(Sample(completion="0")))
-            other = asyncio.create_task(pool.judge(Sample(completion="2")))
+            bored = asyncio.create_task(pool.judge(VerifierInput(completion="0")))
+            other = asyncio.create_task(pool.judge(VerifierInput(completion="2")))
             await asyncio.sleep(0)
             bored.cancel()
             return await other
 
-    assert asyncio.run(lose_interest()).score == 2.0
+    assert asyncio.run(lose_interest()).reward == 2.0
 
 
 def test_a_sample_that_is_no_valid_text_fails_alone() -> None:
@@ -127,7 +127,9 @@ def test_a_sample_that_is_no_valid_text_fails_alone() -> None:
 def test_replaced_workers_are_counted(functions: Path) -> None:
     async def die_twice() -> int:
         async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
-            await asyncio.gather(*(pool.judge(Sample(completion="die")) for _ in range(2)), return_exceptions=True)
+            await asyncio.gather(
+                *(pool.judge(VerifierInput(completion="die")) for _ in range(2)), return_exceptions=True
+            )
             return pool.replaced
 
     assert asyncio.run(die_twice()) == 2

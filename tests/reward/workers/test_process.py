@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.verifier import Sample
+from asyncrl.reward.verifier import VerifierInput
 from asyncrl.reward.workers.pipe import Judged
 from asyncrl.reward.workers.process import WorkerProcess
 
@@ -41,7 +41,7 @@ def functions(tmp_path: Path) -> Path:
 
 
 def raw(completion: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(Sample(completion=completion)))
+    return msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=completion)))
 
 
 def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierError]:

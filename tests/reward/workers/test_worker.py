@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.sections import Reward
-from asyncrl.reward.verifier import Sample, Verdict
+from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pipe import HEADER_BYTES, FromWorker, Judge, Judged, Load, Loaded, Refused, Said, encode
 
 FUNCTIONS = """
@@ -62,7 +62,7 @@ class Child:
         return message
 
     def judge(self, *completions: str) -> list[Judged]:
-        self.say(Judge([msgspec.Raw(msgspec.msgpack.encode(Sample(completion=text))) for text in completions]))
+        self.say(Judge([msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))) for text in completions]))
         answers = [self.hear() for _ in completions]
         return [answer for answer in answers if isinstance(answer, Judged)]
 

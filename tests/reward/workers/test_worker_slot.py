@@ -8,8 +8,8 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.verifier import Sample, Verdict
-from asyncrl.reward.workers.worker_slot import Case, Seat
+from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.reward.workers.worker_slot import Case, WorkerSlot
 
 FUNCTIONS = """
 import os, time
@@ -39,9 +39,11 @@ def outcomes(function: str, *completions: str, lose_interest_in: int | None = No
     """What each case came to, and how many workers that took beyond the first."""
 
     async def judge() -> tuple[list[object], int]:
-        seat = Seat(Reward(function=function, timeout_s=5.0))
+        seat = WorkerSlot(Reward(function=function, timeout_s=5.0))
         future = asyncio.get_running_loop().create_future
-        cases = [Case(msgspec.Raw(msgspec.msgpack.encode(Sample(completion=text))), future()) for text in completions]
+        cases = [
+            Case(msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))), future()) for text in completions
+        ]
         if lose_interest_in is not None:
             cases[lose_interest_in].verdict.cancel()
         await seat.judge(cases)
@@ -82,7 +84,7 @@ def test_a_worker_that_cannot_be_replaced_fails_the_cases_and_says_why(functions
 
 def test_an_idle_worker_that_died_is_replaced_before_anybody_is_blamed(functions: Path) -> None:
     async def judge() -> bool:
-        seat = Seat(Reward(function="gsm8k", timeout_s=5.0))
+        seat = WorkerSlot(Reward(function="gsm8k", timeout_s=5.0))
         first = await seat.fill()
         await first.kill()
         second = await seat.fill()
@@ -94,4 +96,4 @@ def test_an_idle_worker_that_died_is_replaced_before_anybody_is_blamed(functions
 
 def test_a_bad_function_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
-        asyncio.run(Seat(Reward(function="nope", timeout_s=1.0)).fill())
+        asyncio.run(WorkerSlot(Reward(function="nope", timeout_s=1.0)).fill())

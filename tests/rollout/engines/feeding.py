@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer
-from asyncrl.rollout.engine import Engine, Receives, Receiving
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
@@ -23,7 +23,7 @@ class Feed:
     """Publishes as trainer and rollout do it together."""
 
     def __init__(
-        self, engine: Engine, member: Member, publisher: Publisher, receiver: Receives, *, is_in_place: bool
+        self, engine: Engine, member: Member, publisher: Publisher, receiver: WeightReceiver, *, is_in_place: bool
     ) -> None:
         self._engine = engine
         self._member = member
@@ -48,11 +48,11 @@ async def feed(engine: Engine, model: PreTrainedModel, weights: Weights) -> Asyn
     """For as long as the block lasts."""
     hub = MemoryHub()
     trainer, node = hub.connect("trainer"), hub.connect("node")
-    member = Member("rollout-0", "r", engine.ranks if isinstance(engine, Receiving) else 1)
-    plan = Plan(checkpoint_specs(model, "float32"), weights.bucket_bytes)
+    member = Member("rollout-0", "r", engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
+    plan = Layout(checkpoint_specs(model, "float32"), weights.bucket_bytes)
     publisher = Publisher(plan, TRAINER, trainer.send, weights)
-    receiver: Receives
-    if isinstance(engine, Receiving):
+    receiver: WeightReceiver
+    if isinstance(engine, MultiProcessEngine):
         receiver = await engine.receiver(member, node.send, weights)
     else:
         receiver = Receiver(plan, member, node.send, weights)

@@ -234,7 +234,7 @@ async def written_after(engine: TransformersEngine, num_tokens: int, *requests: 
 
 
 def going_on(req: Request, begun: Completion) -> Request:
-    return replace(req, begun=begun)
+    return replace(req, resume_from=begun)
 
 
 @FAMILIES

@@ -9,7 +9,7 @@ from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
 
 
 def outcomes(*scores: float, length: int = 2) -> list[Outcome]:
-    return [Outcome(group_id=0, length=length, score=score) for score in scores]
+    return [Outcome(group_id=0, length=length, reward=score) for score in scores]
 
 
 def column(*rows: list[float]) -> list[np.ndarray]:

@@ -6,14 +6,14 @@ from structlog.testing import capture_logs
 from asyncrl.messages import Span
 from asyncrl.trainer.algorithm.logprob_gap import Comparable, LogprobGap
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 OLD, NOW = 3, 4
 
 
-def a_sample(*spans: Span) -> TrainingSample:
+def a_sample(*spans: Span) -> TrainingTrajectory:
     ids = np.ones(6, np.int32)
-    return TrainingSample(0, ids[:2], ids, np.full(6, -1.0, np.float32), 1.0, spans)
+    return TrainingTrajectory(0, ids[:2], ids, np.full(6, -1.0, np.float32), 1.0, spans)
 
 
 SWAPPED_ONCE = a_sample(Span(OLD, 0, 2), Span(NOW, 2, 5), Span(5, 5, 6))

@@ -8,8 +8,8 @@ import torch
 
 from asyncrl.errors import BrokenInvariant
 from asyncrl.trainer.algorithm.estimates import Estimates
-from asyncrl.trainer.algorithm.mini_batch import Constants, MiniBatch
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.algorithm.mini_batch import LossInputs, MiniBatch
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import whole
 
 CPU = torch.device("cpu")
@@ -21,10 +21,10 @@ def column(*rows: list[Any]) -> list[np.ndarray]:
     return [np.array(row) for row in rows]
 
 
-def sample(place: int, length: int) -> TrainingSample:
+def sample(place: int, length: int) -> TrainingTrajectory:
     """Its sampler's log-probs say where it lies: token t of place p has -(p + t/10)."""
     ids = np.arange(length, dtype=np.int32)
-    return TrainingSample(place, ids[:1], ids, (-(place + ids / 10)).astype(np.float32), 0.0)
+    return TrainingTrajectory(place, ids[:1], ids, (-(place + ids / 10)).astype(np.float32), 0.0)
 
 
 def mini_batch(keep: list[np.ndarray] | None = None, **known: Any) -> MiniBatch:
@@ -39,7 +39,7 @@ def listed(tensor: torch.Tensor) -> list[float]:
     return [round(value, 6) for value in tensor.tolist()]
 
 
-def constants(of: MiniBatch, places: list[int], is_compared: np.ndarray | None = None) -> Constants:
+def constants(of: MiniBatch, places: list[int], is_compared: np.ndarray | None = None) -> LossInputs:
     return of.constants(places, is_compared, device=CPU)
 
 

@@ -5,14 +5,14 @@ import torch
 
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.ragged import Ragged
-from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import objective
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 WEIGHTS = torch.tensor([0.5, 0.25, 0.25])
 
 
-def constants(**changed: object) -> Constants:
+def constants(**changed: object) -> LossInputs:
     plain = {
         "sequences": Ragged([2, 1]),
         "behavior_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
@@ -20,7 +20,7 @@ def constants(**changed: object) -> Constants:
         "advantages": torch.tensor([1.0, 1.0, -1.0]),
         "weights": WEIGHTS,
     }
-    return Constants(**{**plain, **changed})
+    return LossInputs(**{**plain, **changed})
 
 
 def loss_of(config, algorithm: dict, scores: Scores, **changed: object):

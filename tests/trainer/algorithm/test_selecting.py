@@ -7,7 +7,7 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, Recipe
 from asyncrl.trainer.algorithm.selecting import selected
-from asyncrl.trainer.packing.step import Described, Step
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 
 CLIP_COV = {"loss": "clip_cov", "cov_low": 0.5}
 
@@ -16,7 +16,7 @@ def step(*lengths: int, names: list[tuple[int, int]] | None = None) -> Step:
     """Trajectories by group and index; one group if nothing is said of them."""
     names = names or [(0, index) for index in range(len(lengths))]
     described = [
-        Described(index, 1, Outcome(group_id=group, length=length, score=0.0))
+        TrajectoryInfo(index, 1, Outcome(group_id=group, length=length, reward=0.0))
         for (group, index), length in zip(names, lengths, strict=True)
     ]
     return Step(described, {}, [0] * len(described))

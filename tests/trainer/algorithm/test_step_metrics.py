@@ -3,19 +3,19 @@ import pytest
 import torch
 
 from asyncrl.algo.ragged import Ragged
-from asyncrl.trainer.algorithm.mini_batch import Constants
+from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import Parts
-from asyncrl.trainer.algorithm.step_metrics import Tally, merged
-from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.algorithm.step_metrics import StepMetrics, merged
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.ranks.ranks import Alone
 
 CPU = torch.device("cpu")
 
 
-def add(tally: Tally, shifts: list[float], is_compared: list[bool] | None = None, **metrics: list[float]) -> None:
+def add(tally: StepMetrics, shifts: list[float], is_compared: list[bool] | None = None, **metrics: list[float]) -> None:
     """A micro-batch of one prompt token and some completion tokens, whose log-probs have moved by ``shifts``."""
     ids, behavior = np.ones(len(shifts), np.int32), torch.full((len(shifts),), -1.0)
-    constants = Constants(
+    constants = LossInputs(
         sequences=Ragged([len(shifts)]),
         behavior_logprobs=behavior,
         old_logprobs=behavior,
@@ -24,12 +24,12 @@ def add(tally: Tally, shifts: list[float], is_compared: list[bool] | None = None
         is_compared=None if is_compared is None else torch.tensor(is_compared),
     )
     parts = Parts(torch.tensor(-sum(shifts)), {name: torch.tensor(values) for name, values in metrics.items()})
-    batch = collate([TrainingSample(0, ids[:1], ids, behavior.numpy(), 1.0)], device=CPU)
+    batch = collate([TrainingTrajectory(0, ids[:1], ids, behavior.numpy(), 1.0)], device=CPU)
     tally.add(batch, behavior + torch.tensor(shifts), constants, parts)
 
 
 def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
-    tally = Tally()
+    tally = StepMetrics()
     add(tally, [0.5, -0.5, 0.0], [False, True, True], clip_fraction=[1.0, 0.0, 0.0], kept=[1.0])
     add(tally, [0.2], clip_fraction=[0.0], kept=[2.0])
     metrics = tally.metrics(Alone())
@@ -47,7 +47,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
 
 
 def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
-    assert Tally().metrics(Alone()) == {
+    assert StepMetrics().metrics(Alone()) == {
         "loss": 0.0,
         "log_ratio_abs_max": 0.0,
         "trained_tokens": 0.0,
@@ -70,7 +70,7 @@ class Two:
 
 
 def test_means_are_over_the_tokens_of_all_ranks() -> None:
-    ranks, first, second = Two(), Tally(), Tally()
+    ranks, first, second = Two(), StepMetrics(), StepMetrics()
     add(second, [0.3, 0.3, 0.3])
     second.metrics(ranks)
     add(first, [-0.5])

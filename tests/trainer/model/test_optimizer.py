@@ -3,13 +3,13 @@ import torch
 from torch import nn
 
 from asyncrl.config.sections import Trainer
-from asyncrl.trainer.model.optimizer import Descent
+from asyncrl.trainer.model.optimizer import Optimizer
 
 TRAINER = Trainer(beta1=0.9, beta2=0.99)
 
 
-def descent(weight: nn.Parameter, **options: float) -> Descent:
-    return Descent({"w": weight}, TRAINER, **{"weight_decay": 0.0, "grad_clip": 0.0} | options)
+def descent(weight: nn.Parameter, **options: float) -> Optimizer:
+    return Optimizer({"w": weight}, TRAINER, **{"weight_decay": 0.0, "grad_clip": 0.0} | options)
 
 
 def push(weight: nn.Parameter, *gradient: float) -> None:

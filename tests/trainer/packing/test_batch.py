@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 
 CPU = torch.device("cpu")
 
 
-def sample(prompt: list[int], completion: list[int], logprobs: list[float]) -> TrainingSample:
+def sample(prompt: list[int], completion: list[int], logprobs: list[float]) -> TrainingTrajectory:
     arrays = np.array(prompt, np.int32), np.array(completion, np.int32), np.array(logprobs, np.float32)
-    return TrainingSample(7, *arrays, reward=1.0)
+    return TrainingTrajectory(7, *arrays, reward=1.0)
 
 
 def test_trajectories_lie_end_to_end_and_states_before_completion_tokens_are_gathered() -> None:

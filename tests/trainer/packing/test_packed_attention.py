@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingSample, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import _by_length, _in_one, pack, packed_attention
 from asyncrl.trainer.packing.row import Row
 
@@ -34,11 +34,11 @@ Result = tuple[list[Tensor], list[Tensor]]
 PROMPTS = [np.arange(length, dtype=np.int32) + length for length in range(1, 5)]
 
 
-def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingSample]:
+def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingTrajectory]:
     """Of (number of the prompt, tokens of the completion)."""
     random = np.random.default_rng(len(lengths))
     return [
-        TrainingSample(
+        TrainingTrajectory(
             group_id=prompt,
             prompt_ids=PROMPTS[prompt],
             completion_ids=random.integers(0, VOCAB, completion).astype(np.int32),
@@ -49,16 +49,16 @@ def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingSample]:
     ]
 
 
-def tokens(sample: TrainingSample) -> Tensor:
+def tokens(sample: TrainingTrajectory) -> Tensor:
     return torch.from_numpy(np.concatenate((sample.prompt_ids, sample.completion_ids))).long()
 
 
-def pushes(samples: Sequence[TrainingSample]) -> list[Tensor]:
+def pushes(samples: Sequence[TrainingTrajectory]) -> list[Tensor]:
     """Upstream gradients, some positive and some not."""
     return [torch.sin(torch.arange(len(sample.completion_ids)) + 1.0) for sample in samples]
 
 
-def packed(policy: Policy, samples: Sequence[TrainingSample], rows: Sequence[Sequence[int]]) -> Result:
+def packed(policy: Policy, samples: Sequence[TrainingTrajectory], rows: Sequence[Sequence[int]]) -> Result:
     found, push = [torch.empty(0)] * len(samples), pushes(samples)
     for row in rows:
         batch = collate([samples[place] for place in row], device=CPU)
@@ -71,7 +71,7 @@ def packed(policy: Policy, samples: Sequence[TrainingSample], rows: Sequence[Seq
     return found, gradients
 
 
-def plain(model: torch.nn.Module, samples: Sequence[TrainingSample], *, padded: bool) -> Result:
+def plain(model: torch.nn.Module, samples: Sequence[TrainingTrajectory], *, padded: bool) -> Result:
     """By transformers' own attention: one rectangle, padded on the right, or one trajectory at a time."""
     found: list[Tensor] = []
     for chosen in [samples] if padded else [[sample] for sample in samples]:

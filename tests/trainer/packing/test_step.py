@@ -3,13 +3,15 @@ import pytest
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.batch import TrainingSample
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size
-from asyncrl.trainer.packing.step import Described, Step, whole
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo, whole
 
 
 def step(*group_ids: int) -> Step:
-    described = [Described(i, 2, Outcome(group_id=group, length=3, score=0.0)) for i, group in enumerate(group_ids)]
+    described = [
+        TrajectoryInfo(i, 2, Outcome(group_id=group, length=3, reward=0.0)) for i, group in enumerate(group_ids)
+    ]
     return Step(described, {}, [0] * len(described))
 
 
@@ -28,10 +30,10 @@ def test_anything_but_whole_groups_is_refused(group_ids) -> None:
 
 def test_a_step_of_samples_has_all_of_their_tokens() -> None:
     ids = np.arange(4, dtype=np.int32)
-    sample = TrainingSample(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
+    sample = TrainingTrajectory(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
     made = whole([sample])
 
     assert (made.described[0].index, made.described[0].size) == (2, Size(5, prompt=1, completion=4))
-    assert (made.outcomes[0].group_id, made.outcomes[0].score, made.outcomes[0].metrics) == (5, 0.5, {"form": 0.1})
-    assert made.samples == {0: sample}
+    assert (made.outcomes[0].group_id, made.outcomes[0].reward, made.outcomes[0].metrics) == (5, 0.5, {"form": 0.1})
+    assert made.trajectories == {0: sample}
     assert made.owner == [0]

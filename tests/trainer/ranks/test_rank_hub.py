@@ -7,7 +7,7 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import RankDied
 from asyncrl.messages import PROTOCOL, Beat, Hello, Stop, Welcome
-from asyncrl.trainer.ranks.rank_hub import Crew
+from asyncrl.trainer.ranks.rank_hub import RankHub
 
 WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
 
@@ -16,7 +16,7 @@ class Stage:
     def __init__(self, size: int = 3) -> None:
         self.hub = MemoryHub()
         self.now_s = 0.0
-        self.crew = Crew(self.hub, size=size, welcome=WELCOME, silence_s=10.0, clock=lambda: self.now_s)
+        self.crew = RankHub(self.hub, size=size, welcome=WELCOME, silence_s=10.0, clock=lambda: self.now_s)
 
     async def join(self, rank: int):
         link = self.hub.connect(f"trainer-0-rank-{rank}.abc")

@@ -3,7 +3,7 @@ import torch
 
 from asyncrl.errors import TransferError
 from asyncrl.weights.contents.header import LAYOUT, NOTHING, Header, blank, decode
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from tests.weights.party import PLAN, SPECS
 
 CPU = torch.device("cpu")
@@ -33,4 +33,4 @@ def test_another_version_or_plan_is_refused_before_the_first_bucket() -> None:
     with pytest.raises(TransferError, match="policy_version 4 staged, not 3"):
         Header(4, PLAN.hash).check(3, PLAN)
     with pytest.raises(TransferError, match="different models"):
-        Header(3, Plan(SPECS[:1], 64).hash).check(3, PLAN)
+        Header(3, Layout(SPECS[:1], 64).hash).check(3, PLAN)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.contents.layout import ALIGN_BYTES, ITEM_BYTES, Plan, TensorSpec
+from asyncrl.weights.contents.layout import ALIGN_BYTES, ITEM_BYTES, Layout, TensorSpec
 
 SPEC = st.builds(
     TensorSpec,
@@ -20,14 +20,14 @@ def spec(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
 
 @given(SPECS, st.integers(1, 4096))
 def test_every_tensor_lies_in_one_bucket_once(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    plan = Plan(specs, bucket_bytes)
+    plan = Layout(specs, bucket_bytes)
 
     assert [slot.spec for bucket in plan.buckets for slot in bucket.slots] == sorted(specs)
 
 
 @given(SPECS, st.integers(1, 4096))
 def test_slots_are_aligned_and_disjoint_and_inside_their_bucket(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    for bucket in Plan(specs, bucket_bytes).buckets:
+    for bucket in Layout(specs, bucket_bytes).buckets:
         end = 0
         for slot in bucket.slots:
             assert slot.offset % ALIGN_BYTES == 0
@@ -38,13 +38,13 @@ def test_slots_are_aligned_and_disjoint_and_inside_their_bucket(specs: list[Tens
 
 @given(SPECS, st.integers(1, 4096))
 def test_only_a_single_tensor_makes_a_bucket_larger_than_allowed(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    for bucket in Plan(specs, bucket_bytes).buckets:
+    for bucket in Layout(specs, bucket_bytes).buckets:
         assert bucket.num_bytes <= bucket_bytes or len(bucket.slots) == 1
 
 
 @given(SPECS.flatmap(lambda specs: st.tuples(st.just(specs), st.permutations(specs))))
 def test_the_order_of_the_specs_does_not_matter(pair: tuple[list[TensorSpec], list[TensorSpec]]) -> None:
-    first, second = (Plan(specs, 256) for specs in pair)
+    first, second = (Layout(specs, 256) for specs in pair)
 
     assert first.hash == second.hash
     assert first.buckets == second.buckets
@@ -53,16 +53,16 @@ def test_the_order_of_the_specs_does_not_matter(pair: tuple[list[TensorSpec], li
 
 @given(SPECS, SPECS)
 def test_hashes_are_equal_exactly_if_there_is_no_difference(ours: list[TensorSpec], theirs: list[TensorSpec]) -> None:
-    assert (Plan(ours, 256).hash == Plan(theirs, 256).hash) == (Plan(ours, 256).difference(theirs) is None)
+    assert (Layout(ours, 256).hash == Layout(theirs, 256).hash) == (Layout(ours, 256).difference(theirs) is None)
 
 
 def test_the_hash_covers_the_bucket_size_because_the_layout_does() -> None:
-    assert Plan([spec("a", 4)], 64).hash != Plan([spec("a", 4)], 128).hash
+    assert Layout([spec("a", 4)], 64).hash != Layout([spec("a", 4)], 128).hash
 
 
 def test_a_layout_worked_by_hand() -> None:
     """a: 3 floats, 12 bytes. b starts at 16 and ends at 22. c would end at 48 > 40, so it opens a bucket."""
-    plan = Plan([spec("c", 4), spec("a", 3), spec("b", 3, dtype="bfloat16")], 40)
+    plan = Layout([spec("c", 4), spec("a", 3), spec("b", 3, dtype="bfloat16")], 40)
 
     assert [[(slot.spec.name, slot.offset) for slot in b.slots] for b in plan.buckets] == [
         [("a", 0), ("b", 16)],
@@ -74,7 +74,7 @@ def test_a_layout_worked_by_hand() -> None:
 
 @given(SPECS, st.integers(1, 4096))
 def test_buckets_are_whole_numbers_of_their_smallest_element(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    plan = Plan(specs, bucket_bytes)
+    plan = Layout(specs, bucket_bytes)
 
     assert all(bucket.num_bytes % bucket.item_bytes == 0 for bucket in plan.buckets)
     assert plan.num_items >= sum(spec.num_bytes // ITEM_BYTES[spec.dtype] for spec in specs)
@@ -98,7 +98,7 @@ def test_buckets_are_whole_numbers_of_their_smallest_element(specs: list[TensorS
     ],
 )
 def test_the_first_difference_is_said_in_one_sentence(theirs: list[TensorSpec], sentence: str) -> None:
-    assert Plan([spec("a", 2), spec("b", 3)], 64).difference(theirs) == sentence
+    assert Layout([spec("a", 2), spec("b", 3)], 64).difference(theirs) == sentence
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_the_first_difference_is_said_in_one_sentence(theirs: list[TensorSpec], 
 )
 def test_specs_that_cannot_be_laid_out_are_refused(specs: list[TensorSpec], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Plan(specs, 64)
+        Layout(specs, 64)

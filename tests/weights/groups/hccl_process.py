@@ -10,7 +10,6 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.weights.party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
 from torch.distributed import HashStore
 
 from asyncrl.actor.memory import MemoryHub
@@ -18,8 +17,9 @@ from asyncrl.errors import TransferError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, torch_device
 from asyncrl.weights.groups.group import Group, form
-from asyncrl.weights.groups.transfer_groups import GroupKeeper
+from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.staging import Staging
+from tests.weights.party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
 
 NPU = torch_device("npu:0")
 BACKEND = backend_for("auto", NPU.type)

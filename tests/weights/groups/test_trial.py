@@ -3,21 +3,21 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.weights.groups.trial import Outcome, trial, verdict
+from asyncrl.weights.groups.trial import TrialResult, trial, verdict
 from tests.weights.groups.fake_npu import installed_at
 
-SENT = Outcome(checksum="cafe", seconds=0.1)
+SENT = TrialResult(checksum="cafe", seconds=0.1)
 
 
 @pytest.mark.parametrize(
     ("received", "expected"),
     [
         pytest.param(SENT, "", id="all arrived"),
-        pytest.param(Outcome(failure="a peer is gone"), "a peer is gone", id="said so"),
-        pytest.param(Outcome(checksum="0000"), "what arrived is not what was sent", id="did not say so"),
+        pytest.param(TrialResult(failure="a peer is gone"), "a peer is gone", id="said so"),
+        pytest.param(TrialResult(checksum="0000"), "what arrived is not what was sent", id="did not say so"),
     ],
 )
-def test_a_trial_succeeds_only_if_the_bytes_are_the_same(received: Outcome, expected: str) -> None:
+def test_a_trial_succeeds_only_if_the_bytes_are_the_same(received: TrialResult, expected: str) -> None:
     said = verdict([SENT, received])
     assert said.endswith(expected)
     assert bool(said) == bool(expected)

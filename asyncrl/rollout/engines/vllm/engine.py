@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from asyncrl.config.sections import Config, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
-from asyncrl.rollout.engine import Completion, Receives, Request, Send
+from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.vllm import checkpoint
@@ -174,7 +174,7 @@ class VllmEngine:
         if job is None:
             return None
         drawn = self._adapter.written(job.id)
-        return job.completion(drawn, "unfinished") if drawn and drawn.token_ids else request.begun
+        return job.completion(drawn, "unfinished") if drawn and drawn.token_ids else request.resume_from
 
     async def _draw(self, job: Job) -> "Drawn":
         """Have vLLM write what is still to be written."""
@@ -211,7 +211,7 @@ class VllmEngine:
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
-    async def receiver(self, member: Member, send: Send, weights: Weights) -> Receives:
+    async def receiver(self, member: Member, send: Send, weights: Weights) -> WeightReceiver:
         """As `Receiving.receiver`."""
         adapter, specs = self._adapter, self.specs()
         return await WorkersReceiver.connect(adapter.call_workers, specs, member, send, weights, death=adapter.death)

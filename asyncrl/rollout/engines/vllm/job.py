@@ -17,7 +17,7 @@ class Job:
     """A request in vLLM, under names of its own. Compared by identity: two requests may be equal."""
 
     def __init__(self, request: Request) -> None:
-        begun = request.begun
+        begun = request.resume_from
         self.request = request
         self.prompt_tokens = len(request.prompt_ids)
         self.given = request.prompt_ids + (begun.completion_ids if begun else [])
@@ -46,7 +46,7 @@ class Job:
 
     def completion(self, drawn: "Drawn", finish_reason: FinishReason) -> Completion:
         """With what was written elsewhere before it."""
-        begun = self.request.begun
+        begun = self.request.resume_from
         token_ids = self.given[self.prompt_tokens :] + drawn.token_ids
         return Completion(
             completion_ids=token_ids,

@@ -13,7 +13,7 @@ import torch
 from asyncrl.errors import BrokenInvariant, TransferError
 from asyncrl.messages import Message, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
-from asyncrl.weights.contents.layout import Plan
+from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.receive import Receiver
 
@@ -28,7 +28,7 @@ class ReceivingEnd(threading.Thread):
         self._path = invitation.path
         self._channel: Channel | None = None
         self.receiver = Receiver(
-            Plan(invitation.specs, invitation.weights.bucket_bytes),
+            Layout(invitation.specs, invitation.weights.bucket_bytes),
             invitation.member,
             self._send,
             invitation.weights,
@@ -56,14 +56,14 @@ class ReceivingEnd(threading.Thread):
             await self.receiver.aclose()
 
     async def _transfer(self, transfer: Transfer) -> None:
-        epoch, version = transfer.epoch, transfer.policy_version
+        transfer_group, version = transfer.transfer_group, transfer.policy_version
         answer: Transferred | TransferFailed
         try:
-            answer = Transferred(epoch, version, await self.receiver.transfer(transfer), 0)
+            answer = Transferred(transfer_group, version, await self.receiver.transfer(transfer), 0)
         except TransferError as error:
-            answer = TransferFailed(epoch, version, str(error))
+            answer = TransferFailed(transfer_group, version, str(error))
         except Exception as error:  # noqa: BLE001  vLLM's loader may raise anything; a worker that is silent would seem dead
-            answer = TransferFailed(epoch, version, f"{type(error).__name__}: {error}")
+            answer = TransferFailed(transfer_group, version, f"{type(error).__name__}: {error}")
         with contextlib.suppress(ConnectionError):  # The node hung up meanwhile: it has begun another session.
             await self._send(answer)
 

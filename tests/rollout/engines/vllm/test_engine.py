@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Receiving, Request
+from asyncrl.rollout.engine import Completion, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.transformers import TransformersEngine
 
@@ -159,7 +159,7 @@ def test_a_stop_string_that_began_elsewhere_ends_the_completion(engine, ours, ge
     req = request(temperature=0.0, max_tokens=20)
     [free] = generate(ours, req)
     stopping = replace(req.sampling, stop=[ours.decode(free.completion_ids[4:6])])
-    req = replace(req, sampling=stopping, begun=cut(free, 5))
+    req = replace(req, sampling=stopping, resume_from=cut(free, 5))
 
     [vllm], [transformers] = generate(engine, req), generate(ours, req)
 
@@ -185,7 +185,7 @@ def test_a_request_goes_on_from_what_was_begun_elsewhere(make_engine, ours, gene
     req = request(temperature=0.0, max_tokens=20)
     [whole] = generate(ours, req)
 
-    [done] = generate(make_engine(policy_version=7), replace(req, begun=cut(whole, 8, policy_version=3)))
+    [done] = generate(make_engine(policy_version=7), replace(req, resume_from=cut(whole, 8, policy_version=3)))
 
     assert done.completion_ids == whole.completion_ids
     assert done.behavior_logprobs == pytest.approx(whole.behavior_logprobs, abs=1e-4)
@@ -195,8 +195,8 @@ def test_a_request_goes_on_from_what_was_begun_elsewhere(make_engine, ours, gene
 
 def test_what_follows_what_was_begun_is_a_function_of_seed_and_length(engine, generate):
     [whole] = generate(engine, request(seed=4, max_tokens=30))
-    goes_on = replace(request(seed=4, max_tokens=30), begun=cut(whole, 8))
-    goes_on_later = replace(goes_on, begun=cut(whole, 9))
+    goes_on = replace(request(seed=4, max_tokens=30), resume_from=cut(whole, 8))
+    goes_on_later = replace(goes_on, resume_from=cut(whole, 9))
 
     first, again, later = generate(engine, goes_on, goes_on, goes_on_later)
 
@@ -228,7 +228,7 @@ def test_a_request_that_has_not_written_yet_has_what_it_came_with(engine, ours, 
 
     async def scenario() -> list[Completion | None]:
         await engine.pause()
-        begun, fresh = replace(request(), begun=cut(whole, 4)), request()
+        begun, fresh = replace(request(), resume_from=cut(whole, 4)), request()
         tasks = [asyncio.create_task(engine.generate(req)) for req in (begun, fresh)]
         await asyncio.sleep(0)
         seen = [engine.written(begun), engine.written(fresh), engine.written(request())]
@@ -298,7 +298,7 @@ def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(engine, genera
 
 
 def test_it_receives_in_processes_of_its_own(engine):
-    assert isinstance(engine, Receiving)
+    assert isinstance(engine, MultiProcessEngine)
     assert engine.ranks == 1
 
 

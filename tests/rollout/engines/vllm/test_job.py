@@ -16,7 +16,7 @@ BEGUN = Completion(
 
 
 def job(begun: Completion | None = None, seed: int = 5) -> Job:
-    return Job(Request(prompt_ids=[1, 2, 3], sampling=Sampling(max_tokens=9), seed=seed, begun=begun))
+    return Job(Request(prompt_ids=[1, 2, 3], sampling=Sampling(max_tokens=9), seed=seed, resume_from=begun))
 
 
 def test_what_was_begun_elsewhere_is_a_part_of_the_prompt_to_vllm_and_of_the_completion_to_us():

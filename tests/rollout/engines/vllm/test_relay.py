@@ -17,7 +17,7 @@ from asyncrl.rollout.engines.vllm import relay
 from asyncrl.rollout.engines.vllm.channel import Invitation
 from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
-from asyncrl.weights.contents.layout import Plan, TensorSpec
+from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
 from tests.weights.party import Rendezvous, forward
 
@@ -31,8 +31,8 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {spec.name: torch.full(spec.shape, value) for spec in SPECS}
 
 
-def order(policy_version: int, *, epoch: int = 1, deadline_s: float = 20.0) -> Transfer:
-    return Transfer(epoch, policy_version, [TRAINER, NODE], True, deadline_s)
+def order(policy_version: int, *, transfer_group: int = 1, deadline_s: float = 20.0) -> Transfer:
+    return Transfer(transfer_group, policy_version, [TRAINER, NODE], True, deadline_s)
 
 
 class Workers:
@@ -64,7 +64,7 @@ async def engine(
 ) -> AsyncIterator[tuple[Publisher, WorkersReceiver, Workers]]:
     hub = MemoryHub()
     trainer, node = hub.connect("trainer"), hub.connect("node")
-    publisher = Publisher(Plan(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
+    publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
     receiver = await WorkersReceiver.connect(workers.call, SPECS, NODE, node.send, WEIGHTS, death=workers.death)
     jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
@@ -135,7 +135,9 @@ def test_whatever_a_worker_raises_is_its_answer_and_the_next_transfer_may_work()
                 await asyncio.gather(publisher.transfer(order(1)), receiver.transfer(order(1)))
             workers.ends[0].receiver.transfer = receives
             publisher.stage(2, tensors(2).items())
-            await asyncio.gather(publisher.transfer(order(2, epoch=2)), receiver.transfer(order(2, epoch=2)))
+            await asyncio.gather(
+                publisher.transfer(order(2, transfer_group=2)), receiver.transfer(order(2, transfer_group=2))
+            )
 
     asyncio.run(play())
 

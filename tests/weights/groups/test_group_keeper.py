@@ -7,10 +7,10 @@ import pytest
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import Member, Message, StoreSet
-from asyncrl.weights.groups import transfer_groups as epochs
+from asyncrl.weights.groups import group_keeper
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import Group
-from asyncrl.weights.groups.transfer_groups import GroupKeeper
+from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
 from tests.weights.party import LONG_S, PLAN, SHORT_S, TRAINER, party, same, tensors, transfer
@@ -35,7 +35,7 @@ def nothing(_: Group, __: Deadline) -> None: ...
 def test_a_group_is_formed_once_for_all_versions_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     formed: list[int] = []
     form = GroupKeeper._form
-    monkeypatch.setattr(GroupKeeper, "_form", lambda *args: (formed.append(args[1].epoch), form(*args))[1])
+    monkeypatch.setattr(GroupKeeper, "_form", lambda *args: (formed.append(args[1].transfer_group), form(*args))[1])
 
     async def main() -> None:
         async with party(receivers=2) as (publisher, receivers):
@@ -154,8 +154,8 @@ def test_closing_does_not_wait_for_a_library_that_connects_and_sends_nothing_ove
         may_connect.wait(LONG_S)
         return Connected()
 
-    monkeypatch.setattr(epochs, "form", connect)
-    monkeypatch.setattr(epochs, "LEAVE_S", 0.01)
+    monkeypatch.setattr(group_keeper, "form", connect)
+    monkeypatch.setattr(group_keeper, "LEAVE_S", 0.01)
 
     async def main() -> None:
         groups = keeper()

@@ -91,10 +91,10 @@ class GroupKeeper:
             async with asyncio.timeout(transfer.deadline_s + GRACE_S):
                 await loop.run_in_executor(self._thread, self._run, transfer, rank, exchange, deadline, loop)
         except TimeoutError:
-            self._give_up(transfer.epoch)
+            self._give_up(transfer.transfer_group)
             raise self._error(transfer, "the deadline has passed") from None
         except asyncio.CancelledError:
-            self._give_up(transfer.epoch)
+            self._give_up(transfer.transfer_group)
             raise
         return deadline.elapsed_s()
 
@@ -147,26 +147,26 @@ class GroupKeeper:
                 raise TransferError(CLOSING)
             exchange(group, deadline)
         except BaseException as error:
-            self._dead.add(transfer.epoch)
+            self._dead.add(transfer.transfer_group)
             if isinstance(error, TransferError | RuntimeError):  # torch raises the latter for whatever went wrong
                 raise self._error(transfer, _reason(error)) from error
             raise
         finally:
-            if not transfer.keep or transfer.epoch in self._dead:
-                self._close([transfer.epoch])
+            if not transfer.keep or transfer.transfer_group in self._dead:
+                self._close([transfer.transfer_group])
 
     def _group(self, transfer: Transfer, rank: int, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> Group:
-        if transfer.epoch in self._dead:
+        if transfer.transfer_group in self._dead:
             raise TransferError("this epoch failed before; a new one is needed")
-        if transfer.epoch not in self._groups:
+        if transfer.transfer_group not in self._groups:
             if transfer.keep:
                 self._close(list(self._groups))
-            self._groups[transfer.epoch] = self._form(transfer, rank, deadline, loop)
-        return self._groups[transfer.epoch]
+            self._groups[transfer.transfer_group] = self._form(transfer, rank, deadline, loop)
+        return self._groups[transfer.transfer_group]
 
     def _form(self, transfer: Transfer, rank: int, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> Group:
         names = [member.node for member in transfer.members for _ in range(member.ranks)]
-        self._store = store = LinkStore(str(transfer.epoch), names, self._send, loop, deadline)
+        self._store = store = LinkStore(str(transfer.transfer_group), names, self._send, loop, deadline)
         try:
             if self._closed:  # looked at after the store is in place, for aclose to find it
                 raise TransferError(CLOSING)
@@ -182,22 +182,22 @@ class GroupKeeper:
         finally:
             self._store = None
 
-    def _close(self, epochs: list[int]) -> None:
-        for epoch in epochs:
-            if group := self._groups.pop(epoch, None):
+    def _close(self, transfer_groups: list[int]) -> None:
+        for transfer_group in transfer_groups:
+            if group := self._groups.pop(transfer_group, None):
                 group.close()
 
     # ── from any thread ─────────────────────────────────────────────────────────────────────
 
-    def _give_up(self, epoch: int) -> None:
-        self._dead.add(epoch)
+    def _give_up(self, transfer_group: int) -> None:
+        self._dead.add(transfer_group)
         store = self._store
-        if store is not None and store.group == str(epoch):
+        if store is not None and store.group == str(transfer_group):
             store.abandon("the transfer was cancelled")
 
     def _error(self, transfer: Transfer, reason: str) -> TransferError:
         others = ", ".join(member.node for member in transfer.members if member != self._member)
-        what = f"transfer of policy_version {transfer.policy_version} with {others} in epoch {transfer.epoch}"
+        what = f"transfer of policy_version {transfer.policy_version} with {others} in epoch {transfer.transfer_group}"
         return TransferError(f"{what} failed: {reason}")
 
 

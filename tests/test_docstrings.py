@@ -1,0 +1,44 @@
+"""House rules for docstrings: each says something, and says it in plain order."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "asyncrl").rglob("*.py"))
+RIDDLES = frozenset({"what", "of", "whom", "whose", "who", "how", "whether", "as", "where", "so", "those", "by", "why"})
+"""A sentence that opens with one of these makes the reader look for its subject."""
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring, those below attributes included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for child in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            match child:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield child.lineno, text.strip()
+
+
+def opens_with_a_riddle(text: str) -> bool:
+    return text.split(maxsplit=1)[0].strip(".,:;`").lower() in RIDDLES if text else False
+
+
+@pytest.mark.parametrize(
+    ("text", "is_riddle"),
+    [
+        ("Of its tokens.", True),
+        ("What a verifier is.", True),
+        ("``what`` is quoted.", True),
+        ("Oldest version in its tokens.", False),
+        ("", False),
+    ],
+)
+def test_a_riddle_is_told_by_its_first_word(text: str, is_riddle: bool) -> None:
+    assert opens_with_a_riddle(text) == is_riddle
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_open_with_their_subject_or_verb(path: Path) -> None:
+    assert [f"{path.name}:{line}: {text}" for line, text in docstrings(path) if opens_with_a_riddle(text)] == []
