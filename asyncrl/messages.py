@@ -1,58 +1,51 @@
 """
-Everything that crosses a socket, grouped by who receives it: the map of the city.
+All wire messages, grouped by receiver.
 
     prompts ─▶ BROKER ──Lease──▶ ROLLOUT ──Put──▶ SPOOL ◀──Fetch── REWARD    SPOOL ◀──Fetch── TRAINER
                  ▲ ▲                                │                 ▲
                  │ └───────────Stored───────────────┘                 │
                  └─Scored / Take / Commit / Publishing / Live …    Grade from the broker
 
-Nouns are offers and requests (`Offer`, `Lease`, `Take`), past participles are facts (`Stored`, `Scored`).
-On the wire a message is a msgpack array ``[class name, field, field, ...]``: fields may only be appended, with a
-default, so that older and newer nodes understand each other. Arrays are raw little-endian bytes in ``bin`` fields
-(int32 token ids, float32 log-probs), never lists: 43 times cheaper.
+Nouns and verbs are offers and requests (`Offer`, `Lease`, `Take`); past participles are facts (`Stored`, `Scored`).
+On the wire a message is a msgpack array ``[class name, field, field, ...]``. New fields are appended, with a default,
+so that older and newer nodes understand each other. Arrays are raw little-endian bytes in ``bin`` fields (int32 token
+ids, float32 log-probs) and never lists, which cost 43 times more.
 """
 
 from typing import Literal
 
-from msgspec import Struct
+from asyncrl.actor.codec import Codec
+from asyncrl.actor.message import Message, Value
 
-PROTOCOL = 1
-"""Said in the greeting; a node that speaks another one is refused with both numbers."""
+PROTOCOL = 2
+"""Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "shard", "supervisor"]
 Split = Literal["train", "held_out"]
 Truncation = Literal["error", "left", "right", "middle"]
-"""What is cut off a prompt that has too many tokens; ``error``: nothing, it is refused."""
+"""Side of an over-long prompt that is cut off; ``error`` refuses the prompt instead."""
 FinishReason = Literal["stop", "length", "unfinished"]
 """
-``stop``: the policy ended it (end of sequence or a stop string). ``length``: cut at ``max_tokens``. ``unfinished``:
-more is to be written; it is put on disk for whoever has to go on with it, and is never graded or trained on.
+``stop``: the policy ended the completion (end of sequence or a stop string). ``length``: cut at ``max_tokens``.
+``unfinished``: stored so that a node can continue it; never graded or trained on.
 """
-
-
-class Value(Struct, frozen=True, array_like=True, gc=False):
-    """Base of parts of messages."""
-
-
-class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of messages; the first element on the wire is the class name."""
 
 
 # ── parts ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Unit(Value, frozen=True, order=True):
-    """One trajectory's place in the accounts. Results are deduplicated by it."""
+    """Identity of one trajectory in a run. Results are deduplicated by it."""
 
     group_id: int
-    """Dense ordinal in the data order of its split."""
+    """Dense ordinal of the prompt in the data order of its split."""
     index: int
     """0 .. group_size - 1."""
     split: Split = "train"
 
 
 class Span(Value, frozen=True):
-    """Completion tokens ``start .. end - 1`` were written by ``policy_version``."""
+    """Completion tokens ``start .. end - 1`` were sampled under ``policy_version``."""
 
     policy_version: int
     start: int
@@ -60,24 +53,25 @@ class Span(Value, frozen=True):
 
 
 class Sampling(Value, frozen=True):
-    """How to sample one completion. Zero or negative ``temperature`` is not a thing: 0.0 means greedy."""
+    """Sampling parameters of one completion."""
 
     max_tokens: int
     temperature: float = 1.0
+    """0 decodes greedily; negative values are invalid."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     stop: list[str] = []
-    """Strings that end a completion; the string itself is kept in the text."""
+    """Strings that end a completion; they stay in its text."""
 
 
 class Prompt(Value, frozen=True):
-    """What the policy is asked, and what the verifier needs to judge the answer."""
+    """Input of the policy, and what a verifier needs to grade the completion."""
 
     text: str = ""
-    """Plain text, given to the tokenizer as it is. Empty if ``chat`` is used."""
+    """Plain text, tokenized without a chat template. Empty if ``chat`` is used."""
     chat: list[dict[str, str]] = []
-    """``[{"role": ..., "content": ...}]``, put through the model's chat template."""
+    """``[{"role": ..., "content": ...}]``, rendered by the model's chat template."""
     answer: str = ""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
@@ -85,9 +79,9 @@ class Prompt(Value, frozen=True):
 
 class Trajectory(Value, frozen=True):
     """
-    One sampled completion, token by token, as the policy that wrote it saw it. The payload a spool keeps.
+    One sampled completion with its prompt: the payload that a spool stores.
 
-    T is the number of completion tokens, L of prompt tokens.
+    T is the number of completion tokens, L the number of prompt tokens.
     """
 
     unit: Unit
@@ -96,30 +90,31 @@ class Trajectory(Value, frozen=True):
     completion_ids: memoryview
     """[T] int32."""
     behavior_logprobs: memoryview
-    """[T] float32 log-probabilities under the distribution that was sampled from, in nats."""
+    """[T] float32 log-probabilities in nats, under the distribution that was sampled from."""
     spans: list[Span]
-    """Who wrote what: run-length, contiguous, covering 0 .. T."""
+    """Policy version of every token: contiguous spans that cover 0 .. T."""
     finish_reason: FinishReason
     text: str
-    """The completion, decoded without special tokens."""
+    """The completion decoded without special tokens."""
     node: str = ""
+    """Rollout that sampled the last token."""
     generate_s: float = 0.0
     """Seconds from the first prefill to the last token."""
 
 
 class SpoolRef(Value, frozen=True):
-    """Where a payload lies."""
+    """Location of a payload."""
 
     spool: str
     segment: int
     offset: int
     length: int
-    """Bytes of payload."""
+    """Size of the payload in bytes."""
     crc32: int
 
 
 class TrajectorySummary(Value, frozen=True):
-    """What the broker keeps about a trajectory without reading it."""
+    """Metadata by which the broker handles a trajectory without reading it."""
 
     num_tokens: int
     prompt_tokens: int
@@ -130,17 +125,17 @@ class TrajectorySummary(Value, frozen=True):
 
 
 class PutItem(Value, frozen=True):
-    """One trajectory, finished or not: its place, the lease that covers it, its summary and its encoded bytes."""
+    """One trajectory to store, finished or unfinished."""
 
     unit: Unit
     lease_id: int
     summary: TrajectorySummary
     payload: memoryview
-    """An encoded `Trajectory`. The spool never looks inside."""
+    """An encoded `Trajectory`; opaque to the spool."""
 
 
 class StoredItem(Value, frozen=True):
-    """A `PutItem` whose payload is on disk, and where."""
+    """A `PutItem` whose payload is on disk at ``ref``."""
 
     unit: Unit
     lease_id: int
@@ -149,30 +144,30 @@ class StoredItem(Value, frozen=True):
 
 
 class Leased(Value, frozen=True):
-    """A trajectory, and the lease it was sampled under: of one unit there may have been several."""
+    """A trajectory and the lease it was sampled under; a unit may be leased several times."""
 
     unit: Unit
     lease_id: int
 
 
 class Held(Value, frozen=True):
-    """A trajectory that a node was leased in an earlier session and still samples, or has not seen settled."""
+    """A trajectory of an earlier session that a rollout still samples, or has not seen settled."""
 
     unit: Unit
     lease_id: int
     oldest_version: int
-    """Of its tokens; of those to come if there are none yet."""
+    """Oldest version in its tokens, or the version it will start with."""
 
 
 class ResumePoint(Value, frozen=True):
-    """A leased trajectory of which something is on disk: go on from there."""
+    """Stored tokens of a leased trajectory, to be continued."""
 
     index: int
     ref: SpoolRef
 
 
 class GradeItem(Value, frozen=True):
-    """One stored trajectory to judge, and the token its failure is reported with."""
+    """One stored trajectory to grade; a failure is reported with its ``lease_id``."""
 
     unit: Unit
     lease_id: int
@@ -180,20 +175,20 @@ class GradeItem(Value, frozen=True):
 
 
 class ScoredItem(Value, frozen=True):
-    """A verdict."""
+    """The reward of one trajectory."""
 
     unit: Unit
     reward: float
     metrics: dict[str, float] = {}
-    """Further numbers of the verifier, shown as metrics; ``correct`` feeds accuracy."""
+    """Further numbers of the verifier; ``correct`` is averaged into accuracy."""
     lease_id: int = 0
-    """Of the `GradeItem`: which of its trajectories, should the unit have had several."""
+    """Copied from the `GradeItem`, to tell several trajectories of one unit apart."""
     answer: str | None = None
-    """What the verifier took for the answer, for a majority vote; empty if there was none, None if it does not say."""
+    """Answer that the verifier extracted, for majority votes; empty if there was none, None if it extracts none."""
 
 
 class ScoredTrajectory(Value, frozen=True):
-    """A scored trajectory in a batch: metadata and where the payload is."""
+    """One trajectory of a batch: its reward, its metadata and the location of its payload."""
 
     unit: Unit
     ref: SpoolRef
@@ -203,12 +198,12 @@ class ScoredTrajectory(Value, frozen=True):
 
 
 class Member(Value, frozen=True):
-    """One end of a weight transfer. Members take ranks in the order of `Transfer.members`, each as many as it has."""
+    """One node of a weight transfer. Members take consecutive ranks, in the order of `Transfer.members`."""
 
     node: str
     incarnation: str
     ranks: int = 1
-    """Processes that take part: an engine spread over devices receives in each of its workers."""
+    """Number of its processes that take part: an engine on several devices receives in each of its workers."""
 
 
 # ── received by the broker, from any node ───────────────────────────────────────────────────
@@ -223,51 +218,51 @@ class Hello(Message, frozen=True):
     incarnation: str
     """Unique for each session; two sessions of one node are different peers."""
     held: list[Held] = []
-    """Rollouts: trajectories in hand since an earlier session. Those not wanted any more are `Cancelled`."""
+    """Rollouts: trajectories kept from an earlier session. The broker answers `Cancelled` for unwanted ones."""
     policy_version: int = -1
-    """Rollouts: what the engine decodes with since an earlier session; -1 for nothing yet."""
+    """Rollouts: version that the engine decodes with since an earlier session; -1 for none."""
 
 
 class Ready(Message, frozen=True):
-    """The model is loaded; I can take part."""
+    """The node has loaded its model and can take part."""
 
     layout_hash: str = ""
-    """Trainer and rollout: digest of the weight plan (names, shapes, dtypes), so that a wrong model is told at once."""
+    """Trainer and rollout: digest of the weight layout (names, shapes, dtypes); a mismatch is refused at once."""
     ranks: int = 1
-    """As in `Member`."""
+    """See `Member`."""
 
 
 class Beat(Message, frozen=True):
-    """I am alive, and so is my event loop: it is the loop that sends this."""
+    """Heartbeat, sent by the node's own event loop."""
 
     lag_s: float = 0.0
-    """How late the loop was in sending it."""
+    """Delay of the event loop in sending it, in seconds."""
     busy_s: float = 0.0
-    """Seconds this role has worked since it started."""
+    """Seconds of work since the start of the role."""
     wait_s: float = 0.0
-    """Seconds it had nothing to do."""
+    """Seconds without work since the start of the role."""
     tokens: int = 0
-    """Tokens generated or trained since it started."""
+    """Tokens generated or trained since the start of the role."""
 
 
 class Bye(Message, frozen=True):
-    """Leaving on purpose; nothing of mine is unfinished."""
+    """The node leaves on purpose, with nothing unfinished."""
 
     reason: str
 
 
 class Draining(Message, frozen=True):
-    """I hand over what is in hand and leave: no more leases, please."""
+    """The node stores its unfinished trajectories and leaves; it takes no more leases."""
 
 
 class Drain(Message, frozen=True):
-    """To the broker: make ``node`` leave, then say `Drained`. To that node: hand over what is in hand, and leave."""
+    """To the broker: make ``node`` leave, then answer `Drained`. To the node: store unfinished trajectories, leave."""
 
     node: str
 
 
 class StoreSet(Message, frozen=True):
-    """Rendezvous of a weight group: publish a key."""
+    """Rendezvous of a transfer group: set a key."""
 
     group: str
     key: str
@@ -275,7 +270,7 @@ class StoreSet(Message, frozen=True):
 
 
 class StoreGet(Message, frozen=True):
-    """Rendezvous of a weight group: answer with `StoreValue` once the key is set."""
+    """Rendezvous of a transfer group: answer with `StoreValue` once the key is set."""
 
     group: str
     key: str
@@ -286,22 +281,22 @@ class StoreGet(Message, frozen=True):
 
 class Offer(Message, frozen=True):
     """
-    Credit, as a running total: "up to ``limit`` trajectories since I started, counting those you already gave me".
+    Credit: the node accepts up to ``limit`` trajectories in total, counted from its start.
 
-    An absolute number, so that a repeated or reordered offer changes nothing.
+    The number is absolute, so that a repeated or reordered offer changes nothing.
     """
 
     limit: int
 
 
 class Scored(Message, frozen=True):
-    """Verdicts that came together."""
+    """Rewards of graded trajectories."""
 
     items: list[ScoredItem]
 
 
 class Failed(Message, frozen=True):
-    """No trajectory or no verdict for a unit, and why. Never a reward of zero."""
+    """Generation or grading of a unit failed. A failure is never a reward of zero."""
 
     unit: Unit
     lease_id: int
@@ -309,7 +304,7 @@ class Failed(Message, frozen=True):
     reason: str
     retryable: bool
     is_overlong: bool = False
-    """The prompt has more tokens than the lease allows: no node could have done better."""
+    """The prompt has more tokens than the lease allows, on any node."""
 
 
 class Live(Message, frozen=True):
@@ -317,13 +312,13 @@ class Live(Message, frozen=True):
 
     policy_version: int
     pause_s: float
-    """Seconds decoding stood still for the swap."""
+    """Seconds for which decoding was paused by the swap."""
     receive_s: float
-    """Seconds from the doorbell until the last byte lay in the staging buffer."""
+    """Seconds from `Transfer` until the last byte was in the staging buffer."""
 
 
 class Transferred(Message, frozen=True):
-    """My side of a weight transfer is done."""
+    """This member has completed a weight transfer."""
 
     transfer_group: int
     policy_version: int
@@ -332,7 +327,7 @@ class Transferred(Message, frozen=True):
 
 
 class TransferFailed(Message, frozen=True):
-    """My side of a weight transfer broke; the epoch is dead for me."""
+    """A weight transfer failed at this member, which will not use the transfer group again."""
 
     transfer_group: int
     policy_version: int
@@ -343,20 +338,20 @@ class TransferFailed(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """Give me the batch of ``step``. Asked again, the same batch comes again."""
+    """Request the batch of ``step``. The answer to a repeated request is the same batch."""
 
     step: int
 
 
 class Commit(Message, frozen=True):
-    """A checkpoint contains every step up to ``step``: older payloads may go."""
+    """A checkpoint contains every step up to ``step``: older payloads may be deleted."""
 
     step: int
     checkpoint: str
 
 
 class Publishing(Message, frozen=True):
-    """Weights of ``policy_version`` lie staged, made of every step below ``next_step``."""
+    """Weights of ``policy_version``, made by every step below ``next_step``, are staged for transfer."""
 
     policy_version: int
     next_step: int
@@ -367,7 +362,7 @@ class Stepped(Message, frozen=True):
 
     step: int
     policy_version: int
-    """The version whose weights this step changed."""
+    """Version of the weights before this step."""
     metrics: dict[str, float]
 
 
@@ -375,22 +370,21 @@ class Stepped(Message, frozen=True):
 
 
 class Stored(Message, frozen=True):
-    """Payloads of one sender are on disk."""
+    """Payloads of one sender are on disk; the broker answers the sender with `Settled`."""
 
     node: str
     incarnation: str
-    """Who sent them, and hears `Settled`."""
     items: list[StoredItem]
 
 
 class Exited(Message, frozen=True):
-    """A child process ended; the supervisor says how."""
+    """A child process of the supervisor ended."""
 
     node: str
     cause: str
     restarting: bool
     is_needed: bool = True
-    """False: the run goes on without it."""
+    """False if the run can go on without this node."""
 
 
 # ── received by every node ──────────────────────────────────────────────────────────────────
@@ -400,17 +394,19 @@ class Welcome(Message, frozen=True):
     """Answer to `Hello`."""
 
     broker_term: int
+    """Number of broker starts of this run."""
     run_dir: str
-    """Where the broker keeps the run; the same path for every role on its machine."""
+    """Run directory, a path on the broker's machine."""
     config: bytes
-    """The run's resolved configuration, JSON."""
+    """Resolved configuration of the run, as JSON."""
     spool: str
     """Address of the spool that serves this node."""
     beat_s: float
+    """Seconds between two heartbeats."""
 
 
 class Reject(Message, frozen=True):
-    """Answer to a `Hello` that cannot be accepted."""
+    """Refusal of a `Hello`."""
 
     reason: str
 
@@ -425,22 +421,22 @@ class StoreValue(Message, frozen=True):
 
 class Transfer(Message, frozen=True):
     """
-    Take part in one weight transfer, at once.
+    Request to take part in one weight transfer, at once.
 
-    ``members[0]`` is the trainer and sends. A new ``transfer_group`` forms a new process group first; the
-    one of the last transfer is used again.
+    ``members[0]`` is the trainer and sends. A new ``transfer_group`` number means that a process group is formed first;
+    the number of the last transfer means that its group is used again.
     """
 
     transfer_group: int
     policy_version: int
     members: list[Member]
     keep: bool
-    """False for the one-off pair that brings a joiner up to date: drop the group afterwards."""
+    """False for the pair of trainer and joiner: the group is dropped after the transfer."""
     deadline_s: float
 
 
 class Stop(Message, frozen=True):
-    """The run is over, or this node is to leave: finish nothing more, say `Bye`, exit."""
+    """The run is over, or this node must leave: stop work, send `Bye`, exit."""
 
     reason: str
     failed: bool = False
@@ -450,34 +446,34 @@ class Stop(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """The right to sample some indices of one group until ``expires_in_s`` has passed without a beat."""
+    """The right to sample some indices of one group, until ``expires_in_s`` passes without a heartbeat."""
 
     lease_id: int
-    """Fences the lease: (broker epoch << 32) + counter."""
+    """Fencing number: ``(broker_term << 32) + counter``."""
     group_id: int
     indices: list[int]
     split: Split
     prompt: Prompt
     sampling: Sampling
     seed: int
-    """Index i samples with ``seed + i``, wherever it runs."""
+    """Index i samples with ``seed + i`` on every node."""
     max_prompt_tokens: int
     expires_in_s: float
-    """Seconds from *receipt*: clocks are never compared across machines."""
+    """Seconds from receipt: clocks are never compared across machines."""
     resume_from: list[ResumePoint] = []
-    """Those of ``indices`` that another node began."""
+    """Stored beginnings for some of ``indices``."""
     truncation: Truncation = "error"
-    """What is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
+    """Side that is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
     greedy: list[int] = []
-    """Those of ``indices`` that are decoded greedily, whatever ``sampling`` says of temperature."""
+    """Subset of ``indices`` that is decoded greedily, whatever the temperature in ``sampling``."""
 
 
 class Settled(Message, frozen=True):
-    """These results are on disk, in ledger and spool: forget them, unless they were leased anew since."""
+    """These results are durable in ledger and spool. The rollout may forget them, unless leased again since."""
 
     items: list[Leased]
     unfinished: list[Leased] = []
-    """What was put of these is on disk. It says nothing of what was written since."""
+    """Unfinished trajectories whose last stored part is durable; later tokens are not."""
 
 
 class Cancelled(Message, frozen=True):
@@ -488,20 +484,20 @@ class Cancelled(Message, frozen=True):
 
 
 class Hold(Message, frozen=True):
-    """Stay at ``policy_version``: weights that arrive meanwhile wait in staging until `Release`."""
+    """Keep decoding with ``policy_version``: newer weights wait in staging until `Release`."""
 
     policy_version: int
 
 
 class Release(Message, frozen=True):
-    """Swap in what waits."""
+    """End of `Hold`: swap in the staged weights."""
 
 
 # ── received by rewards ─────────────────────────────────────────────────────────────────────
 
 
 class Grade(Message, frozen=True):
-    """Judge stored trajectories of one prompt, each by itself."""
+    """Request to grade stored trajectories of one prompt, each independently."""
 
     prompt: Prompt
     items: list[GradeItem]
@@ -511,20 +507,20 @@ class Grade(Message, frozen=True):
 
 
 class Batch(Message, frozen=True):
-    """Answer to `Take`: whole groups, in order, samples of a group together."""
+    """Answer to `Take`: whole groups in order, the trajectories of a group together."""
 
     step: int
     trajectories: list[ScoredTrajectory]
 
 
 class Published(Message, frozen=True):
-    """Every rollout that is not behind decodes with ``policy_version``: its groups have left the window."""
+    """``policy_version`` is live on the rollouts, and the groups that made it have left the window."""
 
     policy_version: int
 
 
 class Evaluating(Message, frozen=True):
-    """Held-out prompts are answered with ``policy_version``: its checkpoint is not to go before the result is there."""
+    """An evaluation of ``policy_version`` has begun: keep its checkpoint until `Evaluated`."""
 
     policy_version: int
 
@@ -534,22 +530,22 @@ class Evaluating(Message, frozen=True):
 
 class Work(Message, frozen=True):
     """
-    Take part in what all ranks do together. `Batch` has come before the step that trains on it.
+    Request to take part in a collective operation of all ranks. `Batch` precedes the step that trains on it.
 
-    ``train``: the next step. ``gather``: the weights, for a publish. ``snapshot``: all that a checkpoint holds.
+    ``train``: the next step. ``gather``: the weights, for a publish. ``snapshot``: the contents of a checkpoint.
     """
 
     kind: Literal["train", "gather", "snapshot"]
     step: int
     policy_version: int | None = None
-    """Of the weights the step begins with; None if they were not published."""
+    """Version of the weights at the beginning of the step; None if they were not published."""
 
 
 # ── received by spools ──────────────────────────────────────────────────────────────────────
 
 
 class Put(Message, frozen=True):
-    """Keep these. Sent again until the broker says `Settled`."""
+    """Request to store trajectories. Repeated until the broker answers `Settled`."""
 
     node: str
     incarnation: str
@@ -557,14 +553,14 @@ class Put(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Give me these payloads, in this order."""
+    """Request for payloads, answered in the order of ``refs``."""
 
     request_id: int
     refs: list[SpoolRef]
 
 
 class Trim(Message, frozen=True):
-    """Payloads in segments below ``segment`` are no longer wanted."""
+    """Payloads in segments below ``segment`` may be deleted."""
 
     segment: int
 
@@ -573,7 +569,7 @@ class Trim(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """Answer to `Fetch`; an empty payload is one the spool no longer has."""
+    """Answer to `Fetch`; the payload is empty where the spool no longer has it."""
 
     request_id: int
     payloads: list[memoryview]
@@ -583,7 +579,7 @@ class Fetched(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """One step of the run, for a person to see."""
+    """Metrics of one step, for display."""
 
     step: int
     steps: int
@@ -591,7 +587,7 @@ class Progress(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """Held-out accuracy at one pinned version."""
+    """Result of an evaluation: held-out accuracy of one version."""
 
     policy_version: int
     accuracy: float
@@ -604,7 +600,7 @@ class Drained(Message, frozen=True):
 
     node: str
     problem: str = ""
-    """Why it did not leave as asked; empty if it did."""
+    """Reason for which it did not leave as requested; empty if it did."""
 
 
 class Finished(Message, frozen=True):
@@ -631,3 +627,6 @@ ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
 ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToShard | ToSpool | ToSupervisor
+
+CODEC = Codec(AnyMessage)
+"""Decoder of every message of this module."""

@@ -1,11 +1,11 @@
 """
-Functions that a person wrote, named in the configuration by where they are.
+Loading of custom functions that a configuration names by their location.
 
     "file.py:name" ──────────┐
     "package.module:name" ───┴─ load_function ─▶ function ─ settings_of ─▶ the settings it reads, and their defaults
-                                                     └──── raised? ─ describe ─▶ one line that says where to look
+                                                     └──── raised? ─ describe ─▶ one line with the place to look at
 
-A file is run once a process, however many functions are taken from it: they share what it keeps in its module.
+A file is run once per process, and all functions loaded from it share its module.
 """
 
 import difflib
@@ -24,26 +24,26 @@ from typing import Any, Final
 from asyncrl.errors import AsyncrlError, ConfigError
 
 MAX_CHARS = 400
-"""Of an exception's own text: some quote their whole input."""
+"""Limit for the text of an exception: some quote their whole input."""
 REQUIRED: Final = inspect.Parameter.empty
-"""In the place of a default: the setting must be given."""
+"""Marks a setting without a default."""
 
 
 def is_path(name: str) -> bool:
-    """Whether it says where a function is, and is no built-in name."""
+    """True for ``file.py:name`` or ``package.module:name``, False for a built-in name."""
     return ":" in name
 
 
 def load_function(path: str, *, setting: str) -> Callable[..., Any]:
     """
-    The function that a configuration names.
+    Load a function.
 
     Args:
         path: ``file.py:name`` (from the working directory), or ``package.module:name``.
-        setting: Full key it was given under, such as ``reward.function``; errors begin with it.
+        setting: Full key of the setting, such as ``reward.function``; error messages begin with it.
 
     Raises:
-        ConfigError: There is no such file or function, or it cannot be imported.
+        ConfigError: The file or function does not exist, or cannot be imported.
     """
     where, _, name = path.rpartition(":")
     if not where or not name:
@@ -55,34 +55,33 @@ def settings_of(
     function: Callable[..., Any], *, takes: str, known: Collection[str], path: str, setting: str
 ) -> Mapping[str, Any]:
     """
-    The settings that a function of one argument reads: its keyword-only arguments, by name.
+    Settings that a function of one positional argument reads: its keyword-only arguments.
 
     Args:
-        function: As loaded.
-        takes: What the one argument is called, in the plural; for the error only.
-        known: Names of all settings there are.
-        path: What the configuration calls the function; for errors only.
-        setting: Full key it was given under; for errors only.
+        takes: Name of the positional argument, for error messages.
+        known: Names of all existing settings.
+        path: Name of the function in the configuration, for error messages.
+        setting: Full key of the setting, for error messages.
 
     Returns:
-        Default of each, or `REQUIRED`.
+        Default of each argument by its name; `REQUIRED` without a default.
 
     Raises:
-        ConfigError: It takes more than one argument or none, or a setting that does not exist.
+        ConfigError: The function does not have exactly one positional argument, or reads an unknown setting.
     """
     shape = f"{setting} {path!r} must be def {path.rpartition(':')[2]}({takes}, *, <settings>)"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError as error:  # written in C
-        raise ConfigError(f"{shape}, but has no signature to be looked at; wrap it in a Python function") from error
+        raise ConfigError(f"{shape}, but it has no signature; wrap it in a Python function") from error
     if not parameters:
-        raise ConfigError(f"{shape}, but it takes nothing")
+        raise ConfigError(f"{shape}, but it takes no argument")
     first, *others = parameters
     if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise ConfigError(f"{shape}, but its first argument is {str(first)!r}")
     for parameter in others:
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            raise ConfigError(f"{shape}, but {str(parameter)!r} is not behind the star")
+            raise ConfigError(f"{shape}, but {str(parameter)!r} is not keyword-only")
         if parameter.name not in known:
             raise ConfigError(f"{shape}, but there is no setting {parameter.name!r}: {hint(parameter.name, known)}")
     return {parameter.name: parameter.default for parameter in others}
@@ -91,74 +90,73 @@ def settings_of(
 @contextmanager
 def blamed(path: str, *, setting: str, ours: str) -> Iterator[None]:
     """
-    A call of a person's function: what it raises is a mistake of the configuration, and says which function it was.
+    Turn an exception of a custom function, called in the context, into a `ConfigError` that names the function.
 
     Args:
-        path: What the configuration calls it.
-        setting: Full key it was given under.
-        ours: File of the caller, whose frames are not the culprit's.
+        path: Name of the function in the configuration.
+        setting: Full key of the setting.
+        ours: File of the caller, which is skipped when the place of the error is searched.
 
     Raises:
-        ConfigError: It raised something that is none of our own errors.
+        ConfigError: The function raised something other than an `AsyncrlError`.
     """
     try:
         yield
     except AsyncrlError:
         raise
-    except Exception as error:  # it is a person's code, which may raise anything
+    except Exception as error:  # custom code may raise anything
         raise ConfigError(f"{setting} {path!r} raised {describe(error, ours, __file__)}") from error
 
 
 def describe(error: BaseException, *ours: str) -> str:
     """
-    ``ValueError: no number (score.py:12)``: type, message, and the innermost line of the file that called for it.
+    One line for an exception, such as ``ValueError: no number (score.py:12)``.
 
-    Not the innermost line of all: that is often deep inside a library, where nobody can change anything.
+    The place is the innermost line in the outermost file that is not ours: the innermost line of all is often deep
+    inside a library.
 
     Args:
-        error: As caught.
-        ours: Files and folders whose frames are not the culprit's.
+        ours: Files and folders whose frames are skipped.
     """
     text = " ".join(str(error).encode("utf-8", "replace").decode().split())
     what = f"{type(error).__name__}: {text[:MAX_CHARS]}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return what  # its text names file and line already
+        return what  # its text has file and line
     place = _place(error, ours)
     return f"{what} ({place})" if place else what
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """``did you mean 'gamma'?``, or what there is."""
+    """``did you mean 'gamma'?`` for the nearest known name, else all known names."""
     if close := difflib.get_close_matches(name, known, n=1):
         return f"did you mean {close[0]!r}?"
-    return f"expected one of: {', '.join(known)}" if known else "there is none at all"
+    return f"expected one of: {', '.join(known)}" if known else "there are none"
 
 
 def _load(where: str, path: str, setting: str) -> ModuleType:
-    """The module a function lives in, from its file or its dotted name."""
     is_file = where.endswith(".py") or "/" in where
     if is_file and not Path(where).is_file():
         raise ConfigError(f"{setting} is {path!r}, but there is no file {Path(where).absolute()}")
     try:
         return _run_file(Path(where).resolve()) if is_file else importlib.import_module(where)
-    except (Exception, SystemExit) as error:  # importing runs a person's code, which may raise anything
+    except (Exception, SystemExit) as error:  # custom code may raise anything when it is imported
         why = describe(error, __file__, importlib.__file__)
         raise ConfigError(f"{setting} is {path!r}, but {where} cannot be imported: {why}") from error
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run a file as a module whose name collides with no other, or find it as it was run before."""
+    """Run a file as a module with a unique name, or return the module of an earlier run."""
     name = f"asyncrl_plug_in_{path.stem}_{sha256(bytes(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file: its name must end in .py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]  # half a module would be found the next time
+        del sys.modules[name]  # a partly initialized module must not be found by the next call
         raise
     return module
 
@@ -169,14 +167,8 @@ def _member(module: ModuleType, name: str, where: str, setting: str) -> Callable
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{setting}: {where} has no function {name!r}: {hint(name, known)}")
     if not callable(found) or isinstance(found, type):
-        raise ConfigError(f"{setting}: {name!r} in {where} is {_shown(found)}, expected a function")
+        raise ConfigError(f"{setting}: {name!r} in {where} is {repr(found)[:80]}, expected a function")
     return found  # type: ignore[no-any-return]
-
-
-def _shown(value: object) -> str:
-    """Its ``repr``, short enough for a sentence."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _place(error: BaseException, ours: tuple[str, ...]) -> str:

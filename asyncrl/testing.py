@@ -1,13 +1,13 @@
 """
-An engine without a model, for tests of whatever hosts a `RolloutActor`.
+An engine without a model, for tests of a host that runs a `RolloutActor`.
 
     engine = FakeEngine()                  engine = FakeEngine(num_tokens=4)
-    await engine.started(2)                every request is answered at once, with 4 tokens
+    await engine.started(2)                answers every request at once, with 4 tokens
     engine.write(3)
-    engine.finish()                        the test says what is written, and when
+    engine.finish()                        the test decides which tokens are written, and when
 
-It keeps the promises of `asyncrl.rollout.engine.Engine` that an actor relies on: nothing is written while it is paused,
-a token carries the version that wrote it, and cancelling a request frees its place.
+As `asyncrl.rollout.engine.Engine` demands, nothing is written while it is paused, every token has the version that
+wrote it, and cancelling a request removes it.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOGPROB = -0.5
-"""Of every token it writes."""
+"""Log-probability of every token."""
 
 
-class Generation:
-    """One request in hand."""
+class RunningRequest:
+    """A request that a `FakeEngine` has not finished."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -36,18 +36,16 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Written so far."""
         return self._spans[-1].end if self._spans else 0
 
     def write(self, num_tokens: int, policy_version: int) -> None:
-        """So many tokens more."""
         start, end = self.num_tokens, self.num_tokens + num_tokens
         if self._spans and self._spans[-1].policy_version == policy_version:
             start = self._spans.pop().start
         self._spans.append(Span(policy_version, start, end))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """What was written."""
+        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`."""
         return Completion(
             completion_ids=list(range(self.num_tokens)),
             behavior_logprobs=[LOGPROB] * self.num_tokens,
@@ -59,11 +57,11 @@ class Generation:
 
 class FakeEngine:
     """
-    An `Engine` that writes what it is told to.
+    An `Engine` controlled by a test.
 
     Args:
-        num_tokens: Answer every request at once with so many tokens; None waits for `write` and `finish`.
-        policy_version: Whose weights it starts with.
+        num_tokens: Answer every request at once with this many tokens; None waits for `write` and `finish`.
+        policy_version: Version of the first tokens, until a swap.
     """
 
     def __init__(self, *, num_tokens: int | None = None, policy_version: int = 0) -> None:
@@ -72,59 +70,52 @@ class FakeEngine:
         self._may_write = asyncio.Event()
         self._may_write.set()
         self.policy_version = policy_version
-        self.running: list[Generation] = []
-        """In the order they started."""
+        self.running: list[RunningRequest] = []
         self.requests: list[Request] = []
-        """Every one it ever got."""
+        """All requests, finished ones included."""
         self.calls: list[str] = []
         """``pause``, ``swap 3``, ``resume``, ``aclose``, in order."""
         self.weights: Mapping[str, Tensor] = {}
-        """Of the last swap."""
+        """Argument of the last swap."""
 
-    # ── what an actor calls ─────────────────────────────────────────────────────────────────
+    # ── called by an actor ──────────────────────────────────────────────────────────────────
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """One token a word: its length."""
+        """One token per word: its length."""
         words = prompt.text or " ".join(turn["content"] for turn in prompt.chat)
         return [len(word) for word in words.split()]
 
     def decode(self, token_ids: list[int]) -> str:
-        """The ids."""
         return " ".join(map(str, token_ids))
 
     def specs(self) -> list[TensorSpec]:
-        """It has no parameters."""
         return []
 
     async def generate(self, request: Request) -> Completion:
-        """As `Engine.generate`."""
-        generation = Generation(request)
+        running = RunningRequest(request)
         self.requests.append(request)
-        self.running.append(generation)
+        self.running.append(running)
         async with self._started:
             self._started.notify_all()
         try:
             if self._num_tokens is not None:
                 await self._may_write.wait()
-                generation.write(self._num_tokens, self.policy_version)
-                return generation.completion("stop")
-            return await generation.done
+                running.write(self._num_tokens, self.policy_version)
+                return running.completion("stop")
+            return await running.done
         finally:
-            if generation in self.running:
-                self.running.remove(generation)
+            if running in self.running:
+                self.running.remove(running)
 
     def written(self, request: Request) -> Completion | None:
-        """As `Engine.written`."""
-        generation = next((generation for generation in self.running if generation.request is request), None)
-        return generation.completion("unfinished") if generation and generation.num_tokens else None
+        running = next((running for running in self.running if running.request is request), None)
+        return running.completion("unfinished") if running and running.num_tokens else None
 
     async def pause(self) -> None:
-        """As `Engine.pause`."""
         self.calls.append("pause")
         self._may_write.clear()
 
     async def swap(self, policy_version: int, weights: "Mapping[str, Tensor]") -> None:
-        """As `Engine.swap`."""
         if self._may_write.is_set():
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
         self.calls.append(f"swap {policy_version}")
@@ -132,45 +123,38 @@ class FakeEngine:
         self.weights = weights
 
     async def resume(self) -> None:
-        """As `Engine.resume`."""
         self.calls.append("resume")
         self._may_write.set()
 
     async def aclose(self) -> None:
-        """As `Engine.aclose`."""
         self.calls.append("aclose")
-        for generation in self.running:
-            if not generation.done.done():
-                generation.done.set_exception(EngineError("the engine was closed"))
+        for running in self.running:
+            if not running.done.done():
+                running.done.set_exception(EngineError("the engine was closed"))
 
-    # ── what a test calls ───────────────────────────────────────────────────────────────────
+    # ── called by a test ────────────────────────────────────────────────────────────────────
 
     async def started(self, count: int) -> None:
-        """Wait until ``count`` requests are in hand."""
+        """Wait until ``count`` requests are running."""
         async with self._started:
             await self._started.wait_for(lambda: len(self.running) >= count)
 
     def write(self, num_tokens: int) -> None:
-        """
-        Every request in hand gets so many tokens more, written by the version there is.
-
-        Raises:
-            EngineError: It is paused.
-        """
+        """Append tokens of the current version to every running request; `EngineError` while paused."""
         if not self._may_write.is_set():
             raise EngineError("a paused engine writes nothing")
-        for generation in self.running:
-            generation.write(num_tokens, self.policy_version)
+        for running in self.running:
+            running.write(num_tokens, self.policy_version)
 
     def finish(self, index: int = 0, finish_reason: FinishReason = "stop") -> None:
-        """The request at ``index`` of `running` ends with what was written."""
-        generation = self.running.pop(index)
-        generation.done.set_result(generation.completion(finish_reason))
+        """Finish the request ``running[index]`` with its tokens so far."""
+        running = self.running.pop(index)
+        running.done.set_result(running.completion(finish_reason))
 
     def index_of(self, request: Request) -> int:
-        """Where in `running` it is."""
-        return next(i for i, generation in enumerate(self.running) if generation.request is request)
+        """Index of a request in `running`."""
+        return next(i for i, running in enumerate(self.running) if running.request is request)
 
     def fail(self, error: EngineError, index: int = 0) -> None:
-        """The request at ``index`` of `running` fails."""
+        """Fail the request ``running[index]``."""
         self.running.pop(index).done.set_exception(error)

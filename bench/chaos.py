@@ -26,9 +26,9 @@ from pathlib import Path
 
 from live_run import ENDLESS, QUICKSTART, LiveRun
 
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, Taken
-from asyncrl.cli.inspect import audit_of
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.run_file import load
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
@@ -134,7 +134,7 @@ def nodes(config: Config) -> list[str]:
 
 def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm_s: float) -> list[str]:
     """One line of figures; returns what is wrong."""
-    audit = audit_of(directory.path)
+    audit = read_audit(directory.path)
     problems = [*audit.problems, *out_of_order(directory)]
     print_line(
         {
@@ -163,8 +163,7 @@ def out_of_order(directory: RunDirectory) -> list[str]:
     """Where the prompts trained on are not those of the data order, each once."""
     config = load(directory.config)
     prompts = train_stream(config.data, config.run.seed)
-    with LedgerReader(directory.ledger) as ledger:
-        records = list(ledger.records())
+    records = list(read_records(directory.ledger))
     rows = {record.group_id: (record.epoch, record.row) for record in records if isinstance(record, Admitted)}
     trained = sorted(group_id for record in records if isinstance(record, Taken) for group_id in record.group_ids)
     are_first = trained == list(range(len(trained)))

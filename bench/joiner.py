@@ -3,7 +3,7 @@ A second rollout joins a run that goes on, works, and is drained: what it brings
 
     python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 12]
 
-One run with one rollout, of a model that has learnt nothing (`bin/quickstart` makes the data it is given). Its pace is
+One run with one rollout, of a model with random weights, on the data of the quickstart. Its pace is
 measured over ``--steps`` steps alone, with the second rollout, and alone again; tokens are those trained on. The clock
 of the joiner runs from the start of its process (Python's imports and the model included) until it says Hello, and
 until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins or leaves stands beside the
@@ -19,16 +19,19 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow.parquet as pq
+from base_model import make_base, toy
 from live_run import ENDLESS, PATIENCE_S, QUICKSTART, LiveRun
 
-from asyncrl.cli.inspect import audit_of
+from asyncrl.cli.inspect import read_audit
+from asyncrl.config.run_file import load
 
 SETTINGS = ENDLESS | {
-    "model.scratch.recipe": '"random"',  # never ends a completion by itself: all have 128 tokens
     "rollout.replicas": "1",
     "rollout.slots": "8",  # small batches: sampling takes far longer than training, which is when one adds a rollout
     "schedule.groups_per_step": "8",
 }
+SIZES = ("--hidden-size", "64", "--intermediate-size", "192", "--head-dim", "16")
+"""Of the quickstart's model."""
 JOINER = "joiner"
 
 
@@ -43,13 +46,17 @@ class Pace:
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        make_base(options.config, options.overrides)
+        text = load(options.config, options.overrides).data.train_files[0]
+        # A random model never ends a completion by itself: all have 128 tokens.
+        toy("random", f"{folder}/model", "--text", text, *SIZES)
         settings = SETTINGS | {"model.path": json.dumps(f"{folder}/model")}
         run = LiveRun(Path(folder), options.config, settings, options.overrides)
         try:
             report(run, options.steps)
         finally:
             run.end()
-        audit = audit_of(run.directory.path)
+        audit = read_audit(run.directory.path)
     line("tokens lost", sum(audit.tokens_thrown_away.values()), "tokens", "lower", problems=len(audit.problems))
 
 

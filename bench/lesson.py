@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages import Prompt, Sampling
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
@@ -35,10 +35,10 @@ class Lesson:
 
     def reward(self, prompt: Prompt, completion: str) -> float:
         """What a completion earns."""
-        sample = VerifierInput(
+        inputs = VerifierInput(
             prompt=prompt.text, completion=completion, answer=prompt.answer, data_source=prompt.data_source
         )
-        score: float = verdict_of(self._verifier(sample)).reward
+        score: float = verdict_of(self._verifier(inputs)).reward
         return score
 
     def engine(self) -> TransformersEngine:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from base_model import make_base
+
 from asyncrl.observe.run_directory import RunDirectory
 
 QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
@@ -51,8 +53,10 @@ class LiveRun:
     ) -> None:
         settings = {**settings, "run.name": '"live"', "run.dir": json.dumps(str(directory))}
         command = [*(NAMESPACE if isolated else ()), sys.executable, "-m", "asyncrl", "run", str(config)]
-        for setting in (*(f"{key}={value}" for key, value in settings.items()), *overrides):
-            command += ["--set", setting]
+        overrides = [*(f"{key}={value}" for key, value in settings.items()), *overrides]
+        make_base(config, overrides)
+        for override in overrides:
+            command += ["--set", override]
         self.directory = RunDirectory(directory / "live")
         with (directory / "run.log").open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)

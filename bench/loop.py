@@ -36,6 +36,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
+from base_model import make_base
 from course import Course
 from cpu import CpuWatch
 from ours import whole_loop
@@ -263,14 +264,6 @@ def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, Cours
                 file=sys.stderr,
             )
     return courses
-
-
-def make_base(config: Path, overrides: list[str]) -> None:
-    """Make the base model if it is not there yet: minutes, once."""
-    if not (Path(load(config, overrides).model.path) / "config.json").exists():
-        settings = [part for override in overrides for part in ("--set", override)]
-        command = [sys.executable, "-m", "asyncrl", "make-model", str(config), *settings]
-        subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def print_line(fields: dict[str, Any]) -> None:

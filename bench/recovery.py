@@ -26,9 +26,9 @@ from statistics import median
 
 from live_run import ENDLESS, QUICKSTART, LiveRun
 
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
-from asyncrl.cli.inspect import audit_of
+from asyncrl.cli.inspect import read_audit
 from asyncrl.messages import Unit
 
 SETTINGS = ENDLESS | {
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> None:
             took = {role: [recovery(victim, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
         finally:
             victim.end()
-        audit, lost = audit_of(victim.directory.path), tokens_lost(victim)
+        audit, lost = read_audit(victim.directory.path), tokens_lost(victim)
     for role, seconds in took.items():
         back_s, useful_s = zip(*seconds, strict=True)
         print_line(
@@ -90,15 +90,14 @@ def tokens_lost(victim: LiveRun) -> int:
     on_disk: Counter[Unit] = Counter()
     begun: dict[Unit, int] = {}
     lost = 0
-    with LedgerReader(victim.directory.ledger) as ledger:
-        for record in ledger.records():
-            match record:
-                case Progressed(unit=unit, summary=summary):
-                    on_disk[unit] = summary.num_tokens
-                case Reissued(unit=unit) if unit.split == "train":
-                    begun[unit] = on_disk[unit]
-                case Result(unit=unit, summary=summary) if unit in begun:
-                    lost += summary.num_tokens - begun.pop(unit)
+    for record in read_records(victim.directory.ledger):
+        match record:
+            case Progressed(unit=unit, summary=summary):
+                on_disk[unit] = summary.num_tokens
+            case Reissued(unit=unit) if unit.split == "train":
+                begun[unit] = on_disk[unit]
+            case Result(unit=unit, summary=summary) if unit in begun:
+                lost += summary.num_tokens - begun.pop(unit)
     return lost
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from base_model import make_base
 from picture import picture
 
 from asyncrl.config.run_file import load
@@ -84,6 +85,7 @@ class Cell(NamedTuple):
 
 def main(options: argparse.Namespace) -> None:
     cells = [Cell(*of) for of in product(options.methods, options.staleness, range(options.seeds))]
+    make_base(options.config, options.overrides)
     failed = []
     for number, cell in enumerate(cells, 1):
         overrides = [OFTEN, *options.overrides, *cell.settings(options.runs)]
@@ -166,12 +168,12 @@ def told(seeds: Sequence[RunRecord], staleness: float) -> dict[str, Any]:
 
 def last_accuracy(record: RunRecord) -> float:
     """Where it got."""
-    return record.held_out()[-1].accuracy
+    return record.evaluations()[-1].accuracy
 
 
 def mean_accuracy(record: RunRecord) -> float:
     """Of the evaluations after the start, where all are alike."""
-    return fmean(evaluation.accuracy for evaluation in record.held_out() if evaluation.policy_version)
+    return fmean(evaluation.accuracy for evaluation in record.evaluations() if evaluation.policy_version)
 
 
 def means(seeds: Sequence[RunRecord]) -> dict[str, float]:
@@ -200,7 +202,7 @@ def curve(method: str, seeds: Sequence[RunRecord]) -> Series:
     """Accuracy over versions."""
     by_version: dict[float, list[float]] = {}
     for record in seeds:
-        for evaluation in record.held_out():
+        for evaluation in record.evaluations():
             by_version.setdefault(float(evaluation.policy_version), []).append(evaluation.accuracy)
     return series_of(method, by_version)
 

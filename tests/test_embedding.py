@@ -1,4 +1,4 @@
-"""A rollout inside a serving process that exists already: it leaves no trace but what it wrote."""
+"""A rollout embedded in an existing web service leaves nothing behind."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import textwrap
 
 HOST = textwrap.dedent(
     '''
-    """A web service that serves requests of its own, and rolls out beside them."""
+    """A web service that also runs a rollout."""
 
     import asyncio
     import contextlib
@@ -20,6 +20,8 @@ HOST = textwrap.dedent(
     from fastapi.testclient import TestClient
 
     from asyncrl.actor.memory import MemoryHub
+    from asyncrl.client.connection import Connection
+    from asyncrl.client.handshake import Identity
     from asyncrl.messages import Leased, Lease, Offer, Prompt, Put, Ready, Sampling, Settled, Span, Trajectory, Unit
     from asyncrl.rollout.actor import RolloutActor
     from asyncrl.rollout.engine import Completion
@@ -28,7 +30,7 @@ HOST = textwrap.dedent(
 
 
     class HostEngine:
-        """The host's own: it answers with the prompt backwards."""
+        """Completes every prompt with its reverse."""
 
         def encode(self, prompt):
             return list(prompt.text.encode())
@@ -62,15 +64,8 @@ HOST = textwrap.dedent(
     @contextlib.asynccontextmanager
     async def lifespan(app):
         before = asyncio.all_tasks()
-        actor = RolloutActor(
-            HostEngine(),
-            broker.connect("host"),
-            spool.connect("host"),
-            node="host",
-            incarnation="1",
-            slots=2,
-            group_size=2,
-        )
+        identity = Identity("rollout", "host", "1")
+        actor = RolloutActor(HostEngine(), Connection(identity, broker.connect("host"), spool.connect("host")))
         rolling_out = asyncio.create_task(actor.run())
         yield
         rolling_out.cancel()
@@ -85,10 +80,10 @@ HOST = textwrap.dedent(
 
     @app.get("/roll")
     async def roll(text: str) -> dict[str, str]:
-        """The test's broker: leases one prompt and waits for what was written."""
+        """Lease one prompt as a broker does, and wait for its completion."""
         lease = Lease(
-            token=1, group_id=0, indices=[0], split="train", prompt=Prompt(text=text), sampling=Sampling(max_tokens=8),
-            seed=0, max_prompt_tokens=64, expires_in_s=60.0,
+            lease_id=1, group_id=0, indices=[0], split="train", prompt=Prompt(text=text),
+            sampling=Sampling(max_tokens=8), seed=0, max_prompt_tokens=64, expires_in_s=60.0,
         )
         broker.send("host", lease)
         _, put = await spool.receive()
@@ -112,7 +107,7 @@ HOST = textwrap.dedent(
 
 
     with TestClient(app):
-        pass  # what the web framework itself leaves behind is not the point
+        pass  # the web framework itself may leave things behind
     broker.forget("host")
     spool.forget("host")
 
@@ -122,8 +117,8 @@ HOST = textwrap.dedent(
         assert client.get("/roll", params={"text": "stressed"}).json() == {"completion": "desserts"}
     after = fingerprint()
 
-    for what in before:
-        assert before[what] == after[what], (what, before[what], after[what])
+    for name in before:
+        assert before[name] == after[name], (name, before[name], after[name])
     assert not tasks_left, tasks_left
     assert "torch" not in sys.modules and "transformers" not in sys.modules
     assert "uvloop" not in sys.modules, "the event loop is the host's to choose"
@@ -133,7 +128,7 @@ HOST = textwrap.dedent(
 
 
 def test_a_rollout_in_a_web_service_leaves_nothing_behind(tmp_path):
-    """In a fresh interpreter: what the tests around it have imported or installed must not hide anything."""
+    """Runs in a fresh interpreter, without the imports and handlers of other tests."""
     (tmp_path / "host.py").write_text(HOST)
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", tmp_path / "host.py"],

@@ -14,14 +14,6 @@ def test_everything_raised_on_purpose_can_be_caught_at_once() -> None:
     assert all(issubclass(kind, AsyncrlError) for kind in KINDS)
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    assert errors.__doc__ is not None
-    drawn = [
-        line.replace("│", " ").split("── ")[-1].split()[0] for line in errors.__doc__.splitlines() if "── " in line
-    ]
-    assert sorted(drawn) == sorted(kind.__name__ for kind in KINDS if kind is not AsyncrlError)
-
-
 @pytest.mark.parametrize(
     ("kind", "exit_code"),
     [

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl import messages
-from asyncrl.messages import AnyMessage, Hello, Message, Offer, Scored, ScoredItem, Unit, Value
+from asyncrl.actor.message import Message, Value
+from asyncrl.messages import AnyMessage, Hello, Offer, Scored, ScoredItem, Unit
 
 KINDS: list[type[Message]] = list(get_args(AnyMessage))
 RECEIVERS = {name: getattr(messages, name) for name in vars(messages) if name.startswith("To")}

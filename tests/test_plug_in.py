@@ -1,4 +1,4 @@
-"""What a person is told whose function cannot be found, does not fit, or fails."""
+"""Custom functions are loaded, and errors name the function and the place to look at."""
 
 import json
 import re
@@ -112,11 +112,11 @@ def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda: 0, "must be def f(outcomes, *, <settings>), but it takes nothing"),
+        (lambda: 0, "must be def f(outcomes, *, <settings>), but it takes no argument"),
         (lambda *outcomes: 0, "but its first argument is '*outcomes'"),
         (lambda *, gamma: 0, "but its first argument is 'gamma'"),
-        (lambda outcomes, gamma: 0, "but 'gamma' is not behind the star"),
-        (lambda outcomes, **settings: 0, "but '**settings' is not behind the star"),
+        (lambda outcomes, gamma: 0, "but 'gamma' is not keyword-only"),
+        (lambda outcomes, **settings: 0, "but '**settings' is not keyword-only"),
         (lambda outcomes, *, gama=1.0: 0, "but there is no setting 'gama': did you mean 'gamma'?"),
         (dict.fromkeys, "but "),
     ],
@@ -132,7 +132,7 @@ def test_a_function_that_does_not_fit_is_refused_in_one_sentence(function: Any, 
 def test_a_hint_is_the_nearest_name_or_all_of_them() -> None:
     assert hint("gama", ["gamma", "lam"]) == "did you mean 'gamma'?"
     assert hint("zebra", ["gamma", "lam"]) == "expected one of: gamma, lam"
-    assert hint("zebra", []) == "there is none at all"
+    assert hint("zebra", []) == "there are none"
 
 
 def parse(text: str) -> object:

@@ -1,4 +1,4 @@
-"""The engine that hosts test with keeps the promises the real ones make."""
+"""`FakeEngine` follows the `Engine` contract."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def test_tokens_carry_the_version_that_wrote_them():
     asyncio.run(main())
 
 
-def test_it_answers_by_itself_when_given_a_length():
+def test_with_a_length_it_answers_at_once():
     async def main():
         engine = FakeEngine(num_tokens=2, policy_version=5)
         await engine.pause()
@@ -59,7 +59,7 @@ def test_a_swap_needs_a_pause():
     asyncio.run(main())
 
 
-def test_closing_fails_what_is_in_hand():
+def test_closing_fails_running_requests():
     async def main():
         engine = FakeEngine()
         task = asyncio.create_task(engine.generate(request()))
@@ -71,14 +71,14 @@ def test_closing_fails_what_is_in_hand():
     asyncio.run(main())
 
 
-def test_cancelling_a_request_frees_its_place():
+def test_cancelling_a_request_removes_it():
     async def main():
         engine = FakeEngine()
         first, second = (asyncio.create_task(engine.generate(request(seed))) for seed in (1, 2))
         await engine.started(2)
         first.cancel()
         await asyncio.wait([first])
-        assert [generation.request.seed for generation in engine.running] == [2]
+        assert [running.request.seed for running in engine.running] == [2]
         engine.fail(EngineError("enough"))
         with pytest.raises(EngineError, match="enough"):
             await second

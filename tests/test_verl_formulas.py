@@ -1,4 +1,4 @@
-"""Each formula of conf/verl.md: verl's, written out here, is what our rules do."""
+"""Each formula of docs/verl.md: verl's, written out here, agrees with the rules of asyncrl."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ VERSIONS = 4
 
 
 class Verl(NamedTuple):
-    """verl's settings, and what it makes of them."""
+    """verl's settings and the quantities it derives from them."""
 
     mini: int = 2
     """ppo_mini_batch_size"""
@@ -66,7 +66,7 @@ SMALL = [Verl(mini, 1, trigger, s, mini * trigger * VERSIONS) for mini, trigger,
 
 
 def started(config: Config, *, rollouts: int = 1, capacity: int = 10**6) -> Cluster:
-    """Version 0 is live, and as much is leased as can be."""
+    """Make version 0 live and lease as much as possible."""
     cluster = Cluster(config)
     for number in range(rollouts):
         cluster.start_rollout(f"rollout-{number}", capacity)
@@ -77,7 +77,7 @@ def started(config: Config, *, rollouts: int = 1, capacity: int = 10**6) -> Clus
 
 
 def publish(cluster: Cluster) -> None:
-    """The transfer there is takes place; nobody samples or trains."""
+    """Finish the open transfer; nobody samples or trains."""
     cluster.exchange()
     while moving := [node for node in cluster.nodes.values() if getattr(node, "transfers", None)]:
         for node in moving:
@@ -98,7 +98,7 @@ def trainer_of(cluster: Cluster) -> Trainer:
 
 
 def sample(cluster: Cluster) -> None:
-    """Everything is sampled and judged that can be; nothing is trained or published."""
+    """Sample and verify everything possible; nothing is trained or published."""
 
     def possible() -> list[Action]:
         names = ("finish", "judge", "hears", "is heard", "spool", "commit")
@@ -109,7 +109,7 @@ def sample(cluster: Cluster) -> None:
 
 
 def finished(config: Config, seed: int) -> Cluster:
-    """A whole run, in some order."""
+    """A whole run in random order."""
     dice, cluster = Random(seed), started(config)
     cluster.settle(dice.choice)
     assert cluster.scheduler.is_finished
@@ -156,7 +156,7 @@ def test_no_more_finished_groups_wait_than_max_queue_size_and_none_is_discarded(
     sample(cluster)
 
     taken = sum(len(record.group_ids) for record in of(cluster, Taken))
-    assert len(cluster.scheduler.batches.complete) + taken == min(verl.max_required_samples, verl.total)
+    assert len(cluster.scheduler.training.batches.complete) + taken == min(verl.max_required_samples, verl.total)
     assert not of(cluster, Dropped)
 
 
@@ -217,7 +217,7 @@ def stalenesses(records: Sequence[Any]) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("order", ["fifo", "completion"])
 @pytest.mark.parametrize("verl", SMALL, ids=named)
 def test_as_many_groups_a_version_as_documented(verl: Verl, order: str) -> None:
-    """rollout_num = (1 + S) P T - num_staleness_sample, until the run has all it needs."""
+    """rollout_num = (1 + S) P T - num_staleness_sample, until the run has enough groups."""
     left_over, admitted = stalenesses(finished(verl.ours(order=order), seed=7).records)
 
     needed = verl.required_samples * verl.trigger * VERSIONS
@@ -277,7 +277,7 @@ def test_a_partial_rollout_goes_on_over_new_weights_and_keeps_both_versions() ->
 
 
 def test_every_setting_of_ours_that_the_page_names_exists() -> None:
-    page = (Path(__file__).parent.parent / "conf" / "verl.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "verl.md").read_text(encoding="utf-8")
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}})
     named_keys = Counter(
         word.strip("`,;:.()")

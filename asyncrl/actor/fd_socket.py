@@ -1,9 +1,9 @@
 """
-A ZeroMQ socket in an asyncio loop, by its file descriptor.
+A ZeroMQ socket in an asyncio loop, driven by its file descriptor.
 
-`zmq.asyncio` costs nine times more CPU per message and, worse, an always-ready receiver never yields: heartbeats stop
-exactly under load. Here the descriptor wakes us, we drain without blocking for at most `DRAIN_S`, then let the loop
-turn. The descriptor is edge-triggered, so after every send its events are looked at again within the same turn.
+`zmq.asyncio` costs nine times more CPU per message, and a receiver that is always ready never yields: heartbeats stop
+under load. Here the loop watches the descriptor, and each wake-up reads for at most `DRAIN_S`. The descriptor is
+edge-triggered: the socket's events are checked again in the same loop iteration after every send.
 """
 
 import asyncio
@@ -13,17 +13,23 @@ from typing import cast
 import zmq
 
 DRAIN_S = 0.001
-"""A budget of time, not of messages: decoding 256 batches may take two seconds."""
+"""A budget of time and not of messages: decoding 256 batches may take two seconds."""
 
 NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
-"""As plain numbers: arithmetic on pyzmq's enums costs as much as a receive."""
+"""Plain numbers: arithmetic on pyzmq's enums costs as much as a receive."""
 
 TICK_S = 0.25
-"""An idle socket does not process what its I/O thread queued (libzmq 954); looking at its events does."""
+"""An idle socket processes what its I/O thread queued only when its events are read (libzmq issue 954)."""
 
 
 class FdSocket:
-    """Owns the socket. Calls ``on_message`` with the frames of each message, ``on_tick`` now and then."""
+    """
+    Owner of one socket.
+
+    Args:
+        on_message: Called with the frames of each message.
+        on_tick: Called every `TICK_S` seconds.
+    """
 
     def __init__(
         self,
@@ -39,15 +45,15 @@ class FdSocket:
         self._scheduled = False
         self._paused = False
         self.closed = False
-        self._loop.add_reader(self._fd, self._look)
+        self._loop.add_reader(self._fd, self._check)
         self._tick_handle = self._loop.call_later(TICK_S, self._tick)
-        self._look_soon()
+        self._schedule_check()
 
     def send(self, frames: list[bytes]) -> bool:
-        """Send, or return False: ZeroMQ's queue is full, a ROUTER has no such peer now, or this is closed."""
+        """Send without waiting. False if ZeroMQ's queue is full, a ROUTER has no such peer, or the socket is closed."""
         if self.closed:
             return False
-        self._look_soon()
+        self._schedule_check()
         try:
             self._socket.send_multipart(frames, NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -57,17 +63,16 @@ class FdSocket:
         return True
 
     def pause(self) -> None:
-        """Stop receiving: whoever consumes is behind."""
+        """Stop receiving."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on receiving."""
         if self._paused:
             self._paused = False
-            self._look_soon()
+            self._schedule_check()
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close at once; ``linger_ms`` is how long ZeroMQ may go on sending. Idempotent."""
+        """Close at once; ZeroMQ may go on sending for ``linger_ms``. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -75,12 +80,12 @@ class FdSocket:
         self._loop.remove_reader(self._fd)
         self._socket.close(linger=linger_ms)
 
-    def _look_soon(self) -> None:
+    def _schedule_check(self) -> None:
         if not self._scheduled and not self.closed:
             self._scheduled = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._scheduled = False
         if self.closed:
             return
@@ -98,10 +103,10 @@ class FdSocket:
             self._on_message(frames)
             if self._loop.time() > deadline:
                 break
-        self._look_soon()
+        self._schedule_check()
 
     def _receive(self) -> list[zmq.Frame]:
-        """As `recv_multipart`, which asks the socket itself whether more is to come, for twice the price."""
+        """One message. `recv_multipart` would ask the socket after each frame, at twice the cost."""
         frames = [self._socket.recv(NOBLOCK, copy=False)]
         while frames[-1].more:
             frames.append(self._socket.recv(NOBLOCK, copy=False))
@@ -109,5 +114,5 @@ class FdSocket:
 
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_S, self._tick)
-        self._look()
+        self._check()
         self._on_tick()

@@ -1,4 +1,4 @@
-"""Received messages waiting for their actor, bounded in bytes: the owner of the socket pauses it while full."""
+"""Received messages that wait for their actor, bounded in bytes."""
 
 import asyncio
 from collections import deque
@@ -9,11 +9,16 @@ from asyncrl.errors import LinkError
 T = TypeVar("T")
 
 TURN_S = 0.001
-"""A consumer that finds something each time it asks would never let the loop turn; after so long it does."""
+"""Longest time a consumer runs without yielding: one that always finds a message would otherwise block the loop."""
 
 
 class Inbox(Generic[T]):
-    """A queue with one consumer. After `fail`, what is queued is handed out first, then the error."""
+    """
+    A queue with one consumer. After `fail`, queued items are returned first, then the error is raised.
+
+    Args:
+        max_bytes: `is_full` is True from this size on; the owner of the socket then stops reading it.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -25,26 +30,24 @@ class Inbox(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Should the socket be paused?"""
         return self._bytes >= self._max_bytes
 
     def put(self, item: T, num_bytes: int) -> None:
-        """Queue one item of ``num_bytes``."""
         self._items.append((item, num_bytes))
         self._bytes += num_bytes
         self._wake()
 
     def fail(self, error: LinkError) -> None:
-        """Nothing more will come, because of ``error``. The first one stays."""
+        """End the queue with ``error``; the first error stays."""
         self._error = self._error or error
         self._wake()
 
     async def get(self) -> T:
         """
-        The next item.
+        Return the next item.
 
         Raises:
-            LinkError: What `fail` was given, once the queue is empty.
+            LinkError: The error given to `fail`, once the queue is empty.
         """
         loop = asyncio.get_running_loop()
         if self._items and loop.time() >= self._turn_ends_s:

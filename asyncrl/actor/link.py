@@ -1,18 +1,18 @@
 """
-How actors talk: a `Link` is one end of a connection to one peer, a `Hub` is the end many peers connect to.
+Connections between actors: a `Link` is one end of a connection to one peer; many peers connect to a `Hub`.
 
     actor ── Link ═══════════ Hub ── broker or spool
 
-Two implementations that actors cannot tell apart: `asyncrl.actor.memory` (one process: tests, co-located roles) and
-`asyncrl.actor.zmq_link` (DEALER to ROUTER). Both promise, for as long as both ends live: every message arrives,
-once, in the order sent. When an end restarts, the other one sees `LinkReset` or a fresh `Hello`, and what must
-survive that is the actors' affair: their messages carry idempotent ids.
+There are two implementations with the same contract: `asyncrl.actor.memory` (one process: tests, co-located roles) and
+`asyncrl.actor.zmq_link` (DEALER to ROUTER). While both ends live, every message arrives once, in the order sent. When
+an end restarts, the other end raises `LinkReset` or receives the first message of a new session; the actors recover by
+idempotent ids in their messages.
 """
 
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from asyncrl.messages import Message
+from asyncrl.actor.message import Message
 
 
 class Link(Protocol):
@@ -20,7 +20,7 @@ class Link(Protocol):
 
     async def send(self, message: Message, /) -> None:
         """
-        Hand a message over. Waits while more than the allowed bytes are unacknowledged: this is the backpressure.
+        Send a message. Waits while too many bytes are unacknowledged: this is the backpressure.
 
         Raises:
             LinkClosed: The link was closed.
@@ -29,44 +29,44 @@ class Link(Protocol):
 
     async def receive(self) -> Message:
         """
-        The next message.
+        Return the next message.
 
         Raises:
-            LinkClosed: The link was closed, and everything received before has been handed out.
+            LinkClosed: The link was closed, and everything received before was returned.
             LinkReset: The peer restarted; open a new link.
         """
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """`receive` until the link is closed."""
+        """Iterate over `receive` until the link is closed."""
 
     async def aclose(self) -> None:
-        """Close, once everything sent has arrived or a second has passed. Idempotent."""
+        """Close once everything sent has arrived, or after one second. Idempotent."""
 
 
 class Hub(Protocol):
-    """The end many peers connect to. Peers are named by an opaque string, unique per incarnation of a node."""
+    """The end that many peers connect to. A peer's name is an opaque string, unique for each start of a node."""
 
     @property
     def address(self) -> str:
-        """What peers connect to."""
+        """Address that peers connect to."""
 
     def send(self, peer: str, message: Message, /) -> None:
         """
-        Queue a message for one peer. Never waits: what a peer may be owed is bounded by its credits.
+        Queue a message for one peer. Never waits: credits bound the messages that a peer can be owed.
 
-        A peer that is gone is not an error here; its silence is noticed by whoever counts beats.
+        A lost peer is no error here; missing heartbeats reveal it.
         """
 
     async def receive(self) -> tuple[str, Message]:
         """
-        The next message and who sent it.
+        Return the next message, with its sender's name in front.
 
         Raises:
             LinkClosed: The hub was closed.
         """
 
     def forget(self, peer: str, /) -> None:
-        """Drop a peer: its link sees `LinkReset`, now or when it speaks again."""
+        """Drop a peer: its link raises `LinkReset`, now or at its next message."""
 
     async def aclose(self) -> None:
-        """Close, once everything sent has arrived or a second has passed. Idempotent."""
+        """Close once everything sent has arrived, or after one second. Idempotent."""

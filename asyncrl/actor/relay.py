@@ -1,4 +1,4 @@
-"""What child processes say, passed on to standard error as it comes; the end of it is kept, to say why they ended."""
+"""Output of a child process, copied to standard error as it arrives; its end is kept to explain an exit."""
 
 import asyncio
 import contextlib
@@ -12,21 +12,21 @@ CHUNK_BYTES = 1 << 16
 
 class Relay:
     """
-    One pipe for each life of a child.
+    One pipe for each start of a child.
 
     Args:
-        kept_bytes: How much of the end is kept.
+        kept_bytes: Bytes of the end of the output that are kept.
     """
 
     def __init__(self, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
         self._kept = b""
         self._pipe: int | None = None
-        """Where the present child's output is read; also what it started writes there, so it may outlive the child."""
+        """Read end for the running child. Processes that the child started write here too and may outlive it."""
 
     @contextlib.contextmanager
     def end(self) -> Iterator[BinaryIO]:
-        """The end that a child writes to, for as long as it takes to start it."""
+        """The write end, open while the child is started."""
         self._close()
         self._kept = b""
         self._pipe, end = os.pipe()
@@ -36,25 +36,25 @@ class Relay:
             yield writable
 
     def tail(self) -> bytes:
-        """The last that was said."""
+        """The last ``kept_bytes`` of the output."""
         while self._pass_on():
             pass
         return self._kept
 
     def _pass_on(self) -> bool:
-        """True if there may be more."""
+        """Copy one chunk; True if there may be more."""
         if self._pipe is None:
             return False
         try:
-            said = os.read(self._pipe, CHUNK_BYTES)
+            output = os.read(self._pipe, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        if not said:
+        if not output:
             self._close()
             return False
-        with contextlib.suppress(OSError):  # A standard error that takes nothing is no reason to end children.
-            os.write(STANDARD_ERROR, said)
-        self._kept = (self._kept + said)[-self._kept_bytes :]
+        with contextlib.suppress(OSError):  # A closed standard error is no reason to end children.
+            os.write(STANDARD_ERROR, output)
+        self._kept = (self._kept + output)[-self._kept_bytes :]
         return True
 
     def _close(self) -> None:

@@ -1,108 +1,55 @@
 """
-Exactly once, in order, between two living ends: sequence numbers, acknowledgements, repetition. No I/O, no clock.
+Exactly-once, in-order delivery between two living ends. No I/O, no clock.
 
-    send(m) ─▶ [seq 7, ack 3, m] ─────────▶ accept ─▶ m        7 is remembered until an ack covers it
-    accept  ◀─ [seq 4, ack 7, n] ◀───────── send(n)            4 below expected: a repeat, dropped
-                                                               4 above expected: a gap, `Resend` is asked for once
+    send(m) ─▶ [seq 7, ack 3, m] ─────────▶ accept ─▶ m        frame 7 is kept until an ack covers it
+    accept  ◀─ [seq 4, ack 7, n] ◀───────── send(n)            below the expected number: a repeat, dropped
+                                                               above it: a gap; `Resend` is requested once
 
-A TCP connection under ZeroMQ loses what it held when it breaks, and a send that "succeeded" may still vanish; so
-nothing counts as sent until the other end acknowledged it. A session lives as long as both ends do. An end that gets
-the middle of a session it does not know answers `Reset`, and the actors start anew with `Hello`. A first frame may
-reach two lives of the other end, and both answer: so an end may sign its frames, and an answer with another signature
+A broken TCP connection loses what ZeroMQ had queued on it, and a send that returned may still be lost. A message
+therefore counts as sent only when the other end has acknowledged it. A session lasts as long as both ends. An end that
+receives the middle of an unknown session answers `Reset`, and the actors open a new session. A first frame may reach
+two lifetimes of the other end, and both would answer: an end may sign its frames, and a frame with another signature
 ends the session too.
 
-        all transmitted ──Resend──▶ go back to the oldest unacknowledged frame, at most 64 in flight ──caught up──┐
-           ▲          └─silence──▶ go back to it, 1 in flight: perhaps the other end is only busy                 │
+        all transmitted ──Resend──▶ repeat from the oldest unacknowledged frame, at most 64 in flight ─caught up──┐
+           ▲          └─silence──▶ repeat from it, 1 in flight: the other end may only be busy                    │
            └──────────────────────────────────────────────────────────────────────────────────────────────────────┘
 """
 
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-from msgspec import Struct
-
-from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
-from asyncrl.messages import AnyMessage, Message
+from asyncrl.actor.codec import Ack, Envelope, Frame, Resend, Reset, encode
+from asyncrl.actor.message import Message
+from asyncrl.errors import BrokenInvariant, LinkReset
 
 ACK_EVERY_BYTES = 1 << 20
 ACK_EVERY_MESSAGES = 32
-"""Received since the last acknowledgement. Small against the sender's limit, so that it never waits for the tick."""
+"""An acknowledgement is due after this much was received: far below the sender's limit, so that it need not wait."""
 
 REPEAT_FRAMES = 64
-"""At most so many in flight while repeating; above `ACK_EVERY_MESSAGES`, so that acknowledgements keep them coming."""
+"""Frames in flight while repeating; above `ACK_EVERY_MESSAGES`, so that acknowledgements keep arriving."""
 REPEAT_TICKS = 8
-"""Ticks without progress before the oldest unacknowledged frame is sent again."""
+"""Ticks without progress before the oldest unacknowledged frame is repeated."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""Counted on top of each remembered frame, so that many tiny messages are bounded too."""
+"""Added to the size of each kept frame, so that many tiny messages are bounded too."""
 
 
 Transmit = Callable[[bytes], bool]
-"""Puts one frame on the wire; False if the wire will not take it now."""
-
-
-class Ack(Struct, frozen=True, array_like=True, tag=True):
-    """Nothing new; see the acknowledgement beside me."""
-
-
-class Resend(Struct, frozen=True, array_like=True, tag=True):
-    """Something is missing after the acknowledgement beside me."""
-
-
-class Reset(Struct, frozen=True, array_like=True, tag=True):
-    """I do not know this session."""
-
-
-class Envelope(Struct, frozen=True, array_like=True):
-    """What one frame holds."""
-
-    seq: int
-    """1, 2, 3, ... for messages; 0 for `Ack`, `Resend` and `Reset`."""
-    ack: int
-    """Every seq up to here has arrived."""
-    body: AnyMessage | Ack | Resend | Reset
-    signature: int = 0
-    """Of this life of the end that speaks; 0 is none."""
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
-
-
-def encode(envelope: Envelope) -> bytes:
-    """One frame."""
-    return _encoder.encode(envelope)
-
-
-def decode(frame: bytes | memoryview) -> Envelope:
-    """
-    Read one frame. Binary fields stay views into it.
-
-    Raises:
-        DecodeError: It is not one of ours.
-    """
-    try:
-        return _decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # msgspec raises the last two for bad UTF-8 and for deep nesting: one hostile frame must not end the loop.
-        raise DecodeError(f"not a message: {error}") from error
-
-
-RESET_FRAME = encode(Envelope(0, 0, Reset()))
+"""Puts one frame on the wire; False if the wire does not take it now."""
 
 
 class Session:
     """
-    One end's half of a conversation.
+    One end of a session.
 
-    Every method that may have something to say takes ``transmit``, which puts one frame on the wire and returns False
-    if the wire will not take it now; the frame is then due again.
+    Methods that may send take ``transmit``; a frame it refuses is transmitted again later.
 
     Args:
-        max_unacked_bytes: Beyond that there is no room.
-        max_frame_bytes: What the other end takes.
-        signature: Of this end's life, the same in all its sessions; 0 does not sign.
+        max_unacked_bytes: `has_room` is False above this.
+        max_frame_bytes: Largest frame the other end accepts.
+        signature: Number of this end's lifetime, the same in all its sessions; 0 does not sign.
     """
 
     def __init__(self, max_unacked_bytes: int, max_frame_bytes: int, signature: int = 0) -> None:
@@ -110,7 +57,7 @@ class Session:
         self._max_frame_bytes = max_frame_bytes
         self._signature = signature
         self._known_signature = 0
-        """Of the other end, once it has signed."""
+        """The other end's signature; 0 until it has signed."""
         self._unacked: deque[bytes] = deque()
         self.unacked_bytes = 0
         self._sent = 0
@@ -128,7 +75,7 @@ class Session:
 
     @property
     def has_room(self) -> bool:
-        """May more be sent? One frame always may, however large."""
+        """True while fewer than ``max_unacked_bytes`` are unacknowledged. One frame fits whatever its size."""
         return self.unacked_bytes < self._max_unacked_bytes
 
     @property
@@ -138,17 +85,17 @@ class Session:
 
     @property
     def is_transmitted(self) -> bool:
-        """Has every message been on the wire, at least once since the last trouble?"""
+        """True if every message was put on the wire, or repeated after the last loss."""
         return self._transmitted == self._sent
 
     def send(self, message: Message, transmit: Transmit) -> None:
         """
-        Remember ``message`` until it is acknowledged, and transmit what is due.
+        Keep ``message`` until it is acknowledged, and transmit what is due.
 
         Raises:
-            BrokenInvariant: The other end would close the connection over so large a frame, for ever again.
+            BrokenInvariant: The frame is too large: the other end would close the connection at every repeat.
         """
-        frame = encode(Envelope(self._sent + 1, self._received, message, self._signature))  # type: ignore[arg-type]
+        frame = encode(Envelope(self._sent + 1, self._received, message, self._signature))
         if len(frame) > self._max_frame_bytes:
             raise BrokenInvariant(
                 f"{type(message).__name__} makes a frame of {len(frame)} bytes, but at most {self._max_frame_bytes} "
@@ -159,35 +106,35 @@ class Session:
         self.unacked_bytes += len(frame) + FRAME_OVERHEAD_BYTES
         self._transmit_messages(transmit)
         if self.is_transmitted:
-            self._acknowledged()  # By the very frame that has just gone out.
+            self._acknowledged()  # The frame just transmitted carries the acknowledgement.
 
-    def accept(self, envelope: Envelope, num_bytes: int, transmit: Transmit) -> Message | None:
+    def accept(self, frame: Frame, num_bytes: int, transmit: Transmit) -> Message | None:
         """
-        Take one frame in, and transmit what is due after it.
+        Process one received frame, and transmit what is due after it.
 
         Returns:
-            Its message, or None if it carries none, repeats one, or leaves a gap.
+            Its message; None if it carries none, repeats one, or follows a gap.
 
         Raises:
-            LinkReset: The other end does not know this session, or is another one than before.
+            LinkReset: The other end does not know this session, or has restarted.
         """
-        body = envelope.body
+        body = frame.body
         if isinstance(body, Reset):
             raise LinkReset("the other end restarted and does not know this session")
-        self._check_signature(envelope.signature)
-        self._forget(envelope.ack)
+        self._check_signature(frame.signature)
+        self._forget(frame.ack)
         if isinstance(body, Resend):
             self._go_back(REPEAT_FRAMES)
-        message = None if isinstance(body, Ack | Resend) else self._take(envelope.seq, body, num_bytes)
+        message = None if isinstance(body, Ack | Resend) else self._receive(frame.seq, body, num_bytes)
         self._transmit_messages(transmit)
         if self._asks_resend:
-            self._asks_resend = not self._say(Resend(), transmit)
+            self._asks_resend = not self._transmit_control(Resend(), transmit)
         elif self._owed_messages >= ACK_EVERY_MESSAGES or self._owed_bytes >= ACK_EVERY_BYTES:
-            self._say(Ack(), transmit)
+            self._transmit_control(Ack(), transmit)
         return message
 
     def tick(self, transmit: Transmit) -> None:
-        """A moment has passed: transmit the acknowledgement that is owed, and repeat what nobody acknowledged."""
+        """Transmit an acknowledgement that is due, and repeat messages that were not acknowledged in time."""
         made_progress = self._acked != self._acked_at_tick or not self._unacked
         self._silent_ticks = 0 if made_progress else self._silent_ticks + 1
         self._acked_at_tick = self._acked
@@ -196,28 +143,28 @@ class Session:
             self._go_back(1)
         self._transmit_messages(transmit)
         if self._asks_resend:
-            self._asks_resend = not self._say(Resend(), transmit)
+            self._asks_resend = not self._transmit_control(Resend(), transmit)
         else:
             self.acknowledge(transmit)
 
     def acknowledge(self, transmit: Transmit) -> None:
-        """Transmit the acknowledgement that is owed, if one is."""
+        """Transmit the acknowledgement that is due, if one is."""
         if self._owed_messages:
-            self._say(Ack(), transmit)
+            self._transmit_control(Ack(), transmit)
 
     def _check_signature(self, signature: int) -> None:
         self._known_signature = self._known_signature or signature
         if signature != self._known_signature:
-            raise LinkReset("the other end restarted, and took up a session that its earlier life had begun")
+            raise LinkReset("the other end restarted in the middle of this session")
 
-    def _take(self, seq: int, message: Message, num_bytes: int) -> Message | None:
+    def _receive(self, seq: int, message: Message, num_bytes: int) -> Message | None:
         if seq > self._received + 1:
-            # Once for each gap: what is in flight behind it would ask for the same again. If the answer is lost too,
-            # the sender's own ticks end the silence.
+            # Once for each gap: every frame in flight behind it would ask again. If the answer is lost too, the
+            # sender repeats at its next ticks.
             self._asks_resend = self._asks_resend or self._asked_after != self._received
             self._asked_after = self._received
             return None
-        self._owed_messages += 1  # For a repeat as well: it came because its acknowledgement did not.
+        self._owed_messages += 1  # For a repeat as well: its acknowledgement was lost.
         self._owed_bytes += num_bytes
         if seq <= self._received:
             return None
@@ -226,7 +173,7 @@ class Session:
 
     def _forget(self, ack: int) -> None:
         if ack > self._sent:
-            raise LinkReset("the other end acknowledges what was never sent: it knows another session")
+            raise LinkReset("the other end acknowledges a message that was never sent: it is in another session")
         if ack <= self._acked:
             return
         for _ in range(ack - self._acked):
@@ -250,7 +197,7 @@ class Session:
             if self._transmitted == self._sent:
                 self._is_repeating = False
 
-    def _say(self, body: Ack | Resend, transmit: Transmit) -> bool:
+    def _transmit_control(self, body: Ack | Resend, transmit: Transmit) -> bool:
         taken = transmit(encode(Envelope(0, self._received, body, self._signature)))
         if taken:
             self._acknowledged()

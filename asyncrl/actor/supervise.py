@@ -1,10 +1,10 @@
 """
-Child processes: started, watched, restarted within a budget, and ended in order: drain, stop, abort.
+Child processes: start, watch, restart within a budget, and end in order: drain, stop, abort.
 
-    start ─▶ running ─exit─▶ `Verdict` ─restart─▶ budget left? ─yes─▶ start again, after a pause that doubles
-                                 └─leave, end        └─no──▶ the caller hears that it stays away
+    start ─▶ running ─exit─▶ `AfterExit` ─restart─▶ budget left? ─yes─▶ start again, after a pause that doubles
+                                  └─leave, end         └─no──▶ `keep_alive` returns
 
-A child is its own session, so that what it started dies with it, and is told by the kernel if its parent dies.
+A child leads its own session, so that processes it started die with it. The kernel signals it when its parent dies.
 """
 
 import asyncio
@@ -29,32 +29,30 @@ PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 LAST_WORDS_BYTES = 4096
-"""How much of the end of a log is searched for its last line."""
+"""Bytes of the end of a log that are searched for its last line."""
 OURS = "asyncrl: "
-"""How the sentence begins with which a process of ours says why it ends."""
+"""Prefix of the line in which an asyncrl process names the cause of its exit."""
 LATE_S = 2.0
-"""For a child to leave that has only just been started."""
+"""Time for a child to leave that has only just been started."""
 FINAL_CODES = (ConfigError.exit_code, LedgerError.exit_code, RunFailed.exit_code)
-"""Exit codes of a process that would only end the same way again."""
+"""Exit codes after which a restart would end the same way."""
 
-Verdict = Literal["leave", "restart", "end"]
-"""It left as it should; it is to be started again; it would only end the same way again."""
+AfterExit = Literal["leave", "restart", "end"]
+"""``leave``: the child ended as intended. ``restart``: start it again. ``end``: it failed, and would fail again."""
 
 
 class Exit(Struct, frozen=True):
-    """A child has ended, and not as it should."""
+    """An unintended end of a child."""
 
     name: str
     code: int
-    """Negative for a signal."""
+    """Exit code; negative for a signal."""
     cause: str
-    """In words."""
     restarting: bool
-    """It is started again."""
 
 
 class RestartBudget:
-    """At most ``max_restarts`` within any ``window_s``."""
+    """At most ``max_restarts`` within any ``window_s`` seconds."""
 
     def __init__(self, max_restarts: int, window_s: float) -> None:
         self._max_restarts = max_restarts
@@ -73,9 +71,9 @@ class RestartBudget:
 
 
 def why(last_words: bytes) -> str:
-    """Of what a process has said, the sentence of ours it ended with, or else the last line; empty if it was silent."""
+    """The line in which an asyncrl process named its cause, else the last line; empty if there is no output."""
     lines = last_words.decode(errors="replace").strip().splitlines()
-    # What it started may still complain when the process itself has said why.
+    # Processes that it started may write more after it has named the cause.
     ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
     return (ours or lines or [""])[-1]
 
@@ -86,23 +84,27 @@ class Child:
     def __init__(self, name: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
-        """Where its output goes; None for the standard error of this process."""
+        """File for its output; None for the standard error of this process."""
         self._relay = Relay(LAST_WORDS_BYTES)
         self._command = command
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
         self._log_began = 0
-        """How long the log was when the running process was started."""
+        """Size of the log in bytes when the running process was started."""
         self._session: int | None = None
-        """Of the child and what it started, until it was ended: a number the kernel may give away afterwards."""
+        """Session id of the child; None after its end, when the kernel may reuse the number."""
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it; its output is appended to the log. Raises `RunFailed` if the disk does not take that."""
+        """
+        Start the process; its output is appended to the log.
+
+        Raises:
+            RunFailed: The log cannot be written.
+        """
         with self._output() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -116,7 +118,7 @@ class Child:
         self._session = self._process.pid
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal. What the child had started has ended too."""
+        """Wait for the exit code, negative for a signal; then kill the processes that the child had started."""
         if self._process is None:
             raise BrokenInvariant(f"{self.name} was never started")
         code = await self._process.wait()
@@ -124,7 +126,7 @@ class Child:
         return code
 
     async def end(self, drain_s: float | None) -> None:
-        """SIGTERM; after ``drain_s``, if that is not None, SIGKILL to its whole session. Idempotent."""
+        """Send SIGTERM, and SIGKILL to the whole session after ``drain_s`` seconds; None waits. Idempotent."""
         if self._process is None:
             return
         if self._process.returncode is None:
@@ -136,7 +138,7 @@ class Child:
         await self._process.wait()
 
     def last_line(self) -> str:
-        """Why it ended: the sentence of ours it ended with, or else the last thing it said."""
+        """The cause that it named on exit, else its last line of output."""
         return why(self._last_words())
 
     def _last_words(self) -> bytes:
@@ -170,38 +172,39 @@ async def keep_alive(
     child: Child,
     budget: RestartBudget,
     *,
-    judge: Callable[[int], Awaitable[Verdict]],
+    after_exit: Callable[[int], Awaitable[AfterExit]],
     exited: Callable[[Exit], Awaitable[None]],
     is_over: Callable[[], bool],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> int:
     """
-    Start ``child`` again whenever it ends, within ``budget``; return once it stays away.
+    Restart ``child`` whenever it ends, within ``budget``; return when it is not started again.
 
     Args:
-        judge: What to make of an exit code.
-        exited: Told of every end of a child that did not leave as it should.
-        is_over: Nothing is started any more.
+        after_exit: Decides by the exit code.
+        exited: Called for every unintended end.
+        is_over: True once nothing is to be started any more.
 
     Returns:
-        The exit code of its last life.
+        The last exit code.
 
     Raises:
-        RunFailed: It cannot be started.
+        RunFailed: The child cannot be started.
     """
     while True:
         code = await child.wait()
-        if (verdict := await judge(code)) == "leave":
+        if (action := await after_exit(code)) == "leave":
             return code
         cause = describe_exit(code) + (f": {child.last_line()}" if code > 0 else "")
-        pause_s = budget.spend(time.monotonic()) if verdict == "restart" else None
+        pause_s = budget.spend(time.monotonic()) if action == "restart" else None
         await exited(Exit(child.name, code, cause, restarting=pause_s is not None))
         if pause_s is None:
             return code
-        await asyncio.sleep(pause_s)
+        await sleep(pause_s)
         if is_over():
             return code
         await child.start()
-        if is_over():  # While it started: whoever ended the others did not see it.
+        if is_over():  # The run ended while it started, and nobody else ends it.
             await child.end(drain_s=LATE_S)
 
 
@@ -216,15 +219,15 @@ def describe_exit(code: int) -> str:
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
-    """To be run in the child before exec: an orphan would hold ports, memory and devices."""
+    """Function for the child to run before exec: an orphan would hold ports, memory and devices."""
     if sys.platform != "linux":
         return None
-    # Looked up here: after a fork, the loader's lock may be held by a thread that is gone.
+    # Resolved before the fork: in the child, a thread that is gone may hold the loader's lock.
     prctl = ctypes.CDLL(None).prctl
 
     def die_with_parent() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # It died before the line above.
+        if os.getppid() != parent:  # The parent died before the line above.
             os.kill(os.getpid(), signal.SIGTERM)
 
     return die_with_parent

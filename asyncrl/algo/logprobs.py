@@ -1,36 +1,36 @@
 """
-Log-probabilities of the tokens that were sampled, without keeping those of the tokens that were not.
+Log-probabilities of sampled tokens without a tensor of all logits.
 
-    forward     a few rows of logits at a time ─▶ log-prob, normaliser, entropy, Σ p² of each row; the logits go
-    backward    the same logits again          ─▶ their gradient ─▶ those of states and head;      the logits go
+    forward     a few rows of logits at a time ─▶ log-prob, normaliser, entropy, Σ p² of each row; logits are freed
+    backward    the same logits recomputed     ─▶ their gradient ─▶ those of states and head;      logits are freed
 
 Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB as float32, and sequences have
-thousands: [N, V] exists neither forward nor backward. The price is one product with the head more.
+thousands of rows, so [N, V] is never materialized. The cost is one more product with the head.
 
-The distribution is softmax(logits / temperature) over the whole vocabulary. Engines that cut it (top-p, top-k) record
-log-probs of the cut distribution, which are higher: with those switched on, the ratio to the policy in training is
-below 1 from the start.
+The distribution is softmax(logits / temperature) over the whole vocabulary. Engines that truncate it (top-p, top-k)
+record log-probs of the truncated distribution, which are higher: the ratio to the policy in training is then below 1
+from the start.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 1 << 25
-"""Logits alive at a time, in numbers: 128 MiB as float32, and rows enough for an efficient product."""
+"""Number of logits in memory at a time: 128 MiB as float32, and enough rows for an efficient product."""
 
 
 class Scores(NamedTuple):
-    """What a policy says of N tokens, each float32."""
+    """Log-probs and related quantities of N tokens under one policy, float32."""
 
     logprobs: Tensor
-    """[N] of the token, nats. Carries the gradient."""
+    """[N] log-prob of the token, nats. Carries the gradient."""
     entropy: Tensor | None = None
-    """[N] of the distribution it was drawn from, nats. Carries the gradient."""
+    """[N] entropy of the distribution at the token, nats. Carries the gradient."""
     sum_pi_squared: Tensor | None = None
     """[N] Σ p² of that distribution. No gradient."""
 
@@ -51,15 +51,13 @@ def score_states(
     Score tokens from the last hidden states, with at most ``chunk`` logits in memory.
 
     Args:
-        states: [N, H] at the positions that *predict* the tokens. Carries the gradient, as do weight and bias.
+        states: [N, H] at the positions that *predict* the tokens. They, weight and bias carry gradients.
         weight: [V, H] of the head.
         bias: [V] of the head, if it has one.
         token_ids: [N] int64.
-        temperature: Above zero; that of the sampler.
-        dtype: Of products with the head; what follows is float32 at least.
-        entropy: Whether it is asked for.
-        sum_pi_squared: Whether it is asked for.
-        chunk: Logits computed at a time; one row at least.
+        temperature: Temperature of the sampler, above zero.
+        dtype: Data type of products with the head; all other computation is at least float32.
+        chunk: Number of logits computed at a time; at least one row.
     """
     work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared)
     logprobs, entropies, sums = _Score.apply(states, weight, bias, token_ids, work)  # type: ignore[no-untyped-call]
@@ -67,8 +65,6 @@ def score_states(
 
 
 class _Work(NamedTuple):
-    """What is to be computed, and how."""
-
     temperature: float
     dtype: torch.dtype
     num_rows: int
@@ -77,28 +73,28 @@ class _Work(NamedTuple):
 
     @property
     def exact(self) -> torch.dtype:
-        """Of all but the products."""
+        """Data type of everything but the products."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def chunks(self, num_tokens: int) -> Iterator[slice]:
-        """Rows that are computed together."""
+        """Slices of rows that are computed together."""
         return (slice(start, start + self.num_rows) for start in range(0, num_tokens, self.num_rows))
 
     def logits(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[n, V] scaled, of a chunk. Owned by the caller."""
+        """[n, V] logits of a chunk, divided by the temperature. The caller may overwrite them."""
         logits = F.linear(states.to(self.dtype), weight, bias).to(self.exact)
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
 
 class _Score(torch.autograd.Function):
-    """[N] log-probs, entropies and sums of squares; the last two are empty unless asked for."""
+    """[N] log-probs, entropies and sums of squares; the last two are empty unless requested."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917  torch's own
+    def forward(  # noqa: PLR0917  signature of torch
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, work: _Work
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_tokens = len(states)
-        # Not rows of one tensor: a view that is returned may lose the hooks of whoever shards the model.
+        # Separate tensors, not rows of one: a returned view may lose the hooks of a sharded model.
         logprobs, normaliser = (states.new_empty(num_tokens, dtype=work.exact) for _ in range(2))
         entropy = states.new_empty(num_tokens if work.entropy else 0, dtype=work.exact)
         sums = states.new_empty(num_tokens if work.sum_pi_squared else 0, dtype=work.exact)

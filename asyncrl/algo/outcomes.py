@@ -1,48 +1,51 @@
 """
-What an advantage estimator sees of a step: trajectories, their scores, and numbers for each token where there are any.
+Input of an advantage estimator: the trajectories of a step with their rewards and per-token arrays.
 
-    outcomes of the whole step ──▶ estimator ──▶ [T] advantages of each         numpy in, numpy out; knows no tensor
+    outcomes of the whole step ──▶ estimator ──▶ [T] advantages of each         NumPy in, NumPy out; no torch
 
-Only tokens that the policy wrote are counted: those of a tool are in no array here, so nothing has to be masked.
+Only tokens that the policy wrote are included. Tokens of tools are in no array here, so there is no mask.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asyncrl.errors import AsyncrlError
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """One trajectory of T tokens. What no estimator in use reads may be None."""
+    """One trajectory of T tokens. Fields that the estimator in use does not read may be None."""
 
     group_id: int
-    """Of its prompt. Trajectories of a group need not be adjacent."""
+    """Prompt group. Trajectories of a group need not be adjacent."""
     length: int
-    """T."""
+    """T, tokens of the completion."""
     reward: float
-    """The verifier's, for the whole."""
+    """Reward of the whole trajectory."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the verdict; the rewards that make up the score are among them."""
+    """Metrics of the verdict, which include the parts of the reward."""
     baseline: float | None = None
-    """Score of a greedy answer to the same prompt."""
+    """Reward of the greedy answer to the same prompt."""
     penalties: Floats | None = None
-    """[T] taken from the reward token by token, such as the KL to a reference."""
+    """[T] subtracted from the reward token by token, such as the KL to a reference."""
     logprobs: Floats | None = None
-    """[T] under the policy the step begins with, nats."""
+    """[T] under the policy that the step begins with, nats."""
     sum_pi_squared: Floats | None = None
-    """[T] sum over the vocabulary of squared probabilities, where the token was chosen."""
+    """[T] sum over the vocabulary of squared probabilities, at the position of the token."""
     values: Floats | None = None
-    """[T] the critic's, of the state before the token."""
+    """[T] the critic's value of the state before the token."""
     importance: Floats | None = None
-    """[T] rollout correction's weights."""
+    """[T] importance weights of the off-policy correction."""
 
     @property
     def rewards(self) -> Floats:
-        """[T] reward of each token: the score on the last, penalties everywhere."""
+        """[T] reward of each token: minus its penalty, plus ``reward`` on the last token."""
         rewards = np.zeros(self.length) if self.penalties is None else -self.penalties.astype(np.float64)
         if self.length:
             rewards[-1] += self.reward
@@ -50,9 +53,25 @@ class Outcome:
 
     @property
     def total(self) -> float:
-        """Score and penalties: what group baselines compare."""
+        """Reward minus the sum of penalties, which group baselines compare."""
         return self.reward if self.penalties is None else self.reward - float(self.penalties.sum())
+
+    def per_token(self, need: Literal["values", "logprobs", "sum_pi_squared"], *, name: str) -> Floats:
+        """[T] field as float64; raises `AsyncrlError`, with the estimator's ``name``, if it is None or not [T]."""
+        found: Floats | None = getattr(self, need)
+        if found is None or len(found) != self.length:
+            raise AsyncrlError(
+                f"{name} needs {need} for each of {self.length} tokens of a trajectory of group {self.group_id}, got "
+                f"{'none' if found is None else len(found)}"
+            )
+        return np.asarray(found, dtype=np.float64)
+
+    def greedy_reward(self, *, name: str) -> float:
+        """The ``baseline``; raises `AsyncrlError` with the ``name`` of the estimator if it is None."""
+        if self.baseline is None:
+            raise AsyncrlError(f"{name} needs the reward of a greedy answer to the prompt of group {self.group_id}")
+        return self.baseline
 
 
 Advantages = Sequence[Floats]
-"""[T] of each trajectory, in the order of the outcomes."""
+"""[T] for each trajectory, in the order of the outcomes."""

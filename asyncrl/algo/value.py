@@ -1,4 +1,4 @@
-"""The critic's loss: squared error, flat where its prediction has already moved far enough. And how much it knows."""
+"""Loss of the critic, a clipped squared error, and the explained variance of its predictions."""
 
 from typing import NamedTuple
 
@@ -8,30 +8,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ROUNDING = 1e-6
-"""Of numbers that are added up, as a share of them."""
+"""Relative rounding error of the returns."""
 
 
 class ValueLoss(NamedTuple):
-    """Losses of N tokens, and what is worth knowing about them."""
+    """Losses of N tokens."""
 
     losses: Tensor
     """[N], to be weighted and summed. Carries the gradient."""
     is_clipped: Tensor
-    """[N] bool: the clipped prediction's error was the larger. No gradient."""
+    """[N] bool: the error of the clipped prediction is the larger one. No gradient."""
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float = 0.5) -> ValueLoss:
     """
-    Half the squared error, or that of the prediction held near the old one, whichever is larger.
+    Half the larger of two squared errors: of the prediction, and of the prediction clipped near the old one.
 
         clipped = old_values + clip(values - old_values, ±value_clip)
         loss = max((values - returns)², (clipped - returns)²) / 2
 
     Args:
         values: [N] predicted by the critic in training. Carries the gradient.
-        old_values: [N] as predicted before the step.
-        returns: [N] what they should have been.
-        value_clip: How far a prediction may move from the old one.
+        old_values: [N] predictions before the step.
+        returns: [N] targets.
+        value_clip: Largest distance of the clipped prediction from the old one.
 
     Source:
         Schulman et al. 2016, arXiv:1506.02438, and the clip of OpenAI's PPO2; default: verl's.
@@ -43,16 +43,12 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
 
 def explained_variance(values: NDArray[np.float64], returns: NDArray[np.float64]) -> float:
     """
-    Share of what makes returns differ that the values foresaw.
+    Fraction of the variance of [N] returns that [N] predicted values explain.
 
         1 - Var(returns - values) / Var(returns)
 
-    Args:
-        values: [N] predicted.
-        returns: [N] what they should have been.
-
     Returns:
-        1 for all of it, 0 for none, less for worse than a constant; 0 if returns differ by no more than rounding.
+        1 at best, 0 for a constant, negative if worse than a constant; 0 if returns differ only by rounding.
     """
     if not len(returns):
         return 0.0

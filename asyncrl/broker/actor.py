@@ -1,23 +1,22 @@
 """
-The shell around the rules: sockets, the clock, the ledger and the run directory.
+Broker actor: the shell around the scheduler, with sockets, the clock, the ledger and the run directory.
 
     hub ─▶ Scheduler.handle ─▶ messages ─▶ hub            at once
                             └▶ records ─▶ ledger ─▶ `Settled`, `Batch` ─▶ hub       in groups, as fast as the disk syncs
 
-Safe to run inside a process that does other things: it installs no signal handler, touches no logging configuration,
-and stops when its task is cancelled.
+Safe to embed: it installs no signal handler, leaves the logging configuration alone, and stops when its task is
+cancelled.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
-
-import structlog
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Literal, cast
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.nodes.departures import DepartureBook
@@ -38,7 +37,6 @@ from asyncrl.messages import (
     Finished,
     Hello,
     Live,
-    Message,
     Progress,
     Ready,
     Reject,
@@ -53,27 +51,15 @@ from asyncrl.messages import (
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
 
-log = structlog.get_logger()
-
 TICK_S = 0.25
 SLEPT_S = 1.0
-"""A tick that comes so late tells that this process stood still, so that it heard nobody."""
+"""A tick this late means that the whole process stood still, and could hear no node."""
 GOODBYE_S = 10.0
-"""After the end: how long nodes have to say Bye before the broker leaves without them."""
+"""Seconds that nodes have to say Bye after the end of the run."""
 
 
 class BrokerActor:
-    """
-    One run's broker.
-
-    Args:
-        hub: Control socket. Borrowed.
-        ledger: Where records become durable. Borrowed.
-        spool: Link to the spool, for the samples files.
-        spool_address: What nodes are told in their welcome.
-        broker_term: As the scheduler's.
-        clock: Seconds that never go back.
-    """
+    """One run's broker. It borrows ``hub`` (the control socket), ``ledger`` and ``spool`` (for the samples files)."""
 
     def __init__(
         self,
@@ -87,6 +73,7 @@ class BrokerActor:
         spool_address: str,
         broker_term: int,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
         self._scheduler = scheduler
@@ -98,49 +85,45 @@ class BrokerActor:
         self._spool_address = spool_address
         self._broker_term = broker_term
         self._clock = clock
+        self._sleep = sleep
         self._report = RunReport(config, scheduler, directory, clock)
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
-        self._plan: tuple[str, str] | None = None
+        self._layout: tuple[str, str] | None = None
+        """First node that was ready, and its layout hash."""
         self._dirty = asyncio.Event()
-        """Something is to be written, and it is time."""
+        """Set when records or messages should be written now."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._background: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
-        """A message was taken in or time passed: whoever waits for everybody to leave looks again."""
+        """Set after every message and tick: `_say_goodbye` then checks again if all nodes have left."""
         self._ended = asyncio.Event()
         self._cause = ""
 
     async def run(self) -> None:
-        """
-        Serve until the run is over.
-
-        Raises:
-            RunFailed: It ended early; the message is the cause.
-        """
+        """Serve until the run is over; raises `RunFailed` with the cause if it ended early."""
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
         self._report.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                serving = [tasks.create_task(job()) for job in (self._serve, self._tick, self._write, self._fetched)]
+                loops = (self._serve, self._tick, self._write, self._payloads.run)
+                serving = [tasks.create_task(loop()) for loop in loops]
                 await self._ended.wait()
                 await self._say_goodbye()
                 for task in serving:
                     task.cancel()
-                await self._ledger.commit(self._unwritten)  # Who left last.
+                await self._ledger.commit(self._unwritten)  # Departures of the last nodes.
         except BaseExceptionGroup as group:
             cause = group.exceptions[0]
             is_ours = isinstance(cause, AsyncrlError)
             self._cause = self._cause or (str(cause) if is_ours else f"{type(cause).__name__}: {cause}")
-            self._cause = self._report.conclude(self._cause)
             self._announce_end()
             if is_ours:
                 raise RunFailed(self._cause) from cause
             raise
-        self._cause = self._report.conclude(self._cause)
         if self._cause:
             raise RunFailed(self._cause)
 
@@ -156,13 +139,13 @@ class BrokerActor:
         while True:
             peer, message = await self._hub.receive()
             with self._rules():
-                self._take(peer, cast("ToBroker", message))
+                self._handle(peer, cast("ToBroker", message))
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + TICK_S
-            await asyncio.sleep(TICK_S)
+            await self._sleep(TICK_S)
             late_s = loop.time() - due_s
             with self._rules():
                 if late_s > SLEPT_S:
@@ -172,12 +155,7 @@ class BrokerActor:
             self._dirty.set()
 
     async def _write(self) -> None:
-        """
-        Group commit: everything that came while the last transaction ran goes into the next one.
-
-        Verdicts go with the next of anything else, or with the next tick: nobody waits for one, they are half of all
-        records, and should one be lost, its trajectory is judged again.
-        """
+        """Write records in transactions: one takes everything that arrived while the previous one ran."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -192,24 +170,21 @@ class BrokerActor:
             if self._scheduler.is_finished and not self._unwritten:
                 self.stop()
 
-    async def _fetched(self) -> None:
-        await self._payloads.run()
-
     # ── one message ─────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
     def _rules(self) -> Iterator[None]:
-        """Where the rules are asked: what they decide is carried out, also if it is that the run cannot go on."""
+        """Run scheduler code, then send and record its output; a `RunFailed` of it ends the run."""
         try:
             yield
         except RunFailed as failure:
             self.stop(str(failure))
         self._flush()
 
-    def _take(self, peer: str, message: ToBroker) -> None:
+    def _handle(self, peer: str, message: ToBroker) -> None:
         match message:
             case Hello():
-                self._greet(peer, message)
+                self._welcome(peer, message)
             case Ready():
                 self._ready(peer, message)
             case Bye(reason=reason):
@@ -233,8 +208,8 @@ class BrokerActor:
             case _:
                 self._scheduler.handle(peer, message, self._clock())
 
-    def _greet(self, peer: str, hello: Hello) -> None:
-        if reason := self._objection(hello):
+    def _welcome(self, peer: str, hello: Hello) -> None:
+        if reason := self._refusal(hello):
             self._reject(peer, hello.node, reason)
             return
         self._hub.send(
@@ -252,26 +227,27 @@ class BrokerActor:
                 self._hub.forget(earlier.peer)
         self._scheduler.joined(peer, hello, self._clock())
 
-    def _objection(self, hello: Hello) -> str:
+    def _refusal(self, hello: Hello) -> str:
+        """Reason to reject a node; empty to welcome it."""
         if self._ended.is_set():
             return f"this run is over: {self._cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
             return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
         trainer = self._scheduler.nodes.trainer() if hello.role == "trainer" else None
-        if trainer and trainer.name != hello.node:  # Another start of the same node takes its place.
+        if trainer and trainer.name != hello.node:  # A new incarnation of the same node replaces it.
             return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
         return ""
 
     def _ready(self, peer: str, message: Ready) -> None:
-        """A node whose model differs from the first one's could only receive garbage."""
+        """Reject a node whose model differs from the first node's: it could not receive the weights."""
         if (node := self._scheduler.nodes.get(peer)) is None:
             return
         if message.layout_hash:
-            self._plan = self._plan or (node.name, message.layout_hash)
-            if message.layout_hash != self._plan[1]:
+            first, layout_hash = self._layout = self._layout or (node.name, message.layout_hash)
+            if message.layout_hash != layout_hash:
                 reason = (
-                    f"{node.name} has another model than {self._plan[0]}: weight plans {message.layout_hash[:12]} and "
-                    f"{self._plan[1][:12]} differ; give both the same model.path"
+                    f"{node.name} has another model than {first}: weight layouts {message.layout_hash[:12]} and "
+                    f"{layout_hash[:12]} differ; give both the same model.path"
                 )
                 self._reject(peer, node.name, reason)
                 self._scheduler.left(peer, reason, self._clock())
@@ -284,16 +260,18 @@ class BrokerActor:
         self._hub.send(peer, Reject(reason))
 
     def _stepped(self, peer: str, stepped: Stepped) -> None:
-        """One line and one file a step: a resumed trainer repeats the steps since its checkpoint."""
+        """Write metrics and samples of a step, once: a resumed trainer repeats the steps since its checkpoint."""
         if self._scheduler.nodes.heard(peer, self._clock()) is None:
             return
-        groups = self._scheduler.batches.taken(stepped.step) or []
+        groups = self._scheduler.training.batches.taken(stepped.step) or []
         if (line := self._report.step(stepped, groups)) is None:
             return
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         if self._config.broker.samples and self._tasks:
-            self._in_background(self._samples.write(stepped, groups))
+            task = self._tasks.create_task(self._samples.write(stepped, groups))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     def _drain(self, peer: str, name: str) -> None:
         node = self._departures.ask(name, peer, self._scheduler.nodes)
@@ -317,13 +295,6 @@ class BrokerActor:
             self._hub.forget(node.peer)
             self._scheduler.left(node.peer, message.cause, self._clock())
 
-    def _in_background(self, coroutine: Any) -> None:
-        if self._tasks is None:
-            raise RuntimeError("the broker is not running")
-        task = self._tasks.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     # ── out ─────────────────────────────────────────────────────────────────────────────────
 
     def _flush(self) -> None:
@@ -339,16 +310,17 @@ class BrokerActor:
                 self._unsent.append(outgoing)
             else:
                 self._hub.send(outgoing.peer, outgoing.message)
+        # `Rewarded` records alone wait for the next tick: they are half of all records, no node waits for one, and a
+        # trajectory whose reward is lost is graded again.
         is_urgent = any(not isinstance(record, Rewarded) for record in records)
         if is_urgent or self._unsent or self._scheduler.is_finished:
             self._dirty.set()
         self._changed.set()
 
     async def _say_goodbye(self) -> None:
-        """Tell everybody, and give them time to leave."""
+        """Announce the end, and wait until all nodes have left."""
         if self._background:
             await asyncio.wait(self._background, timeout=GOODBYE_S)
-        self._cause = self._report.conclude(self._cause)
         self._announce_end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
@@ -357,6 +329,7 @@ class BrokerActor:
                     await self._changed.wait()
 
     def _announce_end(self) -> None:
+        self._cause = self._report.conclude(self._cause)
         for node in self._scheduler.nodes.all():
             message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
             if node.role == "supervisor":
@@ -372,7 +345,6 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
 
 
 def _node_record(event: Event) -> list[AnyRecord]:
-    """Who came and went belongs in the ledger too, with the time on the wall."""
     if (kind := _NODE_EVENTS.get(event.kind)) is None:
         return []
     fields = event.fields

@@ -1,12 +1,12 @@
 """
-A broker that starts again is where it was: the ledger's records, applied to the books from the first to the last.
+Restart of a broker: applies the ledger's records to the books of a fresh scheduler, in order.
 
-    Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, publishing
-    Result, Verdict, FailedAttempt ─▶ slots      Committed, Dropped ─▶ forgotten    Measured ─▶ evaluation
+    Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
+    Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
     Restarted ─▶ groups, batches
 
-What is not in the ledger is told by the nodes (leases in hand, who is connected) or begins anew: gradings in hand,
-which version lies staged, and the count of groups dropped in a row, whose cause may have been repaired meanwhile.
+State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
+the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
 """
 
 from collections.abc import Iterable
@@ -36,48 +36,47 @@ from asyncrl.messages import Evaluated
 
 def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
     """
-    Bring a fresh scheduler to where the one that made ``records`` was. Nothing is recorded or said.
+    Bring a fresh scheduler to the state of the one that made ``records``. Makes no records, messages or events.
 
-    Args:
-        scheduler: Nobody has joined yet. Of the same config and prompts, with a higher broker epoch.
-        records: All of a ledger, in order.
+    The two have the same config and prompts; the fresh one has a higher broker term.
 
     Raises:
-        LedgerError: The records do not fit together, or not with the prompts.
-        BrokenInvariant: The scheduler is not fresh, or the records break a promise of its books.
+        LedgerError: The records do not fit together, or do not fit the prompts.
+        BrokenInvariant: The scheduler is not fresh, or the records break an invariant of its books.
     """
     if scheduler.nodes.all() or scheduler.groups:
-        raise BrokenInvariant("records are replayed before anybody joins")
+        raise BrokenInvariant("replay needs a fresh scheduler: no node may have joined, and no group may be open")
     present: set[str] = set()
     for record in records:
         _apply(scheduler, record)
         if isinstance(record, NodeEvent) and record.role == "rollout":
             (present.add if record.event == "joined" else present.discard)(record.node)
     scheduler.dispatcher.expect(present)
-    for group in scheduler.groups.values():
+    for group in scheduler.groups:
         for index in group.indices(State.STORED):
             scheduler.grading.add(group.slots[index])
         if group.indices(State.MISSING):
             scheduler.dispatcher.wanted(group)
-    for group in scheduler.batches.complete:
-        scheduler.filtering.completed(group)
+    for group in scheduler.training.batches.complete:
+        scheduler.training.filtering.completed(group)
 
 
 def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
+    training = scheduler.training
     match record:
         case Admitted():
-            scheduler.opened(scheduler.admission.readmit(record))
+            training.opened(training.admission.readmit(record))
         case Progressed() | Result() | Rewarded() | FailedAttempt():
             _apply_to_unit(scheduler, record)
         case Restarted(group_id=group_id, policy_version=version):
-            scheduler.restarted(_group(scheduler, group_id), version)
+            training.restarted(_group(scheduler, group_id), version)
         case Dropped(group_id=group_id, reason=reason):
-            scheduler.dropped(_group(scheduler, group_id), reason)
+            training.dropped(_group(scheduler, group_id), reason)
         case Taken(step=step, group_ids=group_ids):
             scheduler.window.consume(step, group_ids)
-            scheduler.batches.take(step, [_group(scheduler, group_id) for group_id in group_ids])
+            training.batches.take(step, [_group(scheduler, group_id) for group_id in group_ids])
         case Committed(step=step):
-            scheduler.committed(step)
+            training.committed(step)
         case VersionLive(policy_version=version, next_step=next_step):
             scheduler.transfers.live_version = version
             scheduler.versions.went_live(version, next_step)
@@ -85,11 +84,11 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
         case Duplicate() | Reissued() | NodeEvent():
-            pass  # For people: nothing follows from them.
+            pass  # They are for audits, and change no book.
 
 
 def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded | FailedAttempt) -> None:
-    if record.unit.split == "held_out":  # Its evaluation was measured, or begins anew with other ids.
+    if record.unit.split == "held_out":  # Its evaluation is measured, or starts again with other ids.
         scheduler.evaluation.used(record.unit.group_id)
         return
     group = _group(scheduler, record.unit.group_id)
@@ -100,15 +99,15 @@ def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded 
         case Result(ref=ref, summary=summary):
             slot.store(ref, summary)
         case Rewarded(reward=reward, metrics=metrics):
-            slot.judge(reward, metrics)
-            scheduler.scored(group)
+            slot.score(reward, metrics)
+            scheduler.training.scored(group)
         case FailedAttempt(stage=stage, attempts=attempts):
             slot.attempts = attempts
             if stage == "rollout":
-                slot.begin_anew()
+                slot.discard_progress()
 
 
 def _group(scheduler: Scheduler, group_id: int) -> Group:
-    if (group := scheduler.groups.get(group_id)) is None:
-        raise LedgerError(f"the ledger speaks of group {group_id}, which is not open: a record before it is missing")
+    if (group := scheduler.groups.train.get(group_id)) is None:
+        raise LedgerError(f"a record names group {group_id}, which is not open: an earlier record is missing")
     return group

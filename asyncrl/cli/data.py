@@ -1,27 +1,27 @@
-"""`asyncrl data`: published datasets become parquet, and a dataset is looked at before a run is."""
+"""`asyncrl data`: convert published datasets to parquet, and check datasets before a run."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import Struct
 
-from asyncrl.cli.sentence import one_sentence
+from asyncrl.cli.terminal import report_errors
 from asyncrl.config.sections import Data, Reward
 
-if TYPE_CHECKING:  # pyarrow and a tokenizer are loaded by those commands that need them
+if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
     from asyncrl.data.check import CountTokens, Inspection
-    from asyncrl.data.prepare.published import Prepared, Published
+    from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
 
-    Looked = tuple[Inspection, Reward | None]
-    """A dataset, and what the run it is of judges by, if it is of one."""
+    Checked = tuple[Inspection, Reward | None]
+    """Inspection of a dataset, and the rewards of its run if it belongs to one."""
 
 PATH = click.Path(path_type=Path)
 
 
 @click.group()
 def data() -> None:
-    """Make and check datasets."""
+    """Convert and check datasets."""
 
 
 # ── prepare ─────────────────────────────────────────────────────────────────────────────────
@@ -29,112 +29,69 @@ def data() -> None:
 
 @data.group()
 def prepare() -> None:
-    """Turn a dataset that was downloaded into parquet, in verl's row schema."""
-
-
-class Choices(Struct, frozen=True, kw_only=True):
-    """What every kind of dataset can be told."""
-
-    out: Path
-    split: str
-    instruction: str | None
-    is_chat: bool
-    skip_bad: bool
+    """Convert a downloaded dataset to parquet, in verl's row schema."""
 
 
 def _options(command: Any) -> Any:
     for option in (
         click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write."),
-        click.option("--split", default="", show_default="the name of the source", help="For extra_info."),
-        click.option("--instruction", help="Behind each prompt, in place of the dataset's own; '' for none."),
-        click.option("--chat/--text", "is_chat", default=True, help="Prompts as a message of the user, or plain text."),
+        click.option("--split", default="", show_default="the name of the source", help="Split named in extra_info."),
+        click.option("--instruction", help="Text after each prompt instead of the dataset's own; '' for none."),
+        click.option("--chat/--text", "is_chat", default=True, help="Prompts as a user message, or as plain text."),
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out; otherwise they are an error."),
     ):
         command = option(command)
     return command
 
 
-@prepare.command()
-@click.argument("source", metavar="FILE", type=PATH)
-@_options
-@one_sentence
-def gsm8k(source: Path, **choices: Any) -> None:
-    """GSM8K, from its JSONL."""
-    from asyncrl.data.prepare.gsm8k import GSM8K
+def _add_published(name: str, metavar: str, dataset: str, text: str) -> None:
+    """Add a command that converts ``dataset``, a ``module:NAME`` of asyncrl.data.prepare."""
 
-    _prepare(GSM8K, source, Choices(**choices))
-
-
-@prepare.command()
-@click.argument("source", metavar="FOLDER|FILE", type=PATH)
-@_options
-@one_sentence
-def geo3k(source: Path, **choices: Any) -> None:
-    """Geometry3K, from the folder of one split, or parquet."""
-    from asyncrl.data.prepare.geo3k import GEO3K
-
-    _prepare(GEO3K, source, Choices(**choices))
+    @prepare.command(name, help=text)
+    @click.argument("source", metavar=metavar, type=PATH)
+    @_options
+    @report_errors
+    def convert(source: Path, **choices: Any) -> None:
+        module, _, constant = dataset.partition(":")
+        _prepare(getattr(import_module(f"asyncrl.data.prepare.{module}"), constant), source, choices)
 
 
-@prepare.command()
-@click.argument("source", metavar="FILE", type=PATH)
-@_options
-@one_sentence
-def math(source: Path, **choices: Any) -> None:
-    """MATH, from JSONL or parquet with problem and solution."""
-    from asyncrl.data.prepare.competition_math import MATH
-
-    _prepare(MATH, source, Choices(**choices))
-
-
-@prepare.command("dapo-math")
-@click.argument("source", metavar="FILE", type=PATH)
-@_options
-@one_sentence
-def dapo_math(source: Path, **choices: Any) -> None:
-    """DAPO-Math, from its parquet; each of its prompts once."""
-    from asyncrl.data.prepare.dapo_math import DAPO_MATH
-
-    _prepare(DAPO_MATH, source, Choices(**choices))
+_add_published("gsm8k", "FILE", "gsm8k:GSM8K", "Convert GSM8K from its JSONL.")
+_add_published(
+    "geo3k", "FOLDER|FILE", "geo3k:GEO3K", "Convert Geometry3K from the folder of one split, or from parquet."
+)
+_add_published("math", "FILE", "competition_math:MATH", "Convert MATH from JSONL or parquet with problem and solution.")
+_add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
 @prepare.command()
 @click.argument("source", metavar="FILE", type=PATH)
 @click.option("--prompt-key", default="prompt", help="Column of texts or chats.")
 @click.option("--answer-key", default="answer", help="Column of texts or numbers.")
-@click.option("--data-source", required=True, help="Which verifier is to judge it, such as openai/gsm8k.")
-@click.option("--unique", is_flag=True, help="Keep a prompt once that comes several times.")
+@click.option("--data-source", required=True, help="Name that selects the verifier, such as openai/gsm8k.")
+@click.option("--unique", is_flag=True, help="Keep a repeated prompt once.")
 @_options
-@one_sentence
+@report_errors
 def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, unique: bool, **choices: Any) -> None:
-    """Questions and answers of your own, from JSONL or parquet."""
+    """Convert prompts and answers of your own from JSONL or parquet."""
     from asyncrl.data.prepare.own_rows import own_rows
 
-    _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, Choices(**choices))
+    _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, choices)
 
 
-def _prepare(published: "Published", source: Path, choices: Choices) -> None:
+def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any]) -> None:
     from asyncrl.data.prepare.published import prepare as write_prepared
 
-    prepared = write_prepared(
-        published,
-        source,
-        choices.out,
-        split=choices.split,
-        instruction=choices.instruction,
-        is_chat=choices.is_chat,
-        skip_bad=choices.skip_bad,
-    )
-    click.echo(_told(prepared))
+    click.echo(_summary(write_prepared(dataset, source, **choices)))
 
 
-def _told(prepared: "Prepared") -> str:
-    from asyncrl.data.check import unusable
+def _summary(result: "PrepareResult") -> str:
+    from asyncrl.data.check import bad_row_lines
 
-    lines = [f"{prepared.path}: {prepared.num_rows} of {prepared.num_read} rows"]
-    if prepared.num_repeated:
-        lines.append(f"  {prepared.num_repeated} repeat others and were left out")
-    return "\n".join(lines + (unusable(prepared.bad) if prepared.bad else []))
+    lines = [f"{result.path}: {result.num_rows} of {result.num_read} rows"]
+    if result.num_repeated:
+        lines.append(f"  {result.num_repeated} repeat others and were left out")
+    return "\n".join(lines + (bad_row_lines(result.bad) if result.bad else []))
 
 
 # ── check ───────────────────────────────────────────────────────────────────────────────────
@@ -142,57 +99,57 @@ def _told(prepared: "Prepared") -> str:
 
 @data.command()
 @click.argument("paths", metavar="FILE...", type=PATH, nargs=-1, required=True)
-@click.option("--model", type=PATH, help="Also count tokens, with the tokenizer and chat template of this directory.")
-@click.option("--max-prompt-tokens", type=click.IntRange(1), help="With --model: longer prompts cannot be used.")
-@click.option("--list", "all_bad", is_flag=True, help="Name every row that cannot be used.")
-@one_sentence
+@click.option("--model", type=PATH, help="Model directory whose tokenizer and chat template count the tokens.")
+@click.option("--max-prompt-tokens", type=click.IntRange(1), help="Longest usable prompt; needs --model.")
+@click.option("--list", "all_bad", is_flag=True, help="List every row that cannot be used.")
+@report_errors
 def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | None, all_bad: bool) -> None:
     """
-    Say what datasets hold, and what is wrong with them.
+    Describe datasets, and list rows that cannot be used.
 
-    FILE is a dataset, or the run file (.toml) of a run: then its datasets, as the run would read and judge them.
+    FILE is a dataset, or a run file (.toml), whose datasets are then read as the run would read them.
     """
     from asyncrl.reward.routing import check_routes
 
     if max_prompt_tokens and not model:
         raise click.UsageError("--max-prompt-tokens needs --model")
-    looked = [
+    checked = [
         one
         for path in paths
-        for one in (_of_run(path) if path.suffix == ".toml" else [_of_file(path, model, max_prompt_tokens)])
+        for one in (_check_run(path) if path.suffix == ".toml" else [_check_file(path, model, max_prompt_tokens)])
     ]
-    for inspection, _ in looked:
+    for inspection, _ in checked:
         click.echo(inspection.text())
         for row in inspection.bad if all_bad else []:
             click.echo(f"{row.place}: {row.reason}")
-    for inspection, reward in looked:
+    for inspection, reward in checked:
         inspection.require_usable()
         if reward:
             check_routes(reward, inspection.data_sources)
 
 
-def _of_file(path: Path, model: Path | None, max_tokens: int | None) -> "Looked":
+def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.check import inspect
 
-    count_tokens = _tokens_of(model, {}) if model else None
+    count_tokens = _token_counter(model, {}) if model else None
     return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens), None
 
 
-def _of_run(path: Path) -> "list[Looked]":
+def _check_run(path: Path) -> "list[Checked]":
     from asyncrl.config.run_file import load
     from asyncrl.data.check import inspect
 
     config = load(path)
     settings: Data = config.data
     model = Path(config.model.path)
-    count_tokens = _tokens_of(model, settings.chat_template_kwargs) if model.is_dir() else None
+    count_tokens = _token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
-    found = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
-    return [(inspection, config.reward) for inspection in found]
+    inspections = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
+    return [(inspection, config.reward) for inspection in inspections]
 
 
-def _tokens_of(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
+def _token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
     from asyncrl.data.chat_template import check_template, read_template
     from asyncrl.rollout.engines.text import encode, load_tokenizer
 

@@ -1,33 +1,29 @@
-"""`asyncrl doctor`: what was found out about this machine, as a table for a terminal."""
+"""`asyncrl doctor`: formats the diagnosis of this machine."""
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.tables import aligned
+from asyncrl.cli.terminal import aligned
 from asyncrl.node.machine.diagnosis import Diagnosis, State
 
 MARKS: dict[State, tuple[str, str]] = {"good": ("✓", "green"), "absent": ("·", "dim"), "bad": ("✗", "bold red")}
-"""How a state looks, and in which style."""
+"""Mark and rich style of each state."""
 
 
 def show(console: Console, diagnosis: Diagnosis) -> None:
-    """Print sections of aligned lines, then a sentence for each problem."""
+    """Print the diagnosis in sections, then one sentence for each problem."""
     for line in _table(diagnosis):
         console.print(line, soft_wrap=True, highlight=False)
     for problem in diagnosis.problems:
         console.print(Text.assemble(("problem  ", "bold red"), problem), soft_wrap=True, highlight=False)
 
 
-def to_json(diagnosis: Diagnosis) -> str:
-    """The same for a program, indented."""
-    return msgspec.json.format(
-        msgspec.json.encode({"is_fit": diagnosis.is_fit, "problems": diagnosis.problems, "lines": diagnosis.lines}),
-        indent=2,
-    ).decode()
+def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {"is_fit": diagnosis.is_fit, "problems": diagnosis.problems, "lines": diagnosis.lines}
 
 
 def _table(diagnosis: Diagnosis) -> Iterator[Text]:

@@ -1,29 +1,21 @@
-"""`asyncrl drain`: a few words with the broker of a run that goes on."""
+"""`asyncrl drain`: asks the broker of a running run to drain one node."""
 
 import asyncio
 import os
 from pathlib import Path
 
 from asyncrl.actor.link import Link
-from asyncrl.client.handshake import beat, identity, join, leave
+from asyncrl.client.handshake import identity, join, leave, send_beats
 from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Beat, Drain, Drained, Finished
 from asyncrl.observe.run_directory import RunDirectory
 
 ANSWER_S = 5.0
-"""For the broker to answer at all."""
+"""Seconds for the broker to answer the handshake."""
 
 
 def broker_of(where: str) -> str:
-    """
-    The address of a run's broker.
-
-    Args:
-        where: It, or the directory of a run on this machine.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """Address of a run's broker, given that address or a run directory of this machine; otherwise `ConfigError`."""
     if where.startswith(("tcp://", "ipc://")):
         return where
     address = RunDirectory(Path(where)).address
@@ -34,20 +26,21 @@ def broker_of(where: str) -> str:
 
 async def drain(address: str, node: str, wait_s: float) -> None:
     """
-    Make a node hand over what it has in hand and leave, and wait until it has.
+    Drain a node, and wait until it has left.
 
-    Raises:
-        LinkError: The broker does not answer, or went away meanwhile.
-        RunFailed: The node cannot be drained, or has not left within ``wait_s``; says why.
+    Raises `LinkError` if the broker does not answer or the connection ends, and `RunFailed` if the node cannot be
+    drained or does not leave within ``wait_s`` seconds.
     """
     link, welcome = await join(address, identity("supervisor", f"operator-{os.getpid()}"), ANSWER_S)
-    beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+    beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     try:
         async with asyncio.timeout(wait_s):
             await link.send(Drain(node))
             problem = await _answer(link)
     except TimeoutError:
-        raise RunFailed(f"{node} was asked to leave and has not within {wait_s:g} s; see `asyncrl events`") from None
+        raise RunFailed(
+            f"{node} was asked to leave, but did not within {wait_s:g} s; see its log, or run `asyncrl events`"
+        ) from None
     finally:
         beats.cancel()
         await leave(link, "done")
@@ -61,4 +54,4 @@ async def _answer(link: Link) -> str:
             case Drained(problem=problem):
                 return problem
             case Finished():
-                raise LinkError("the run ended before the node had left")
+                raise LinkError("the run ended before the node left")

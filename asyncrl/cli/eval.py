@@ -1,4 +1,4 @@
-"""`asyncrl eval`: any model directory, examined on held-out prompts, without a run."""
+"""`asyncrl eval`: evaluate a model directory on held-out prompts, without a run."""
 
 import asyncio
 import time
@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import uvloop
-from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.cli.tables import aligned
+from asyncrl.cli.terminal import aligned, to_json
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read, split_override
 from asyncrl.data.chat_template import check_template, read_template
-from asyncrl.data.check import unusable
+from asyncrl.data.check import bad_row_lines
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
-from asyncrl.evaluation.answers import CompletionRow, write_completions
-from asyncrl.evaluation.metrics import EvaluationMetrics, evaluation_metrics, metrics_by_source
-from asyncrl.evaluation.offline import OfflineEvaluator, questions
+from asyncrl.evaluation.completions import CompletionRow, write_completions
+from asyncrl.evaluation.metrics import EvaluationMetrics
+from asyncrl.evaluation.offline import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.files.disk import needed
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
@@ -34,51 +32,31 @@ from asyncrl.node.process import configure_logging
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool
 
-EVERYTHING = 1 << 62
-"""Prompts of a file, unless told otherwise."""
-SHOWN = 5
-"""Reasons of failures that are listed; the rarer ones are counted."""
-
-
-class Examined(Struct, frozen=True, kw_only=True):
-    """What `asyncrl eval` found."""
-
-    model: str
-    data: list[str]
-    samples: int
-    """Completions of each prompt."""
-    seed: int
-    temperature: float
-    top_p: float
-    top_k: int
-    max_tokens: int
-    tokens: int
-    """Of all completions."""
-    wall_s: float
-    """Loading left out."""
-    overall: EvaluationMetrics
-    by_source: dict[str, EvaluationMetrics]
+NO_LIMIT = 1 << 62
+"""Default of ``max_prompts``."""
+REASONS_SHOWN = 5
+"""Most frequent reasons of failures that are listed; the others are counted."""
 
 
 def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
     """
-    Examine the model, and print what came out.
+    Evaluate the model and print its metrics.
 
-    Raises:
-        ConfigError: Model, data or verifier cannot be used.
-        EngineDied: The engine's own process is gone.
-        RunFailed: No completion at all has a verdict, or the disk does not take ``out``.
+    Raises `ConfigError` if the model, the data or the verifier cannot be used, `EngineDied` if the engine's process has
+    died, and `RunFailed` if no completion has a verdict or ``out`` cannot be written.
     """
     configure_logging("eval")
-    rows, examined = examine(config, Console(stderr=True))
+    console = Console(stderr=True)
+    rows, wall_s = uvloop.run(_evaluate(config, check_prompts(config, console), console))
+    evaluation = summarize(config, rows, wall_s)
     for line in failures(rows):
         click.echo(line, err=True)
     if out:
         with needed(out):
             write_completions(out, rows)
-    if not examined.overall.num_prompts:
-        raise RunFailed(f"none of {len(rows)} completions has a verdict; the first because {rows[0].failure}")
-    click.echo(msgspec.json.format(msgspec.json.encode(examined)).decode() if as_json else table(examined))
+    if not evaluation.overall.num_prompts:
+        raise RunFailed(f"none of {len(rows)} completions has a verdict; the first failed: {rows[0].failure}")
+    click.echo(to_json(evaluation) if as_json else table(evaluation))
 
 
 def eval_config(
@@ -96,12 +74,7 @@ def eval_config(
     seed: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
-    """
-    A run file with these in their places; without one, the defaults with them.
-
-    Raises:
-        ConfigError: It cannot be read, or some of it contradicts the rest.
-    """
+    """Apply the options of the command to the run file ``path`` or the defaults; raises `ConfigError`."""
     plain = {"reward": {"function": "auto"}, "evaluation": {"max_tokens": 1024}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
     options: dict[str, Any] = {
@@ -110,12 +83,12 @@ def eval_config(
         "evaluation.temperature": temperature,
         "evaluation.top_p": top_p,
         "evaluation.max_tokens": max_tokens,
-        "evaluation.max_prompts": max_prompts or EVERYTHING,
+        "evaluation.max_prompts": max_prompts or NO_LIMIT,
         "rollout.engine": engine,
         "run.seed": seed,
     }
     if data:
-        options |= {"data.train": list(data), "data.held_out": list(data)}  # Nothing is trained, but it must be a run.
+        options |= {"data.train": list(data), "data.held_out": list(data)}  # train is not read, but required
     if reward:
         raw["reward"] = {key: value for key, value in raw.get("reward", {}).items() if key in ("workers", "timeout_s")}
         options["reward.function"] = reward
@@ -126,23 +99,14 @@ def eval_config(
         put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
     evaluation = raw["evaluation"]
     if evaluation.get("samples", 1) != 1 and temperature is None and not evaluation.get("temperature"):
-        evaluation["temperature"] = 1.0  # Greedy, all completions of a prompt would be one.
+        evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal
     if not raw.get("data", {}).get("held_out"):
-        raise ConfigError("nothing to examine the model on: give --data FILE, or a --config with data.held_out")
+        raise ConfigError("no prompts to evaluate the model on: give --data FILE, or a --config with data.held_out")
     return decode(raw)
 
 
-def examine(config: Config, console: Console) -> tuple[list[CompletionRow], Examined]:
-    """
-    Every row, and what all of them come to.
-
-    Args:
-        console: Has a bar while it goes on, if a person looks at it.
-
-    Raises:
-        ConfigError: Model, data or verifier cannot be used.
-        EngineDied: The engine's own process is gone.
-    """
+def check_prompts(config: Config, console: Console) -> list[Prompt]:
+    """Load the prompts; raises `ConfigError` if the model, the data or the verifier cannot be used."""
     model = Path(config.model.path)
     if not (model / "config.json").is_file():
         raise ConfigError(f"MODEL '{model}' is not a model directory: there is no config.json in it")
@@ -150,74 +114,64 @@ def examine(config: Config, console: Console) -> tuple[list[CompletionRow], Exam
     summary = stream.summary
     check_template(read_template(model), config.data.chat_template_kwargs, has_chats=summary.has_chats)
     if summary.bad:
-        console.print("\n".join(unusable(summary.bad)), highlight=False, markup=False, soft_wrap=True)
+        console.print("\n".join(bad_row_lines(summary.bad)), highlight=False, markup=False, soft_wrap=True)
     prompts = [draw.prompt for draw in stream.since(0)]
     check_routes(config.reward, {prompt.data_source for prompt in prompts})
-    rows, wall_s = uvloop.run(_examine(config, prompts, console))
-    asked = questions(rows)
-    samples, sampling = config.evaluation.samples, config.evaluation.sampling(config.sampling)
-    return rows, Examined(
-        model=config.model.path,
-        data=config.data.held_out_files,
-        samples=samples,
-        seed=config.run.seed,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
-        tokens=sum(row.num_tokens for row in rows),
-        wall_s=round(wall_s, 3),
-        overall=evaluation_metrics(asked, samples),
-        by_source=metrics_by_source(asked, samples),
-    )
+    return prompts
 
 
-async def _examine(config: Config, prompts: Sequence[Prompt], console: Console) -> tuple[list[CompletionRow], float]:
-    columns = TextColumn("[bold]answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+async def _evaluate(config: Config, prompts: Sequence[Prompt], console: Console) -> tuple[list[CompletionRow], float]:
+    """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
+    columns = TextColumn("[bold]completions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with WorkerPool(config.reward) as pool:
         engine = await asyncio.to_thread(load_engine, config)
         try:
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                 task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
-                rows = await OfflineEvaluator(config, engine, pool).examine(prompts, partial(bar.advance, task))
-            return rows, time.monotonic() - began_s
+                rows = await OfflineEvaluator(config, engine, pool).evaluate(prompts, partial(bar.advance, task))
+            return rows, time.monotonic() - start_s
         finally:
             await engine.aclose()
 
 
-def table(examined: Examined) -> str:
-    """A line a data source, and one for all if there are several."""
-    lines = dict(examined.by_source)
+def table(evaluation: OfflineEvaluation) -> str:
+    """Table with one row per data source, one for all of them if there are several, and a line on the sampling."""
+    lines = dict(evaluation.by_source)
     if len(lines) > 1:
-        lines["all"] = examined.overall
-    names = [name for name in examined.overall.metrics if name not in ("length_mean", "truncated", "failed")]
-    first = [] if examined.samples > 1 else ["accuracy"]
+        lines["all"] = evaluation.overall
+    names = [name for name in evaluation.overall.metrics if name not in ("length_mean", "truncated", "failed")]
+    first = [] if evaluation.samples > 1 else ["accuracy"]
     head = ["data source", "prompts", *first, *names, "tokens", "truncated", "failed"]
-    rows = [[source, *_cells(found, first, names)] for source, found in lines.items()]
-    sampled = f"temperature {examined.temperature:g}, top-p {examined.top_p:g}" if examined.temperature else "greedy"
-    how = f"{examined.samples} of each prompt, {sampled}, at most {examined.max_tokens} tokens, seed {examined.seed}"
-    took = f"{examined.tokens:,} tokens in {examined.wall_s:.1f} s"
-    return "\n".join([*aligned([head, *rows], right=range(1, len(head))), f"{how}; {took}"])
+    rows = [[source, *_cells(found, [*first, *names])] for source, found in lines.items()]
+    return "\n".join([*aligned([head, *rows], right=range(1, len(head))), _sampling(evaluation)])
 
 
 def failures(rows: Sequence[CompletionRow]) -> list[str]:
-    """How many completions have no verdict, by reason, most frequent first."""
+    """Lines with the number of completions without a verdict for each reason, most frequent first."""
     reasons = Counter(row.failure for row in rows if row.failure).most_common()
-    rest = sum(count for _, count in reasons[SHOWN:])
-    lines = [f"{count} without a verdict: {' '.join(reason.split())}" for reason, count in reasons[:SHOWN]]
-    return [*lines, *([f"{rest} without a verdict for {len(reasons) - SHOWN} other reasons"] if rest else [])]
+    rest = sum(count for _, count in reasons[REASONS_SHOWN:])
+    lines = [f"{count} without a verdict: {' '.join(reason.split())}" for reason, count in reasons[:REASONS_SHOWN]]
+    return [*lines, *([f"{rest} without a verdict for {len(reasons) - REASONS_SHOWN} other reasons"] if rest else [])]
 
 
-def _cells(found: EvaluationMetrics, first: Sequence[str], names: Sequence[str]) -> list[str]:
+def _sampling(evaluation: OfflineEvaluation) -> str:
+    e = evaluation
+    decoding = f"temperature {e.temperature:g}, top-p {e.top_p:g}" if e.temperature else "greedy"
+    return (
+        f"{e.samples} of each prompt, {decoding}, at most {e.max_tokens} tokens, seed {e.seed}; "
+        f"{e.tokens:,} tokens in {e.wall_s:.1f} s"
+    )
+
+
+def _cells(found: EvaluationMetrics, names: Sequence[str]) -> list[str]:
     values = {"accuracy": found.accuracy} | found.metrics
-    shares = [_cell(name, values.get(name)) for name in [*first, *names]]
     tail = [f"{values['length_mean']:.0f}", f"{values['truncated']:.1%}", f"{values['failed']:.0f}"]
-    return [str(found.num_prompts), *shares, *tail]
+    return [str(found.num_prompts), *(_cell(name, values.get(name)) for name in names), *tail]
 
 
 def _cell(name: str, value: float | None) -> str:
-    """What a data source has no number for stays open: no majority where its verifier names no answers."""
+    """Format a metric; ``-`` where a data source has none, such as maj@k if its verifier reports no answers."""
     if value is None or isnan(value):
         return "-"
     return f"{value:.2f}" if name == "reward" else f"{value:.1%}"

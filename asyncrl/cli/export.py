@@ -1,4 +1,4 @@
-"""`asyncrl export`: the model of a checkpoint, as a directory that transformers and vLLM load."""
+"""`asyncrl export`: writes the model of a checkpoint as a directory that transformers and vLLM load."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,30 +8,24 @@ from asyncrl.node.process import configure_logging
 from asyncrl.observe.report.model_card import model_card
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
-from asyncrl.trainer.checkpoints.export import Dtype, chosen, export
+from asyncrl.trainer.checkpoints.export import Dtype, export, find_checkpoint
 
 
 def export_run(path: Path, out: Path, *, step: str | None = None, dtype: Dtype | None = None) -> str:
     """
-    Write the model of one checkpoint of a run to ``out``.
+    Write the model of one checkpoint of a run to ``out``, and return a one-line summary.
 
-    Args:
-        step: A number of optimizer steps, or ``best``; None takes the newest checkpoint that is sound.
-        dtype: What its weights become; None leaves them as they were trained.
+    ``step`` is a number of optimizer steps, or ``best``; None takes the newest intact checkpoint. ``dtype`` casts the
+    weights; None keeps the trained one.
 
-    Returns:
-        What was done, in one line.
-
-    Raises:
-        ConfigError: There is no such run or checkpoint, or ``out`` exists.
-        LedgerError: The checkpoint is damaged.
-        RunFailed: The disk does not take it.
+    Raises `ConfigError` if run or checkpoint do not exist or ``out`` does, `LedgerError` if the checkpoint is damaged,
+    and `RunFailed` if the disk refuses a write.
     """
     configure_logging("export")
-    if out.exists():  # Known before gigabytes are read.
-        raise ConfigError(f"{out} exists, and nothing is written over: name a directory that does not")
+    if out.exists():  # Refused before gigabytes are read.
+        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
     record, name = read_run(path), out.resolve().name
-    folder, manifest = chosen(RunDirectory(path).checkpoints, _step(step))
+    folder, manifest = find_checkpoint(RunDirectory(path).checkpoints, _step(step))
     card = model_card(record, name, step=manifest.step, policy_version=manifest.policy_version, dtype=dtype)
     export(folder, manifest, out, card=card, dtype=dtype)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())

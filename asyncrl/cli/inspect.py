@@ -1,44 +1,40 @@
-"""Opens what a run left behind, or is leaving right now, for the commands that look at it."""
+"""`asyncrl audit`, `events` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from asyncrl.broker.ledger.audit import Audit, audit
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.reader import read_records
+from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 
+SHOWN = 8
+"""Number of drop reasons listed; rarer ones are summed."""
 
-def audit_of(path: Path) -> Audit:
-    """
-    The accounts of a run, measured by its own configuration.
 
-    Raises:
-        ConfigError: ``path`` is no run directory.
-        LedgerError: It has no ledger, or a damaged one.
-    """
+# ── read ────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_audit(path: Path) -> Audit:
+    """Audit a run's ledger against its schedule. `ConfigError`: no run directory; `LedgerError`: missing or damaged."""
     directory = _opened(path)
     schedule = load(directory.config).schedule
-    with LedgerReader(directory.ledger) as ledger:
-        return audit(ledger.records(), schedule)
+    return audit(read_records(directory.ledger), schedule)
 
 
-def dead_letters_of(path: Path) -> list[DeadLetter]:
-    """The dead letters of a run. Raises as `audit_of`."""
-    with LedgerReader(_opened(path).ledger) as ledger:
-        return dead_letters(ledger.records())
+def read_dead_letters(path: Path) -> list[DeadLetter]:
+    """The dead letters of a run. Raises as `read_audit`."""
+    return dead_letters(read_records(_opened(path).ledger))
 
 
-def events_of(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """
-    The events of a run, in order; only those of ``kinds`` if there are any.
-
-    Raises:
-        ConfigError: ``path`` is no run directory.
-        LedgerError: The file is damaged.
-    """
+def read_events(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The events of a run, in order; only those of ``kinds`` if given. Raises as `read_audit`."""
     return [event for event in _opened(path).read_events() if not kinds or event.get("event") in kinds]
 
 
@@ -47,3 +43,122 @@ def _opened(path: Path) -> RunDirectory:
     if not directory.config.is_file():
         raise ConfigError(f"{path} is not a run directory: there is no {directory.config.name} in it")
     return directory
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────
+
+
+def audit_table(audit: Audit) -> str:
+    """The counts in sections, then the problems, one line each."""
+    sections = [*_groups(audit), *_trajectories(audit), *_tokens(audit), *_staleness(audit), *_lengths(audit)]
+    return "\n".join([*aligned(sections, right=[1]), *_conclusion(audit)])
+
+
+def event_table(events: Sequence[Mapping[str, Any]]) -> str:
+    """One line per event: time, kind, and the other fields as ``key=value``."""
+    if not events:
+        return "no such events"
+    rows = []
+    for event in events:
+        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
+        fields = " ".join(f"{key}={_value(value)}" for key, value in rest.items())
+        rows.append([str(event.get("at", "")), str(event.get("event", "")), fields])
+    return "\n".join(aligned(rows))
+
+
+def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
+    if not letters:
+        return "no dead letters"
+    rows = [["trajectory", "split", "epoch", "row", "stage", "attempts", "reason"]]
+    for letter in letters:
+        epoch, row = ("-" if place is None else str(place) for place in (letter.epoch, letter.row))
+        name = f"{letter.group_id}/{letter.index}"
+        rows.append([name, letter.split, epoch, row, letter.stage, str(letter.attempts), _one_line(letter.reason)])
+    return "\n".join(aligned(rows, right=[2, 3, 5]))
+
+
+# ── sections of an audit: label, number, note ───────────────────────────────────────────────
+
+
+def _groups(audit: Audit) -> Iterator[Row]:
+    yield ["groups", "", ""]
+    yield ["  issued", _number(audit.issued), ""]
+    yield ["  trained", _number(audit.trained), f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    yield ["  dropped", _number(sum(audit.dropped.values())), ""]
+    reasons = list(audit.dropped.items())
+    for reason, count in reasons[:SHOWN]:
+        yield ["", _number(count), f"  {_one_line(reason)}"]
+    if rest := reasons[SHOWN:]:
+        yield ["", _number(sum(count for _, count in rest)), f"  for {len(rest)} other reasons"]
+    yield ["  open", _number(audit.open), "issued, and neither trained nor dropped yet"]
+    if audit.restarted:
+        yield ["  restarted", _number(audit.restarted), "too old to be trained on"]
+    yield ["  skipped", _number(audit.skipped), ""]
+    yield ["  double-trained", _number(audit.double_trained), ""]
+    yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
+
+
+def _trajectories(audit: Audit) -> Iterator[Row]:
+    yield ["trajectories", "", ""]
+    yield ["  re-issued", _number(sum(audit.reissued.values())), _listed(audit.reissued)]
+    yield ["  duplicates", _number(audit.duplicates), ""]
+    yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
+    yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
+
+
+def _tokens(audit: Audit) -> Iterator[Row]:
+    yield ["tokens", "", ""]
+    yield ["  trained", _number(audit.tokens_trained), ""]
+    yield ["  thrown away", _number(sum(audit.tokens_thrown_away.values())), _listed(audit.tokens_thrown_away)]
+
+
+def _staleness(audit: Audit) -> Iterator[Row]:
+    yield ["staleness, versions", "trained", "share of trained trajectories"]
+    total = sum(audit.staleness.values())
+    for staleness, count in audit.staleness.items():
+        yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
+    if audit.over_max_staleness:
+        yield ["  over max_staleness", _number(audit.over_max_staleness), f"{audit.over_max_staleness / total:.1%}"]
+
+
+def _lengths(audit: Audit) -> Iterator[Row]:
+    yield ["length, tokens", "trained", "dropped"]
+    shortest = 0
+    for bucket in audit.lengths:
+        share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
+        note = f"{bucket.dropped:,} ({share:.1%})" if bucket.dropped else "0"
+        note += f"; {bucket.restarted:,} restarted" if bucket.restarted else ""
+        yield [f"  {shortest}-{bucket.max_tokens}", _number(bucket.trained), note]
+        shortest = bucket.max_tokens + 1
+    if audit.dropped_unfinished:
+        yield ["  unknown", "", f"{audit.dropped_unfinished:,} never finished"]
+
+
+def _conclusion(audit: Audit) -> Iterator[str]:
+    if not audit.problems:
+        yield "everything adds up: issued = trained + dropped + open, nothing skipped, nothing trained twice"
+        return
+    yield f"{len(audit.problems)} {'problem' if len(audit.problems) == 1 else 'problems'}"
+    yield from (f"  {_one_line(problem)}" for problem in audit.problems)
+
+
+# ── cells ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _value(value: Any) -> str:
+    """A single word unquoted; anything else as JSON, so that an event stays one line and its fields can be split."""
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
+        return value
+    return msgspec.json.encode(value).decode()

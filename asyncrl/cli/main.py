@@ -1,4 +1,4 @@
-"""`asyncrl`: run, look, prepare. Parses and hands over; every message is one sentence, and the exit code tells."""
+"""The command `asyncrl`: parses options, then imports what the subcommand needs, so that `--help` stays fast."""
 
 import sys
 from pathlib import Path
@@ -7,38 +7,69 @@ from typing import Any
 import click
 
 from asyncrl.cli.data import data
-from asyncrl.cli.sentence import one_sentence
+from asyncrl.cli.terminal import report_errors, to_json
+from asyncrl.cli.toy import toy
 from asyncrl.config.run_file import explain, load
 
 PATH = click.Path(path_type=Path)
-set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value.")
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 @click.group(context_settings={"show_default": True})
 @click.version_option(package_name="asyncrl")
 def main() -> None:
-    """Asynchronous reinforcement-learning post-training of language models."""
+    """
+    Asynchronous reinforcement-learning post-training of language models.
+
+    \b
+    Start here:
+      asyncrl toy step-sums cache/step-sums
+      asyncrl run conf/quickstart.toml
+    """
 
 
 @main.command()
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
-@click.option("--dry-run", is_flag=True, help="Check everything, print what would run, start nothing.")
-@one_sentence
+@click.option("--dry-run", is_flag=True, help="Check everything and print what would run; start nothing.")
+@report_errors
 def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
-    """Run every role on this machine, as child processes."""
-    from asyncrl.cli.launch.run import run as run_all
+    """
+    Train a model as the run file CONFIG says, on this machine.
 
-    run_all(load(config_path, overrides), config_path, overrides, dry_run=dry_run)
+    Starts the broker, the rollouts, the reward node and the trainer as child processes, prints one line per optimizer
+    step, and writes everything to a new run directory, by default below runs/.
+
+    \b
+    Example:
+      asyncrl run conf/quickstart.toml --set run.steps=20
+    """
+    from asyncrl.cli.launch import run as launch
+
+    config = load(config_path, overrides)
+    if dry_run:
+        launch.dry_run(config)
+    else:
+        launch.run(config, name=config_path.stem)
 
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--steps", type=click.IntRange(1), help="Where it ends now: later than it was to end.")
-@one_sentence
+@click.option("--steps", type=click.IntRange(1), help="New total number of steps; must exceed the old one.")
+@report_errors
 def resume(run_directory: Path, steps: int | None) -> None:
-    """Go on with a run that was killed, failed or is to be longer, from its ledger and its newest checkpoint."""
+    """
+    Continue a run that stopped, or extend a finished one.
+
+    RUN is a run directory. The run continues from its ledger and its newest checkpoint, with its own configuration.
+
+    \b
+    Example:
+      asyncrl resume runs/quickstart --steps 200
+    """
     from asyncrl.cli.launch.run import resume as resume_run
 
     resume_run(run_directory, steps)
@@ -47,10 +78,19 @@ def resume(run_directory: Path, steps: int | None) -> None:
 @main.command()
 @click.argument("run_or_address", metavar="RUN|ADDRESS")
 @click.argument("node", metavar="NODE")
-@click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait until it has left.")
-@one_sentence
+@click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait for the node to leave.")
+@report_errors
 def drain(run_or_address: str, node: str, wait_s: float) -> None:
-    """Make a rollout or reward node leave a run that goes on; others go on with its unfinished tokens."""
+    """
+    Remove a rollout or reward node from a running run.
+
+    The node returns its unfinished trajectories to the broker, which gives them to other nodes. The run is named by its
+    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT.
+
+    \b
+    Example:
+      asyncrl drain runs/quickstart rollout-1
+    """
     import asyncio
 
     from asyncrl.cli.drain import broker_of
@@ -60,34 +100,16 @@ def drain(run_or_address: str, node: str, wait_s: float) -> None:
     click.echo(f"{node} has left")
 
 
-@main.command("make-model")
-@click.argument("config_path", metavar="CONFIG", type=PATH)
-@set_option
-@one_sentence
-def make_model(config_path: Path, overrides: tuple[str, ...]) -> None:
-    """Make the model of [model.scratch], with its data; `asyncrl run` does so if it is missing."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from asyncrl.toy.scratch import make
-
-    disable_progress_bar()  # our own lines tell how it goes
-    config = load(config_path, overrides)
-    make(
-        config.model.scratch,
-        Path(config.model.path),
-        train_path=Path(config.data.train_files[0]),
-        held_out_path=Path(next(iter(config.data.held_out_files), "")),
-        threads=config.trainer.threads,
-        report=click.echo,
-    )
-
-
 @main.command()
 @click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
-@click.option("-o", "--out", type=PATH, help="Where to write it. [default: report.html of the first run]")
-@one_sentence
+@click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
+@report_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
-    """One self-contained HTML page of curves; several runs side by side."""
+    """
+    Write an HTML report about one run, or compare several.
+
+    Each RUN is a run directory. The page has curves, headline numbers, settings and events, and needs no network.
+    """
     from asyncrl.observe.report.report import write_report
     from asyncrl.observe.run_directory import RunDirectory
 
@@ -98,26 +120,31 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 
 @main.command("eval")
 @click.argument("model", metavar="MODEL")
-@click.option("--data", multiple=True, metavar="FILE", help="Parquet or JSONL; again for more.  [default: of --config]")
-@click.option("-k", "--samples", type=int, help="Completions of each prompt.  [default: of --config, or 1]")
-@click.option("--reward", help="What judges them.  [default: of --config, or 'auto': by data source]")
-@click.option("--temperature", type=float, help="[default: of --config; or 0, greedy, for one sample and 1 for more]")
-@click.option("--top-p", type=float, help="[default: of --config, or 1]")
-@click.option("--max-tokens", type=int, help="Of a completion.  [default: of --config, or 1024]")
-@click.option("--max-prompts", type=int, help="The first so many of each file.  [default: all]")
-@click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: of --config, or transformers]")
-@click.option("--seed", type=int, help="[default: of --config, or 0]")
-@click.option("--config", "path", type=PATH, metavar="CONFIG", help="A run file to take everything else from.")
+@click.option("--data", multiple=True, metavar="FILE", help="Parquet or JSONL; repeatable.  [default: from --config]")
+@click.option("-k", "--samples", type=int, help="Completions per prompt.  [default: from --config, or 1]")
+@click.option("--reward", help="Reward function.  [default: from --config, or 'auto': by data source]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -k 1, and 1 for more]")
+@click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
+@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or 1024]")
+@click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
+@click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: from --config, or transformers]")
+@click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
+@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Run file that provides all other settings.")
 @set_option
-@click.option("--out", type=PATH, metavar="FILE", help="Also write every completion, as parquet.")
+@click.option("--out", type=PATH, metavar="FILE", help="Also write every completion to a parquet file.")
 @json_option
-@one_sentence
+@report_errors
 def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     """
-    Examine MODEL, a Hugging Face model directory: avg@k, pass@k, maj@k, truncation and length by data source.
+    Evaluate a model on held-out prompts, without training.
 
-    A checkpoint of a run is such a directory. rollout.slots, rollout.threads, model.dtype and the like, by --set, fit
-    the engine to the machine.
+    MODEL is a Hugging Face model directory, such as a checkpoint of a run. Prints accuracy (avg@k, pass@k and maj@k
+    with several completions per prompt), length and truncation for each data source. Fit the engine to the machine
+    with --set: rollout.slots, rollout.threads, model.dtype and others.
+
+    \b
+    Example:
+      asyncrl eval models/base --data held_out.parquet -k 8 --reward math
     """
     from asyncrl.cli.eval import eval_config
     from asyncrl.cli.eval import evaluate as evaluate_model
@@ -127,12 +154,22 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--step", metavar="N|best", help="Optimizer steps, or the best on held-out prompts.  [default: newest]")
-@click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="The directory to make.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast.  [default: as trained]")
-@one_sentence
+@click.option("--step", metavar="N|best", help="Checkpoint: its step, or the best evaluated.  [default: newest]")
+@click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="Directory to create.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast weights.  [default: as trained]"
+)
+@report_errors
 def export(run_directory: Path, step: str | None, out: Path, dtype: Any) -> None:
-    """Make a Hugging Face model directory of a checkpoint, with tokenizer and model card."""
+    """
+    Export a checkpoint as a Hugging Face model directory.
+
+    RUN is a run directory. The export holds weights, tokenizer and a model card, and loads in transformers and vLLM.
+
+    \b
+    Example:
+      asyncrl export runs/quickstart --step best -o models/mine
+    """
     from asyncrl.cli.export import export_run
 
     click.echo(export_run(run_directory, out, step=step, dtype=dtype))
@@ -141,14 +178,19 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any) -> None
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @click.argument("tracker", metavar="TRACKER")
-@click.option("--once", is_flag=True, help="Hand over what there is, and do not wait for more.")
+@click.option("--once", is_flag=True, help="Send the existing records, then exit.")
 @set_option
-@one_sentence
+@report_errors
 def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: bool) -> None:
     """
-    Hand a run over to TRACKER: tensorboard, wandb, mlflow or file.py:name; to its end, if it goes on.
+    Send the metrics and events of a run to a tracker.
 
-    `asyncrl run` does so by itself with those in trackers.use. It begins where it was left the last time.
+    RUN is a run directory; TRACKER is tensorboard, wandb, mlflow or file.py:name. Continues after the last record sent,
+    and follows a running run to its end. `asyncrl run` starts this command for each tracker in trackers.use.
+
+    \b
+    Example:
+      asyncrl track runs/quickstart tensorboard
     """
     from asyncrl.cli.track import track as track_run
 
@@ -159,96 +201,108 @@ def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: b
 @click.argument("plan_path", metavar="PLAN", type=PATH)
 @set_option
 @json_option
-@click.option("--picture", type=PATH, metavar="FILE", help="Also write one self-contained HTML page.")
-@click.option("--search/--no-search", "searched", default=True, help="Look for the best split of the devices.")
-@one_sentence
+@click.option("--picture", type=PATH, metavar="FILE", help="Also write a self-contained HTML page.")
+@click.option("--search/--no-search", "searched", default=True, help="Search for the best split of the devices.")
+@report_errors
 def plan(plan_path: Path, overrides: tuple[str, ...], as_json: bool, picture: Path | None, searched: bool) -> None:
     """
-    Predict a cluster before renting it: step time, idle shares, staleness, the best split.
+    Predict step time, idle shares and staleness on a cluster.
 
-    PLAN is a TOML file of measured speeds, lengths and a schedule; conf/plan/ has one that explains every number. The
-    broker's own rules run against simulated nodes under a clock that does not wait. The speed-up is over synchronous
-    training that has all the devices for both.
+    PLAN is a TOML file with measured speeds, completion lengths and a schedule; conf/plan/ has one that explains every
+    number. The broker's own rules run against simulated nodes in simulated time. Speed-ups are relative to synchronous
+    training that uses all devices for sampling and for training in turn.
     """
     from rich.console import Console
 
-    from asyncrl.cli.plan import study_table, to_json
-    from asyncrl.plan.picture import write_picture
+    from asyncrl.cli.plan import report_table
+    from asyncrl.plan.html_page import write_page
     from asyncrl.plan.plan_file import load as load_plan
-    from asyncrl.plan.study import study
+    from asyncrl.plan.report import make_report
 
-    with Console(stderr=True).status("simulating"):  # Seen on a terminal only.
-        answer = study(load_plan(plan_path, overrides), searched=searched)
-    click.echo(to_json(answer) if as_json else study_table(answer, plan_path.stem))
+    with Console(stderr=True).status("simulating"):  # rich shows this on a terminal only.
+        answer = make_report(load_plan(plan_path, overrides), searched=searched)
+    click.echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
     if picture:
-        write_picture(answer, plan_path.stem, picture)
+        write_page(answer, plan_path.stem, picture)
         click.echo(picture, err=True)
 
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @json_option
-@one_sentence
+@report_errors
 def audit(run_directory: Path, as_json: bool) -> None:
-    """What happened to the data, from the ledger alone; exit code 1 if it does not add up."""
-    from asyncrl.cli.inspect import audit_of
-    from asyncrl.cli.tables import audit_table, to_json
+    """
+    Count what became of every group, trajectory and token.
 
-    accounts = audit_of(run_directory)
+    RUN is a run directory, whose ledger is read. Exits with 1 if the counts do not add up: a group was lost, skipped or
+    trained twice.
+    """
+    from asyncrl.cli.inspect import audit_table, read_audit
+
+    accounts = read_audit(run_directory)
     click.echo(to_json(accounts) if as_json else audit_table(accounts))
     sys.exit(1 if accounts.problems else 0)
 
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--kind", "kinds", multiple=True, help="Only these, such as node.lost; may be given again.")
-@one_sentence
+@click.option("--kind", "kinds", multiple=True, help="Only this kind, such as node.lost; repeatable.")
+@report_errors
 def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
-    """What happened to the nodes and the run, a line an event."""
-    from asyncrl.cli.inspect import events_of
-    from asyncrl.cli.tables import event_table
+    """
+    Print the events of a run, one per line.
 
-    click.echo(event_table(events_of(run_directory, kinds)))
+    RUN is a run directory. Events are nodes that join, leave or fail, dropped groups, evaluations, and so on.
+    """
+    from asyncrl.cli.inspect import event_table, read_events
+
+    click.echo(event_table(read_events(run_directory, kinds)))
 
 
 @main.command("dead-letters")
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @json_option
-@one_sentence
+@report_errors
 def dead_letters(run_directory: Path, as_json: bool) -> None:
-    """Trajectories that failed for good: which, why, and the row of their prompt."""
-    from asyncrl.cli.inspect import dead_letters_of
-    from asyncrl.cli.tables import dead_letter_table, to_json
+    """
+    List the trajectories that failed too often to be retried.
 
-    letters = dead_letters_of(run_directory)
+    RUN is a run directory. Each line names the trajectory as GROUP/INDEX, the dataset row of its prompt, and the reason
+    of its last failure.
+    """
+    from asyncrl.cli.inspect import dead_letter_table, read_dead_letters
+
+    letters = read_dead_letters(run_directory)
     click.echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
 @main.command()
-@click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="What it is to do; any.")
-@click.option("--npu", is_flag=True, help="Only Ascend NPUs, thoroughly: 64 MiB between two of them.")
+@click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="Check for this role only.")
+@click.option("--npu", is_flag=True, help="Check only Ascend NPUs, thoroughly: send 64 MiB between two of them.")
 @json_option
-@one_sentence
+@report_errors
 def doctor(role: str | None, npu: bool, as_json: bool) -> None:
     """
-    What this machine is good for: what is installed, which devices there are, whether collectives move bytes.
+    Check which roles this machine can run.
 
-    Exit code 1 if it can serve no role, or not the one asked for; what is wrong is said in one sentence each.
+    Checks installed packages, devices, and collectives between two processes. Prints one sentence for each problem.
+    Exits with 1 if the machine can run no role, or not the one given by --role.
     """
     import asyncio
     import os
 
     from rich.console import Console
 
-    from asyncrl.cli.doctor import show, to_json
-    from asyncrl.node.machine.doctor import examine, examine_npu
+    from asyncrl.cli.doctor import show, to_plain
+    from asyncrl.node.machine.doctor import diagnose, diagnose_npu
 
     if npu and role:
-        raise click.UsageError("--npu looks at no role; give one of --npu and --role")
-    with Console(stderr=True).status("trying what is here"):  # Seen on a terminal only.
-        diagnosis = asyncio.run(examine_npu(os.environ) if npu else examine(os.environ, role or ""))
+        raise click.UsageError("--npu checks no role; give either --npu or --role")
+    with Console(stderr=True).status("checking this machine"):  # rich shows this on a terminal only.
+        diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))
     if as_json:
-        click.echo(to_json(diagnosis))
+        click.echo(to_json(to_plain(diagnosis)))
     else:
         show(Console(), diagnosis)
     sys.exit(0 if diagnosis.is_fit else 1)
@@ -256,15 +310,19 @@ def doctor(role: str | None, npu: bool, as_json: bool) -> None:
 
 @main.group()
 def config() -> None:
-    """Look at configurations."""
+    """Show the settings of a run file."""
 
 
 @config.command()
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
-@one_sentence
+@report_errors
 def show(config_path: Path, overrides: tuple[str, ...]) -> None:
-    """Every value of a run file, and where it comes from."""
+    """
+    Print every setting of the run file CONFIG, and its origin.
+
+    The origin is the file, --set, a preset, or the default.
+    """
     origins = explain(config_path, overrides)
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
@@ -273,6 +331,7 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
 
 
 main.add_command(data)
+main.add_command(toy)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,29 @@
-"""`asyncrl plan`: one file in, a table and a picture out."""
+"""`asyncrl plan`: formats a plan report for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
-from asyncrl.cli.tables import aligned
-from asyncrl.plan.cells import HEAD, MEASURED_HEAD, measured_rows, rows, split
-from asyncrl.plan.search import Found
-from asyncrl.plan.study import Comparison, Study
+from asyncrl.cli.terminal import aligned
+from asyncrl.plan.report import Comparison, PlanReport
+from asyncrl.plan.search import SearchResult
+from asyncrl.plan.table import HEAD, MEASURED_HEAD, measured_rows, rows, split
 
 BAR = 40
-"""Columns of a whole."""
+"""Characters of a histogram bar for 100 %."""
 
 
-def study_table(study: Study, name: str) -> str:
-    """The answer for a terminal."""
+def report_table(report: PlanReport, name: str) -> str:
+    """Predicted step times, staleness, the splits tried, measurements and assumptions; ``name`` is the title."""
     lines = [
-        f"{name}: {study.planned.devices} devices, completions of {study.length_mean:,.0f} tokens on average, "
-        f"a window of {study.window:,} groups",
+        f"{name}: {report.planned.devices} devices, completions of {report.length_mean:,.0f} tokens on average, "
+        f"a window of {report.window:,} groups",
         "",
-        *aligned([["", *HEAD], *([label, *cells] for label, cells in rows(study))], right=range(1, len(HEAD) + 1)),
-        *_histogram("staleness of trained tokens, as planned", study.planned.token_staleness),
-        *(_tried(study, study.found) if study.found else []),
-        *(_measured(study.comparisons) if study.comparisons else []),
-        *(_assumed(study.assumptions) if study.assumptions else []),
+        *aligned([["", *HEAD], *([label, *cells] for label, cells in rows(report))], right=range(1, len(HEAD) + 1)),
+        *_histogram("staleness of trained tokens, as planned", report.planned.token_staleness),
+        *(_tried(report, report.found) if report.found else []),
+        *(_measured(report.comparisons) if report.comparisons else []),
+        *(_assumed(report.assumptions) if report.assumptions else []),
     ]
     return "\n".join(lines)
-
-
-def to_json(study: Study) -> str:
-    """The same for a program, indented."""
-    return msgspec.json.format(msgspec.json.encode(study), indent=2).decode()
 
 
 def _histogram(title: str, shares: Mapping[int, float]) -> Iterator[str]:
@@ -40,14 +33,14 @@ def _histogram(title: str, shares: Mapping[int, float]) -> Iterator[str]:
     )
 
 
-def _tried(study: Study, found: Found) -> Iterator[str]:
-    yield from ("", "tried")
+def _tried(report: PlanReport, found: SearchResult) -> Iterator[str]:
+    yield from ("", "splits tried")
     table = [["  staleness", "devices", "s/step", "speed-up", ""]]
-    for staleness, outcomes in found.by_staleness().items():
-        for outcome in outcomes:
-            mark = "best" if outcome is found.best else ""
-            step_s, speed_up = f"{outcome.step_s:.4g}", f"{study.speed_up(outcome):.2f}x"
-            table.append([f"  {staleness:g}", split(outcome), step_s, speed_up, mark])
+    for staleness, results in found.by_staleness().items():
+        for result in results:
+            mark = "best" if result is found.best else ""
+            step_s, speed_up = f"{result.step_s:.4g}", f"{report.speed_up(result):.2f}x"
+            table.append([f"  {staleness:g}", split(result), step_s, speed_up, mark])
     yield from aligned(table, right=[1, 2, 3])
 
 
@@ -58,5 +51,5 @@ def _measured(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _assumed(assumptions: Sequence[str]) -> Iterator[str]:
-    yield from ("", "assumed")
+    yield from ("", "assumptions")
     yield from (f"  - {assumption}" for assumption in assumptions)

@@ -1,4 +1,4 @@
-"""`asyncrl track`: one tracker follows one run, beside it or long after."""
+"""`asyncrl track`: sends the records of a run to a tracker, during the run or afterwards."""
 
 import fcntl
 import signal
@@ -19,16 +19,11 @@ POLL_S = 1.0
 
 def track(path: Path, name: str, overrides: Sequence[str], *, once: bool) -> None:
     """
-    Hand the run over to a tracker, from where it was left to the end of the run, or until SIGTERM.
+    Send the records of a run to the tracker ``name``, from its cursor to the end of the run, or until SIGTERM.
 
-    Args:
-        path: The run directory.
-        name: As in ``trackers.use``, which need not have it.
-        once: Do not wait for more than there is.
-
-    Raises:
-        ConfigError: There is no such run or tracker, or another process does this already.
-        TrackerError: The tracker raised or hung.
+    ``trackers.use`` need not contain the tracker. With ``once``, only the existing records are sent.
+    Raises `ConfigError` if the run or the tracker does not exist, or another process sends the same run to it, and
+    `TrackerError` if the tracker fails.
     """
     directory = RunDirectory(path)
     config = load(directory.config, overrides).trackers
@@ -36,7 +31,7 @@ def track(path: Path, name: str, overrides: Sequence[str], *, once: bool) -> Non
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    with _alone(directory.trackers / label(name), name):
+    with _locked(directory.trackers / label(name), name):
         follower = Follower(directory, tracker, label(name), Deadline(config.timeout_s))
         follower.start()
         while not follower.advance():
@@ -46,13 +41,13 @@ def track(path: Path, name: str, overrides: Sequence[str], *, once: bool) -> Non
 
 
 @contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
+def _locked(folder: Path, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another process hands this run over to {name!r} already; wait until it has ended"
+                f"another process already sends this run to {name!r}; wait until that process has ended"
             ) from None
         yield

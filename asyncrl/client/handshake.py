@@ -1,21 +1,21 @@
-"""The first words of a session: find the broker, say Hello, be welcomed, and keep saying that one is alive."""
+"""A node's handshake with the broker, and its heartbeats."""
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqLink
 from asyncrl.errors import LinkError, LinkRefused
-from asyncrl.messages import PROTOCOL, Beat, Bye, Hello, Reject, Role, Welcome
+from asyncrl.messages import CODEC, PROTOCOL, Beat, Bye, Hello, Reject, Role, Welcome
 
 
 class Identity(Struct, frozen=True):
-    """Who a process is."""
+    """Role and name of a node, with a string that is unique for this start of it."""
 
     role: Role
     node: str
@@ -23,39 +23,36 @@ class Identity(Struct, frozen=True):
 
     @property
     def peer(self) -> str:
-        """What hubs call it."""
+        """Name of this node at a hub."""
         return f"{self.node}.{self.incarnation}"
 
 
 def identity(role: Role, node: str) -> Identity:
-    """A new incarnation of ``node``: two starts never share one, even within a clock tick."""
+    """Identity for a new start of ``node``; no two starts share one, even within a clock tick."""
     return Identity(role, node, f"{time.time_ns():x}-{os.getpid()}")
 
 
 def hello(who: Identity) -> Hello:
-    """The first message of somebody with nothing in hand."""
+    """`Hello` of a node that continues nothing from an earlier session."""
     return Hello(PROTOCOL, who.role, who.node, who.incarnation)
 
 
 async def join(
-    address: str, who: Identity, deadline_s: float, say: Callable[[Identity], Hello] = hello
+    address: str, who: Identity, deadline_s: float, make_hello: Callable[[Identity], Hello] = hello
 ) -> tuple[ZmqLink, Welcome]:
     """
-    Connect to the broker and be welcomed.
-
-    Args:
-        say: Makes the first message.
+    Connect to the broker and shake hands.
 
     Raises:
-        LinkError: Nobody answered within ``deadline_s``, or the address is not one.
-        LinkRefused: The broker said no; its reason is the message.
+        LinkError: There is no answer within ``deadline_s``, or the address is malformed.
+        LinkRefused: The broker rejected the node; the message is its reason.
     """
     async with contextlib.AsyncExitStack() as unless_welcome:
-        link = ZmqLink(address, who.peer)
+        link = ZmqLink(address, who.peer, CODEC)
         unless_welcome.push_async_callback(link.aclose)
         try:
             async with asyncio.timeout(deadline_s):
-                welcome = await greet(link, who, say)
+                welcome = await shake_hands(link, who, make_hello)
         except TimeoutError:
             raise LinkError(
                 f"no broker answered at {address} within {deadline_s:g} s: is it running, and is the address right?"
@@ -64,14 +61,14 @@ async def join(
     return link, welcome
 
 
-async def greet(link: Link, who: Identity, say: Callable[[Identity], Hello] = hello) -> Welcome:
+async def shake_hands(link: Link, who: Identity, make_hello: Callable[[Identity], Hello] = hello) -> Welcome:
     """
-    Say Hello on a fresh link.
+    Send `Hello` on a new link and wait for `Welcome`.
 
     Raises:
-        LinkRefused: The broker said no; its reason is the message.
+        LinkRefused: The broker rejected the node; the message is its reason.
     """
-    await link.send(say(who))
+    await link.send(make_hello(who))
     while True:
         match await link.receive():
             case Welcome() as welcome:
@@ -81,26 +78,31 @@ async def greet(link: Link, who: Identity, say: Callable[[Identity], Hello] = he
 
 
 def spool_link(welcome: Welcome, who: Identity) -> ZmqLink:
-    """The bulk socket of this node: apart from control, which would otherwise wait behind it."""
-    return ZmqLink(welcome.spool, who.peer, max_frame_bytes=DATA_FRAME_BYTES, is_there=True)
+    """Link to the node's spool: a socket of its own, so that control messages do not wait behind payloads."""
+    return ZmqLink(welcome.spool, who.peer, CODEC, max_frame_bytes=DATA_FRAME_BYTES, is_there=True)
 
 
-async def beat(link: Link, interval_s: float, sign: Callable[[float], Beat]) -> None:
+async def send_beats(
+    link: Link,
+    interval_s: float,
+    make_beat: Callable[[float], Beat],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
     """
-    Say "I am alive" for as long as the link lives, from this very loop: a wedged loop must look dead.
+    Send a heartbeat every ``interval_s`` seconds from the node's own event loop, so that a blocked loop looks dead.
 
     Args:
-        sign: Makes the beat, given how late the loop was in seconds.
+        make_beat: Given the delay of the loop in seconds.
     """
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + interval_s
-        await asyncio.sleep(interval_s)
-        await link.send(sign(max(loop.time() - due_s, 0.0)))
+        await sleep(interval_s)
+        await link.send(make_beat(max(loop.time() - due_s, 0.0)))
 
 
 async def leave(link: Link, reason: str) -> None:
-    """Say Bye and close; if the broker is gone already, just close."""
+    """Send `Bye` and close the link; a broker that is gone is no error."""
     try:
         async with asyncio.timeout(1.0):
             await link.send(Bye(reason))

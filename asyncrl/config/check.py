@@ -1,17 +1,15 @@
-"""What is fine alone and wrong together: the contradictions of a configuration, each in one sentence."""
+"""Checks across fields: values that are valid alone and contradict each other. Each error is one sentence."""
 
 import math
 
 import msgspec
 
-from asyncrl.config.algorithm import check_algorithm
-from asyncrl.config.presets import preset, resolved
+from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
+from asyncrl.config.check_algorithm import check_algorithm
 from asyncrl.config.sections import (
-    Algorithm,
     Broker,
     Checkpoint,
     Config,
-    Correction,
     Critic,
     Evaluation,
     Lora,
@@ -20,34 +18,24 @@ from asyncrl.config.sections import (
     Vllm,
     leaves,
 )
-from asyncrl.config.thresholds import thresholds
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path
-
-WITHOUT_RATIO = ("reinforce", "gpg", "dro")
-"""Losses that are not weighted by the ratio to the policy that sampled."""
 
 TEMPLATE_ARGUMENTS = {
     "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
     "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length",
 }  # fmt: skip
-"""What a chat template is called with in any case, or would give something else than token ids."""
+"""Arguments that asyncrl sets itself, or that would make a chat template return something other than token ids."""
 
 
 def check(config: Config) -> None:
-    """
-    Refuse values that are fine alone and wrong together.
-
-    Raises:
-        ConfigError: The first contradiction found.
-    """
+    """Raise `ConfigError` for the first contradiction between values."""
     _refuse_infinite(config)
     _check_data(config)
     _check_schedule(config)
     _check_rollout(config)
     _check_reward(config.reward)
     check_algorithm(config)
-    _check_correction(config.algorithm)
     _check_reward_names(config)
     _check_trainer(config)
     _check_evaluation(config.evaluation)
@@ -75,13 +63,11 @@ def _check_data(config: Config) -> None:
         )
     if data.filter_overlong_prompts and data.truncation != "error":
         raise ConfigError(
-            f"data.filter_overlong_prompts never happens: with truncation={data.truncation!r} no prompt is too long; "
+            f"data.filter_overlong_prompts has no effect: with truncation={data.truncation!r} no prompt is too long; "
             f"use one of them"
         )
     for name in sorted(TEMPLATE_ARGUMENTS & data.chat_template_kwargs.keys()):
         raise ConfigError(f"data.chat_template_kwargs.{name} is set by asyncrl itself; remove it")
-    if config.model.scratch.recipe and (len(files) > 1 or len(data.held_out_files) > 1):
-        raise ConfigError("model.scratch makes or reads one file each of data.train and data.held_out; name only one")
 
 
 def _check_schedule(config: Config) -> None:
@@ -89,9 +75,9 @@ def _check_schedule(config: Config) -> None:
     batch = schedule.groups_per_step * schedule.steps_per_publish
     if schedule.window < batch:
         raise ConfigError(
-            f"schedule: the window holds {schedule.window} groups but one publish consumes {batch}; raise staleness"
+            f"schedule: the window holds {schedule.window} groups, but one publish consumes {batch}; raise staleness"
         )
-    _check_max_lag(schedule)
+    _check_max_staleness(schedule)
     _check_filter(schedule)
     if config.sampling.temperature == 0:
         raise ConfigError(
@@ -99,25 +85,24 @@ def _check_schedule(config: Config) -> None:
         )
 
 
-def _check_max_lag(schedule: Schedule) -> None:
-    lag, mode = schedule.max_staleness, schedule.on_straggler
-    if lag is None:
+def _check_max_staleness(schedule: Schedule) -> None:
+    limit, mode = schedule.max_staleness, schedule.on_straggler
+    if limit is None:
         if mode != "wait":
             raise ConfigError(f"schedule.on_straggler={mode!r} is only read with schedule.max_staleness; set it")
         return
-    # All that may be open at one version has its last step before version + lag + 1: see max_staleness.py.
-    is_kept = schedule.window <= (lag + 1) * schedule.groups_per_step * schedule.steps_per_publish
+    # Every group open at one version is consumed before version + limit + 1: asyncrl/broker/groups/max_staleness.py.
+    is_kept = schedule.window <= (limit + 1) * schedule.groups_per_step * schedule.steps_per_publish
     if mode == "wait" and not is_kept:
         raise ConfigError(
-            f"schedule.max_staleness is {lag}, but staleness={schedule.staleness:g} admits {schedule.window} groups "
-            f"at one "
-            f"version, more than {lag + 1} consume: waiting cannot keep the bound; use max_staleness="
+            f"schedule.max_staleness is {limit}, but staleness={schedule.staleness:g} admits {schedule.window} groups "
+            f"at one version, more than {limit + 1} versions consume: waiting cannot keep the bound; use max_staleness="
             f"{math.ceil(schedule.staleness)}, or on_straggler='reissue'"
         )
     if mode != "wait" and is_kept and schedule.order == "fifo":
         raise ConfigError(
-            f"schedule.on_straggler={mode!r} never happens: with order='fifo' and staleness={schedule.staleness:g} no "
-            f"group gets older than max_staleness={lag}; remove it, or use order='completion'"
+            f"schedule.on_straggler={mode!r} has no effect: with order='fifo' and staleness={schedule.staleness:g} no "
+            f"group exceeds max_staleness={limit}; remove it, or use order='completion'"
         )
 
 
@@ -147,7 +132,7 @@ def _check_rollout(config: Config) -> None:
     if 0 < vllm.max_model_len < longest:
         raise ConfigError(
             f"rollout.vllm.max_model_len is {vllm.max_model_len}, but one trajectory may have {longest} tokens "
-            f"(data.max_prompt_tokens + sampling.max_tokens, or evaluation's); raise it, or leave it out"
+            f"(data.max_prompt_tokens + sampling.max_tokens or evaluation.max_tokens); raise it, or leave it out"
         )
 
 
@@ -156,66 +141,33 @@ def _check_reward(reward: Reward) -> None:
         return
     plain = Reward()
     if reward.function != plain.function or reward.options:
-        raise ConfigError("reward.function and reward.options are not read beside reward.parts; make them a part")
+        raise ConfigError("reward.function and reward.options are not read when reward.parts is set; make them a part")
     names = [part.name for part in reward.parts]
     for place, (name, part) in enumerate(zip(names, reward.parts, strict=True)):
-        if name in ("", "score", "correct", "answer") or name in names[:place]:
+        if name in ("", "reward", "score", "correct", "answer") or name in names[:place]:
             raise ConfigError(
-                f"reward.parts[{place}].name is {name!r}: it names a metric, and is {'taken' if name else 'empty'}"
+                f"reward.parts[{place}].name is {name!r}: it names a metric and is {'taken' if name else 'empty'}; "
+                f"choose another name"
             )
         if not math.isfinite(part.weight):
             raise ConfigError(f"reward.parts[{place}].weight is {part.weight}: expected a finite number")
 
 
 def _check_reward_names(config: Config) -> None:
-    """Metrics of verdicts that the algorithm reads by name; those of a person's function are not known."""
-    if not (parts := config.reward.parts):
+    """Check metric names against ``reward.parts``. Metrics of a single ``reward.function`` are not known here."""
+    weights, metric = config.algorithm.reward_weights, config.schedule.filter_metric
+    if "score" in weights:
+        raise ConfigError("algorithm.reward_weights names 'score': use 'reward', the reward of the verdict")
+    if not config.reward.parts:
         return
-    known = ["score", "correct", *(part.name for part in parts)]
-    asked = {"schedule.filter_metric": [config.schedule.filter_metric] if config.schedule.filter_metric else []}
-    asked["algorithm.reward_weights"] = list(config.algorithm.reward_weights)
-    for key, names in asked.items():
+    metrics = ["correct", *(part.name for part in config.reward.parts)]
+    for key, names, known in (
+        ("schedule.filter_metric", [metric] if metric else [], metrics),
+        ("algorithm.reward_weights", weights, ["reward", *metrics]),
+    ):
         for name in names:
             if name.partition(".")[0] not in known:
-                raise ConfigError(f"{key} names {name!r}, which no reward.parts gives: {hint(name, known)}")
-
-
-def _check_correction(algorithm: Algorithm) -> None:
-    name, correction = algorithm.correction.preset, resolved(algorithm.correction)
-    if name and (loss := preset(name).loss) not in ("", algorithm.loss):
-        raise ConfigError(
-            f"algorithm.correction.preset={name!r} goes with algorithm.loss={loss!r}, not {algorithm.loss!r}; set it"
-        )
-    _check_thresholds(correction)
-    if correction.mode == "decoupled":
-        return
-    # A function of one's own may do without the ratio: it is not for us to say.
-    if correction.importance != "none" and algorithm.loss not in WITHOUT_RATIO and ":" not in algorithm.loss:
-        raise ConfigError(
-            f"algorithm.correction.importance={correction.importance!r} would weigh the sampler's tokens twice: with "
-            f"mode='bypass' the ratio in loss={algorithm.loss!r} does it already; use mode='decoupled', or "
-            f"loss='reinforce'"
-        )
-    if correction.importance_normalize:
-        raise ConfigError(
-            "algorithm.correction.importance_normalize needs the mean over a step of weights that, with mode='bypass', "
-            "change within it; use mode='decoupled'"
-        )
-
-
-def _check_thresholds(correction: Correction) -> None:
-    if correction.importance == "none":
-        for key in ("importance_threshold", "importance_normalize"):
-            if getattr(correction, key):
-                raise ConfigError(
-                    f"algorithm.correction.{key} is only read with importance='token' or 'sequence'; remove it"
-                )
-    if bool(correction.rejection) != bool(correction.rejection_threshold):
-        given, missing = "rejection", "rejection_threshold"
-        if not correction.rejection:
-            given, missing = missing, given
-        raise ConfigError(f"algorithm.correction.{given} is only read with {missing}; set it, or remove both")
-    thresholds(correction)
+                raise ConfigError(f"{key} names {name!r}, which no reward.parts returns: {hint(name, known)}")
 
 
 def _check_trainer(config: Config) -> None:
@@ -229,15 +181,15 @@ def _check_trainer(config: Config) -> None:
     if trainer.mini_batches > config.schedule.groups_per_step:
         raise ConfigError(
             f"trainer.mini_batches is {trainer.mini_batches}, but a step has {config.schedule.groups_per_step} groups "
-            f"(schedule.groups_per_step), which stay whole; use at most as many"
+            f"(schedule.groups_per_step), which are never split; use at most as many"
         )
     if not trainer.lora.rank and trainer.lora != Lora():
         raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
-    # A function of one's own may ask for a critic: that is known when it is loaded.
-    if config.critic != Critic() and config.algorithm.advantage != "gae" and not is_path(config.algorithm.advantage):
-        raise ConfigError(
-            f"[critic] is only read with algorithm.advantage='gae', not {config.algorithm.advantage!r}; remove it"
-        )
+    advantage = config.algorithm.advantage
+    # A custom estimator may need a critic: that is known when it is loaded.
+    if config.critic != Critic() and not is_path(advantage) and "values" not in estimator_entry(advantage).needs:
+        readers = " or ".join(repr(name) for name, entry in ADVANTAGES.items() if "values" in entry.needs)
+        raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
     if trainer.warmup_steps > config.run.steps:
         raise ConfigError(
             f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
@@ -245,8 +197,8 @@ def _check_trainer(config: Config) -> None:
     every, publish = config.checkpoint.every_steps, config.schedule.steps_per_publish
     if every % publish:
         raise ConfigError(
-            f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, which there is "
-            f"every {publish} steps (schedule.steps_per_publish); use a multiple of it"
+            f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, and a version "
+            f"is published every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
     if trainer.max_tokens_per_micro_batch < longest:
@@ -279,13 +231,13 @@ def _check_best(config: Config) -> None:
         raise ConfigError("checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file")
     if checkpoint.keep < 2:
         raise ConfigError(
-            "checkpoint.keep is 1: with keep_best a checkpoint would go before its evaluation begins; use at least 2"
+            "checkpoint.keep is 1: with keep_best a checkpoint would be deleted before its evaluation; use at least 2"
         )
-    measured_every = evaluation.every_versions * config.schedule.steps_per_publish
-    if not (measured_every and checkpoint.every_steps) or measured_every % checkpoint.every_steps:
+    evaluated_every = evaluation.every_versions * config.schedule.steps_per_publish
+    if not (evaluated_every and checkpoint.every_steps) or evaluated_every % checkpoint.every_steps:
         raise ConfigError(
-            f"checkpoint.keep_best needs a checkpoint of every version that is evaluated, but there is one every "
-            f"{checkpoint.every_steps} steps, and an evaluation every {measured_every} (evaluation.every_versions); "
+            f"checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every "
+            f"{checkpoint.every_steps} steps and evaluations every {evaluated_every} (evaluation.every_versions); "
             f"use the same number for both"
         )
 
@@ -295,18 +247,18 @@ def _check_weights(config: Config) -> None:
         return
     if config.weights.delta:
         raise ConfigError(
-            "weights.delta needs the version before, of which a rollout with weights.staging='bucket' keeps no copy; "
-            "use one of them"
+            "weights.delta needs a copy of the previous version, which a rollout with weights.staging='bucket' does "
+            "not keep; use one of them"
         )
     if config.rollout.engine == "transformers":
         raise ConfigError(
-            "weights.staging='bucket' replaces weights while decoding stands still, which "
-            "rollout.engine='transformers' cannot do; use staging='whole'"
+            "weights.staging='bucket' replaces weights while decoding is paused, which rollout.engine='transformers' "
+            "cannot do; use staging='whole'"
         )
     if config.data.held_out:
         raise ConfigError(
-            "weights.staging='bucket' replaces the weights of every rollout at each publish, but data.held_out is "
-            "answered by one that keeps its version meanwhile; leave data.held_out empty, or use staging='whole'"
+            "weights.staging='bucket' replaces the weights of every rollout at each publish, but evaluation on "
+            "data.held_out pins the version of one rollout; leave data.held_out empty, or use staging='whole'"
         )
 
 
@@ -314,13 +266,13 @@ def _check_addresses(broker: Broker) -> None:
     for key, address in (("broker.bind", broker.bind), ("broker.spool_bind", broker.spool_bind)):
         if not address.startswith(("tcp://127.0.0.1:", "tcp://localhost:", "ipc://")):
             raise ConfigError(
-                f"{key} is {address!r}: only loopback addresses (tcp://127.0.0.1:PORT, ipc://PATH) are served, because "
-                f"connections are not yet authenticated"
+                f"{key} is {address!r}: expected a loopback address (tcp://127.0.0.1:PORT or ipc://PATH), because "
+                f"connections are not authenticated"
             )
     if broker.notice_s < 3 * broker.beat_s:
         raise ConfigError(f"broker.notice_s is {broker.notice_s:g} s, less than three beats of {broker.beat_s:g} s")
     if broker.node_ttl_s < broker.notice_s:
         raise ConfigError(
             f"broker.node_ttl_s is {broker.node_ttl_s:g} s, less than broker.notice_s = {broker.notice_s:g} s: a node "
-            f"would be lost before it is noticed"
+            f"would be declared lost before it is suspended"
         )

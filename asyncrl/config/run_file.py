@@ -1,7 +1,7 @@
 """
-A run is one TOML file: defaults < file < ``--set a.b=value``, and out comes a checked `Config`.
+Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and returned as a `Config`.
 
-An unknown key is an error with a suggestion. `explain` tells where each value came from.
+`explain` gives the origin of each value.
 """
 
 import re
@@ -13,18 +13,18 @@ import msgspec
 from msgspec import Struct, structs
 
 from asyncrl.config.check import check
-from asyncrl.config.presets import resolved
+from asyncrl.config.correction import resolved
 from asyncrl.config.sections import Config, leaves
 from asyncrl.config.toml import convert, put, read, split_override
 
 
 class Origin(Struct, frozen=True):
-    """One value and where it came from."""
+    """A value and its source."""
 
     key: str
     value: Any
     source: str
-    """``default``, the file, ``--set``, or the ``preset`` that stands for it."""
+    """``default``, the name of the file, ``--set``, or ``preset`` for a value set by a correction preset."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -32,21 +32,23 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Read and check a run file.
 
     Args:
-        path: TOML.
-        overrides: ``"section.key=value"``; the value is TOML, and a bare word that is not TOML is a string.
+        overrides: ``"section.key=value"``; the value is TOML, and text that is not TOML is a string.
 
     Raises:
-        ConfigError: One sentence: what, which, expected and got.
+        ConfigError: The file cannot be read, or `decode` refuses it.
     """
-    return decode(_merged(path, overrides))
+    raw = read(path, "config file")
+    for override in overrides:
+        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+    return decode(raw)
 
 
 def decode(raw: dict[str, Any]) -> Config:
     """
-    A checked `Config` of a nested dict.
+    Convert a nested dict to a `Config` and check it.
 
     Raises:
-        ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
+        ConfigError: A key is unknown or missing, a value has the wrong type or range, or values contradict each other.
     """
     config = convert(raw, Config)
     check(config)
@@ -54,11 +56,11 @@ def decode(raw: dict[str, Any]) -> Config:
 
 
 def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
-    """Every value as it applies, with its source."""
+    """Every value that applies, with its source."""
     config = load(path, overrides)
     given = dict(leaves(msgspec.to_builtins(config)))
-    in_file = dict(leaves(_read(path)))
-    in_set = {key for key, _ in map(_split, overrides)}
+    in_file = dict(leaves(read(path, "config file")))
+    in_set = {split_override(override, SHORTHANDS)[0] for override in overrides}
     applied = leaves(msgspec.to_builtins(_without_preset(config)))
 
     def source(key: str, value: Any) -> str:
@@ -74,36 +76,21 @@ def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
 
 
 def to_toml(config: Config) -> str:
-    """As it is kept in the run directory; `load` reads it back to an equal config."""
+    """TOML text of a config, as stored in the run directory; `load` reads it back to an equal config."""
     lines: list[str] = []
     _write_table(msgspec.to_builtins(config), (), lines)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _without_preset(config: Config) -> Config:
-    """With what a preset stands for in its place, but for its name."""
+    """Config whose correction has the preset's settings filled in and keeps the preset's name."""
     correction = config.algorithm.correction
     applied = structs.replace(resolved(correction), preset=correction.preset)
     return structs.replace(config, algorithm=structs.replace(config.algorithm, correction=applied))
 
 
-def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    raw = _read(path)
-    for override in overrides:
-        put(raw, *_split(override), where=f"--set {override}")
-    return raw
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read(path, "config file")
-
-
 SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "staleness": "schedule.staleness"}
-"""Keys people set most, without their section. Only for ``--set``."""
-
-
-def _split(override: str) -> tuple[str, Any]:
-    return split_override(override, SHORTHANDS)
+"""Short forms of frequent keys, for ``--set`` only."""
 
 
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
@@ -133,5 +120,5 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """JSON's escapes are TOML's too, but TOML wants DEL escaped as well."""
+    """Quoted string: JSON's escapes are valid TOML, but TOML also requires DEL to be escaped."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")

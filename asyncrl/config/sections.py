@@ -1,8 +1,8 @@
 """
-Every knob, once.
+All settings of a run file, one Struct per section.
 
-Where verl has a well-known name for a knob, the docstring gives it in brackets. What a single field cannot say, `check`
-does. How a file becomes a `Config` is in `asyncrl.config.run_file`.
+The docstring of a field is its reference documentation; verl's name for the field is in brackets at its end. Checks
+across fields are in `asyncrl.config.check`; `asyncrl.config.run_file` reads a file into a `Config`.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.messages import Sampling, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
@@ -24,155 +25,138 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of config: immutable, keyword-only, and a misspelt key is an error."""
+    """Base class of sections: immutable, keyword-only, and an unknown key is an error."""
 
 
 class Run(Section, frozen=True, kw_only=True):
-    """What the run is called, and how long it is."""
+    """Name, length and seed of the run."""
 
     name: str = ""
-    """Folder below ``dir``; empty takes the config file's name, with a number behind it if that is taken."""
+    """Folder below ``dir``. Empty takes the name of the run file, with a number appended if that is taken."""
     dir: str = "runs"
+    """Folder of all run directories."""
     steps: Count = 60
-    """Optimizer steps."""
+    """Optimizer steps to train."""
     seed: Seed = 0
-    """Feeds the data order, the sampling seeds and the trainer's random state."""
-
-
-class Scratch(Section, frozen=True, kw_only=True):
-    """A model made on the spot when ``model.path`` does not exist yet, and kept there."""
-
-    recipe: Literal["", "step_sums", "random"] = ""
-    """
-    ``step_sums``: a small Qwen3 taught arithmetic chains by a short supervised warm-up, with its data.
-    ``random``: random weights, and a byte-level BPE trained on ``data.train``. Empty: ``model.path`` must exist.
-    """
-    seed: Seed = 0
-    layers: Count = 3
-    hidden_size: Count = 64
-    intermediate_size: Count = 192
-    heads: Count = 4
-    kv_heads: Count = 2
-    head_dim: Count = 16
-    vocab_size: Count = 2048
-    """Of the byte-level BPE (``random``); ``step_sums`` has its own word list."""
+    """Seed of the data order, of sampling and of the trainer's random state."""
 
 
 class Model(Section, frozen=True, kw_only=True):
     """The policy."""
 
     path: str
-    """A Hugging Face model directory: config, safetensors, tokenizer."""
+    """Hugging Face model directory: config, safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    scratch: Scratch = Scratch()
+    """Data type of the weights."""
 
 
 class Data(Section, frozen=True, kw_only=True):
-    """Prompts, as parquet or JSONL. The order is a function of the seed and the epoch alone."""
+    """Prompts, as parquet or JSONL files. Their order depends only on the seed and the epoch."""
 
     train: str | list[str]
-    """A file with the columns below, or several: one dataset then, unless ``ratios`` keep them apart [train_files]."""
+    """File with the columns below, or several: one dataset, unless ``ratios`` is set [train_files]."""
     ratios: list[Ratio] = []
     """
-    How often it is the turn of each file of ``train``, such as ``[3, 1]``. Each has epochs of its own then, and a
-    larger share than its rows would give it comes from more of them.
+    Prompts taken from each file of ``train`` in turn, such as ``[3, 1]``. Each file then has its own epochs, so a
+    small file with a large ratio is repeated more often. Empty: the files are one dataset.
     """
     held_out: str | list[str] = ""
-    """Prompts never trained on, file after file; empty evaluates nothing [val_files]."""
+    """File or files of evaluation prompts, never trained on; empty switches evaluation off [val_files]."""
     prompt_column: str = "prompt"
+    """Column of the prompt: a text or a list of chat messages [prompt_key]."""
     answer_column: str = "answer"
+    """Column of the reference answer that the reward function gets."""
     data_source_column: str = "data_source"
+    """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True
+    """Draw prompts in random order, a new one each epoch; false keeps the order of the files."""
     max_rows: Natural = 0
-    """
-    Train on so many rows only, drawn by the seed, or the first without ``shuffle``; 0 takes all [train_max_samples].
-    """
+    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 takes all [train_max_samples]."""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """
-    A row that is no prompt: nothing starts, or it is left out, counted and said. `asyncrl data check` lists them all.
+    Handling of rows that are not valid prompts. ``refuse``: the run does not start. ``skip``: they are left out,
+    counted and reported. `asyncrl data check` lists all of them.
     """
     chat_template_kwargs: dict[str, str | int | float | bool] = {}
-    """Handed to the model's chat template, such as ``enable_thinking = false`` [apply_chat_template_kwargs]."""
+    """Arguments of the model's chat template, such as ``enable_thinking = false`` [apply_chat_template_kwargs]."""
     max_prompt_tokens: Count = 512
-    """Longer prompts are dealt with by the next two [max_prompt_length]."""
+    """Longest prompt, in tokens; the next two settings handle longer ones [max_prompt_length]."""
     truncation: Truncation = "error"
     """
-    What is cut off a longer prompt. ``error``: nothing, it is a dead letter, and another prompt takes its place; if
-    there is nothing else in a row, the run ends. ``right`` also cuts the words that ask the policy to begin.
+    End at which a longer prompt is cut; ``right`` also cuts the chat template's generation prompt. ``error``: it is
+    not cut but dropped as a dead letter, and another prompt replaces it; too many in a row end the run.
     """
     filter_overlong_prompts: bool = False
-    """With ``truncation = "error"``: it is expected, and dropped with the reason ``overlong_prompt``."""
+    """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""
 
     @property
     def train_files(self) -> list[str]:
-        """``train``, as a list."""
         return _files(self.train)
 
     @property
     def held_out_files(self) -> list[str]:
-        """``held_out``, as a list."""
         return _files(self.held_out)
 
 
 class Schedule(Section, frozen=True, kw_only=True):
-    """How far rollouts may run ahead of the trainer. asyncrl/broker/groups/window.py has the proof."""
+    """Limits on how far rollouts run ahead of the trainer. asyncrl/broker/groups/window.py has the proof."""
 
     groups_per_step: Count = 16
-    """P, prompt groups one optimizer step consumes [ppo_mini_batch_size x require_batches]."""
+    """P, prompt groups that one optimizer step consumes [ppo_mini_batch_size x require_batches]."""
     group_size: Count = 8
-    """n, trajectories of one prompt; advantages are centred in it [rollout.n]."""
+    """n, trajectories per prompt; most advantages compare them with each other [rollout.n]."""
     steps_per_publish: Count = 1
-    """T, optimizer steps between two published versions [trigger_parameter_sync_step]."""
+    """T, optimizer steps between two published policy versions [trigger_parameter_sync_step]."""
     staleness: NonNegative = 1.0
-    """S: at most floor((1 + S) P T) groups are open. 0 is synchronous, 1 one step off [staleness_threshold]."""
+    """S: at most floor((1 + S) P T) groups are open; 0 is synchronous, 1 one publish ahead [staleness_threshold]."""
     order: Literal["fifo", "completion"] = "fifo"
     """
-    Which complete groups a step takes: the oldest admitted, or the first finished. The latter, with ``staleness``, is
-    over-sampling: more prompts are sampled than a step consumes, and it consumes whichever are done first.
+    Complete groups that a step takes first: the oldest (``fifo``) or the first to finish (``completion``). With
+    ``staleness`` the latter is over-sampling: more prompts are sampled than a step consumes, and it takes those that
+    finish first.
     """
     max_staleness: Natural | None = None
-    """L: no group is trained on more than L versions after the one it was admitted at. Unset: any number."""
+    """L: a group is trained on at most L versions after the one it was admitted at. Unset: no limit."""
     on_straggler: Literal["wait", "reissue", "train"] = "wait"
     """
-    Groups that ``max_staleness`` concerns. ``wait``: a step takes them in time. ``reissue``: they are
-    sampled anew. ``train``: trained on all the same, and counted (``over_max_staleness``).
+    Handling of groups about to exceed ``max_staleness``. ``wait``: a step waits and takes them in time. ``reissue``:
+    sample them again. ``train``: train on them all the same and count them (``over_max_staleness``).
     """
     filter: Literal["none", "zero_variance"] = "none"
-    """
-    ``zero_variance``: a group whose values are all equal is dropped, and another admitted [filter_groups.enable].
-    """
+    """``zero_variance``: drop a group of equal rewards and admit another one [filter_groups.enable]."""
     filter_metric: str = ""
-    """Which values: a metric of the verdicts, such as ``correct``; empty for the reward [filter_groups.metric]."""
+    """Metric of the verdict that the filter compares, such as ``correct``; empty: the reward [filter_groups.metric]."""
     filter_patience: Natural = 0
-    """
-    Groups filtered in a row that end the run; 0 takes 16 windows, at least 256 [filter_groups.max_num_gen_batches].
-    """
+    """Filtered groups in a row that end the run; 0: 16 windows, at least 256 [filter_groups.max_num_gen_batches]."""
     partial_rollout: bool = True
-    """Swap weights between two decode steps of a running generation; false waits until what is in hand is done."""
+    """Load new weights between two decode steps of running completions; false finishes those first."""
     max_attempts: Count = 3
-    """A trajectory that failed this often goes to the dead letters, and its group is dropped and counted."""
+    """Failures of one trajectory after which it becomes a dead letter, and its group is dropped and counted."""
     lease_s: Positive = 120.0
-    """A lease not renewed by its node's beats for this long is given to somebody else."""
+    """Seconds after which a lease that its node does not renew by heartbeats is given to another node."""
 
     @property
     def window(self) -> int:
-        """Groups admitted and not yet retired: ``floor((1 + S) P T)``."""
+        """Maximum number of groups admitted and not yet retired: ``floor((1 + S) P T)``."""
         return int((1 + self.staleness) * self.groups_per_step * self.steps_per_publish + 1e-9)
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):
-    """How trajectories are sampled. The recorded log-probs are those of this distribution."""
+    """Sampling of trajectories. The recorded log-probs are those of this distribution."""
 
     max_tokens: Count = 128
-    """Completion tokens [data.max_response_length]."""
+    """Longest completion, in tokens [data.max_response_length]."""
     temperature: NonNegative = 1.0
+    """Divisor of the logits."""
     top_p: Fraction = 1.0
+    """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Natural = 0
-    """0 keeps the whole vocabulary."""
+    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
     stop: list[str] = []
+    """Texts that end a completion."""
 
     def sampling(self) -> Sampling:
-        """The same, as it travels in a lease."""
+        """The settings as the message type that a lease carries."""
         return Sampling(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -183,282 +167,293 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
 
 
 class Vllm(Section, frozen=True, kw_only=True):
-    """What ``rollout.engine = "vllm"`` needs to know beyond what every engine does."""
+    """Settings of ``rollout.engine = "vllm"``."""
 
     tensor_parallel_size: Count = 1
-    """Devices that share one engine's model."""
+    """Devices that share one engine's model [tensor_model_parallel_size]."""
     gpu_memory_utilization: Fraction = 0.9
-    """Share of a device's memory for weights, activations and KV cache."""
+    """Fraction of a device's memory for weights, activations and KV cache."""
     kv_cache_bytes: Natural = 0
-    """KV cache of each device; 0 takes what ``gpu_memory_utilization`` leaves [kv_cache_memory_bytes]."""
+    """Bytes of KV cache on each device; 0 takes what ``gpu_memory_utilization`` leaves [kv_cache_memory_bytes]."""
     enforce_eager: bool = False
-    """Compile nothing and capture no graphs: starts sooner, decodes slower."""
+    """Neither compile nor capture graphs: starts sooner, decodes slower."""
     max_model_len: Natural = 0
-    """Prompt and completion tokens of one request; 0 takes the longest that this run can have."""
+    """Longest request, prompt and completion together, in tokens; 0 takes the longest that this run can have."""
     enable_chunked_prefill: bool | None = None
-    """Long prompts are read in parts, between decode steps of others. Unset: except on a CPU, where it is refused."""
+    """Read long prompts in parts, between decode steps of others. Unset: true, except on a CPU, which lacks it."""
     engine_args: dict[str, Any] = {}
-    """Further arguments of vLLM's engine, by its own names; those that asyncrl sets by itself are refused."""
+    """Further engine arguments by vLLM's names; those that asyncrl sets itself are refused [engine_kwargs.vllm]."""
 
 
 class Rollout(Section, frozen=True, kw_only=True):
-    """The processes that sample."""
+    """Processes that sample trajectories."""
 
     replicas: Count = 2
-    """How many ``asyncrl run`` starts."""
+    """Number of rollout processes that ``asyncrl run`` starts."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """``transformers`` comes with asyncrl and runs anywhere; ``vllm`` has to be installed, and is fast on devices."""
+    """``transformers`` comes with asyncrl and runs anywhere; ``vllm`` is installed separately and fast on devices."""
     vllm: Vllm = Vllm()
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
-    """Where vLLM decodes. ``auto`` takes what there is, in the order cuda, npu, cpu. transformers uses the CPU."""
+    """Device of vLLM; ``auto`` takes the first available of cuda, npu and cpu. transformers uses the CPU."""
     slots: Count = 64
-    """Completions decoded together by one engine [max_num_seqs]."""
+    """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
-    """After new weights: compute the KV cache of running completions again, or go on with the old one."""
+    """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
     threads: Count = 1
-    """Torch threads of one rollout; with vLLM those of its processes, on a CPU."""
+    """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
-    """What is written of running completions is put on disk this often: a killed node loses no more. 0 never."""
+    """Seconds between two saves of unfinished completions, the most that a killed node loses; 0 never saves."""
     drain_s: NonNegative = 30.0
-    """After SIGTERM: seconds to put what is written on disk, for other nodes to go on with."""
+    """Seconds after SIGTERM to save unfinished completions, which other nodes then continue."""
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
     """One of several rewards that are added up."""
 
     name: str
-    """Its score is a metric of this name; ``algorithm.reward_weights`` and ``schedule.filter_metric`` may read it."""
+    """Metric that holds this part's reward; ``algorithm.reward_weights`` and ``schedule.filter_metric`` may name it."""
     function: str
-    """As ``reward.function``."""
+    """Built-in name or ``file.py:name``, like ``reward.function``."""
     options: dict[str, str | int | float | bool] = {}
-    """As ``reward.options``."""
+    """Keyword arguments of the function."""
     weight: float = 1.0
-    """What its score is multiplied with; 0 only measures."""
+    """Factor of this part's reward in the sum; with 0 it is only a metric."""
     data_sources: list[str] = []
-    """Rows it is for, such as ``openai/gsm8k`` or ``aime*``; none is every row."""
+    """Data sources this part applies to, such as ``openai/gsm8k`` or ``aime*``; empty: all rows."""
     correct: bool = False
-    """It decides whether a completion counts as correct. Without one that does, the first for the row decides."""
+    """This part decides whether a completion is correct; if none has it set, the first part for the row decides."""
 
 
 class Reward(Section, frozen=True, kw_only=True):
-    """How completions are judged."""
+    """Rewards of completions."""
 
     function: str = "gsm8k"
     """
     ``gsm8k``, ``math``, ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``,
-    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` for what the row's data source asks for; or
-    ``file.py:name``: a function of one sample, sync or async, that returns a float or a dict with ``score``
-    [reward.custom_reward_function].
+    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` chooses by the row's data source;
+    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
+    ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
-    """Keyword arguments of the function, checked against its signature before anything starts."""
+    """Keyword arguments of the function, checked against its signature at the start."""
     parts: list[RewardPart] = []
-    """Several rewards in place of ``function``; the score is the sum of theirs, weighted."""
+    """Several rewards instead of ``function``; the reward is their weighted sum."""
     workers: Count = 1
-    """Processes that run the function, each killable."""
+    """Processes that run the function, each of which can be killed."""
     timeout_s: Positive = 10.0
-    """A verdict that takes longer is a failure, and its worker is killed."""
+    """Seconds for one verdict; a longer one counts as a failure, and its worker is killed."""
 
 
 class Correction(Section, frozen=True, kw_only=True):
     """
-    What is done about sampler and trainer not being the same policy [algorithm.rollout_correction].
+    Off-policy correction between sampler and trainer [algorithm.rollout_correction].
 
-    The formulas are in asyncrl/algo/correction, the presets in asyncrl/config/presets.py.
+    The formulas are in asyncrl/algo/correction, the presets in asyncrl/config/correction.py.
     """
 
     preset: str = ""
-    """All of the below by one name, such as ``decoupled_geo_rs_seq_tis``; nothing else may be set with it."""
+    """Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; no other may be set with it."""
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
-    ``bypass``: ratios are against the policy that sampled. ``decoupled``: against the one the step begins with, whose
-    log-probs are computed for that; the weights and rejections below then stand between it and the sampler.
+    Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
+    with, whose log-probs are computed first; weights and rejections then compare that policy with the sampler.
     """
     importance: Literal["none", "token", "sequence"] = "none"
-    """Weigh each token by the ratio of trainer to sampler, its own or its sequence's [rollout_is]."""
+    """Weight each token by the ratio of trainer to sampler, of the token or of its sequence [rollout_is]."""
     importance_threshold: str | Positive = ""
-    """``2.0``, or nothing, cuts weights to it; ``0.5_5.0`` drops tokens outside the band [rollout_is_threshold]."""
+    """``2.0``, the default, clips weights; ``0.5_5.0`` drops tokens with weights outside [rollout_is_threshold]."""
     importance_normalize: bool = False
     """Divide the weights by their mean over the step [rollout_is_batch_normalize]."""
     rejection: str = ""
-    """Tokens or sequences left out, ``token_k1`` or ``seq_mean_k1`` and the like; several by commas [rollout_rs]."""
+    """Criteria that drop tokens or sequences, such as ``token_k1`` or ``seq_mean_k1``, comma-separated [rollout_rs]."""
     rejection_threshold: str | Positive = ""
-    """One for each of them, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
+    """One per criterion, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
 
 
 class Algorithm(Section, frozen=True, kw_only=True):
     """
-    From rewards to a loss. The formulas are in asyncrl/algo.
+    Computation of the loss from rewards. The formulas are in asyncrl/algo, all names in asyncrl/config/catalogue.py.
 
-    A setting left unset takes the default of the estimator or loss that reads it; one that nothing reads is refused.
+    An unset setting takes the default of the estimator or loss that reads it; setting one that neither reads is an
+    error.
     """
 
     advantage: str = "grpo"
-    """``grpo``, ``dr_grpo``, ``rloo``, ... (asyncrl/algo/advantages), or ``file.py:name`` [adv_estimator]."""
+    """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo``, ... or a custom ``file.py:name`` [adv_estimator]."""
     gamma: Fraction | None = None
-    """Discount of rewards that come later."""
+    """``gae``, ``reinforce_plus_plus``: discount of later rewards, per token."""
     lam: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """``gae``: how far it looks ahead instead of trusting the critic."""
+    """``gae``: 0 relies on the critic after one token, 1 on the rewards to the end."""
     reward_weights: dict[str, float] = {}
-    """``gdpo``: metrics of the verdict to compare one by one, and their weights [gdpo_reward_keys]."""
+    """``gdpo``: metrics of the verdict and their weights; ``reward`` is the reward itself [gdpo_reward_keys]."""
     loss: str = "clipped"
-    """``clipped``, ``gspo``, ``cispo``, ... (asyncrl/algo/losses), or ``file.py:name`` [policy_loss.loss_mode]."""
+    """Policy loss: ``clipped``, ``gspo``, ``cispo``, ... or a custom ``file.py:name`` [policy_loss.loss_mode]."""
     clip_low: Positive | None = None
-    """The ratio stops mattering below ``1 - clip_low`` [clip_ratio_low]."""
+    """Lower bound of the ratio is ``1 - clip_low``; some losses bound another quantity [clip_ratio_low]."""
     clip_high: Positive | None = None
-    """... and above ``1 + clip_high`` [clip_ratio_high]."""
+    """Upper bound of the ratio is ``1 + clip_high``; some losses bound another quantity [clip_ratio_high]."""
     dual_clip: NonNegative | None = None
-    """Bound of the loss where the advantage is negative, in advantages; 0 switches it off [clip_ratio_c]."""
+    """``clipped``: bound of the loss at a negative advantage, in units of -advantage; 0 is off [clip_ratio_c]."""
     ratio_cap: Positive | None = None
-    """``dppo_tv``, ``dppo_kl``: the ratio counts no more than this [clip_ratio_c]."""
+    """``dppo_tv``, ``dppo_kl``: upper bound of the importance weight [clip_ratio_c]."""
     tau_pos: Positive | None = None
-    """``sapo``: how sharply the gate falls where the advantage is positive."""
+    """``sapo``: steepness of the gate at a positive advantage."""
     tau_neg: Positive | None = None
-    """... and where it is negative."""
+    """``sapo``: steepness of the gate at a negative advantage."""
     cov_ratio: Fraction | None = None
-    """``clip_cov``, ``kl_cov``: share of tokens that are picked out [clip_cov_ratio, kl_cov_ratio]."""
+    """``clip_cov``, ``kl_cov``: fraction of all tokens to select [clip_cov_ratio, kl_cov_ratio]."""
     cov_low: float | None = None
-    """``clip_cov``: covariances below are left alone [clip_cov_lb]."""
+    """``clip_cov``: only tokens with a larger covariance are selected [clip_cov_lb]."""
     cov_high: float | None = None
-    """... and those above [clip_cov_ub]."""
+    """``clip_cov``: only tokens with a smaller covariance are selected [clip_cov_ub]."""
     cov_kl_coef: NonNegative | None = None
-    """``kl_cov``: weight of the penalty on tokens picked out [ppo_kl_coef]."""
+    """``kl_cov``: weight of the penalty on selected tokens [ppo_kl_coef]."""
     dro_beta: Positive | None = None
-    """``dro``: weight of the squared log-ratio. Must be given."""
-    aggregation: Literal[
-        "", "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-    ] = ""
-    """How token losses become one number; empty takes that of the loss, mostly ``token-mean`` [loss_agg_mode]."""
+    """``dro``: weight of the squared log-ratio; required, there is no default."""
+    aggregation: str = ""
+    """
+    Weighting of token losses: ``token-mean``, ``token-sum``, ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` or
+    ``seq-mean-token-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
+    """
     aggregation_norm: NonNegative = 0.0
     """Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens`` [loss_scale_factor]."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the starting policy; 0 keeps no reference model [kl_loss_coef]."""
+    """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"
-    """``k1``, ``abs``, ``k2``, ``k3``; with a ``+`` behind it, its value and the gradient of k2 [kl_loss_type]."""
+    """KL estimator: ``k1``, ``abs``, ``k2`` or ``k3``; a ``+`` at the end takes the gradient of k2 [kl_loss_type]."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL goes [use_kl_loss, use_kl_in_reward]."""
+    """Add the KL to the loss, or subtract it from the reward [use_kl_loss, use_kl_in_reward]."""
     kl_target: NonNegative = 0.0
-    """With ``kl_in = "reward"``: ``kl_coef`` is adapted until the KL is this; 0 keeps it fixed [kl_ctrl.target_kl]."""
+    """KL per token, in nats, to which ``kl_coef`` adapts, with ``kl_in = "reward"``; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
-    """... over about so many trajectories [kl_ctrl.horizon]."""
+    """Trajectories over which ``kl_coef`` changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
     correction: Correction = Correction()
 
 
 class Lora(Section, frozen=True, kw_only=True):
-    """Adapters that are trained in the place of the model, and published merged into it."""
+    """Low-rank adapters, trained instead of the model and merged into it when published."""
 
     rank: Natural = 0
-    """Width of an adapter; 0 trains the model itself [lora_rank]."""
+    """Rank of an adapter; 0 trains the model itself [lora_rank]."""
     alpha: NonNegative = 0.0
-    """An adapter counts ``alpha / rank`` times; 0 takes twice the rank [lora_alpha]."""
+    """An adapter is scaled by ``alpha / rank``; 0 takes twice the rank [lora_alpha]."""
     targets: list[str] = []
-    """Linear layers that get one, such as ``["q_proj", "v_proj"]``; empty is all but the head [target_modules]."""
+    """Linear layers with an adapter, such as ``["q_proj", "v_proj"]``; empty: all but the head [target_modules]."""
 
 
 class Trainer(Section, frozen=True, kw_only=True):
-    """The optimizer."""
+    """The optimizer (AdamW) and its processes."""
 
     lr: Positive = 1e-6
+    """Learning rate after the warm-up."""
     warmup_steps: Natural = 0
+    """Optimizer steps of linear warm-up [lr_warmup_steps]."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a cosine down to ``min_lr_ratio`` [lr_scheduler_type]."""
     min_lr_ratio: NonNegative = 0.0
-    """Where the cosine ends, as a share of ``lr``."""
+    """Learning rate at the end of the cosine, as a fraction of ``lr``."""
     beta1: Decay = 0.9
+    """Decay of the mean of gradients."""
     beta2: Decay = 0.999
+    """Decay of the mean of squared gradients."""
     eps: Positive = 1e-8
+    """Added to the root of the mean of squared gradients."""
     weight_decay: NonNegative = 0.01
+    """Decoupled weight decay."""
     grad_clip: NonNegative = 1.0
-    """Norm the gradient is clipped to; 0 never clips."""
+    """Norm to which the gradient is clipped; 0 never clips."""
     mini_batches: Count = 1
-    """Updates of one pass over a batch: so many parts of whole groups [train_batch_size / ppo_mini_batch_size]."""
+    """Updates per pass over a batch, each on a part of whole groups [train_batch_size / ppo_mini_batch_size]."""
     epochs: Count = 1
     """Passes over a batch [ppo_epochs]."""
     ranks: Count = 1
-    """Processes that share the model, its gradients and its optimizer (FSDP2)."""
+    """Processes that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node]."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
-    """Where it computes; a device for each rank, the first there are. Rollouts get the others [trainer.device]."""
+    """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
-    """Tokens of a forward and backward pass; a prompt that many follow counts once [ppo_max_token_len_per_gpu]."""
+    """Tokens of one forward and backward pass; a shared prompt counts once [ppo_max_token_len_per_gpu]."""
     gradient_checkpointing: bool = False
-    """Keep one activation a layer, and compute the others again."""
+    """Keep one activation per layer and recompute the others [enable_gradient_checkpointing]."""
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """
-    Warn once if sampler and trainer, with the same weights, differ by more nats on the mean token of a step; 0 takes
-    0.0001 for ``model.dtype = "float32"`` and 0.1 for ``"bfloat16"``.
+    Warn once if the mean absolute difference of log-probs between sampler and trainer, with the same weights, exceeds
+    this many nats in a step; 0 takes 0.0001 for ``model.dtype = "float32"`` and 0.1 for ``"bfloat16"``.
     """
     threads: Count = 1
-    """Torch threads."""
+    """Torch threads of each process."""
 
 
 class Critic(Section, frozen=True, kw_only=True):
-    """The value model of ``algorithm.advantage = "gae"``. What is not here is as in ``[trainer]``."""
+    """The value model of ``algorithm.advantage = "gae"``. All other settings are those of ``[trainer]``."""
 
     path: str = ""
-    """A Hugging Face model directory it starts from; empty takes ``model.path``."""
+    """Hugging Face model directory to start from; empty takes ``model.path``."""
     lr: Positive = 1e-5
+    """Learning rate of the critic."""
     weight_decay: NonNegative = 0.01
+    """Decoupled weight decay of the critic."""
     grad_clip: NonNegative = 1.0
-    """Norm the gradient is clipped to; 0 never clips."""
+    """Norm to which the critic's gradient is clipped; 0 never clips."""
     value_clip: Positive = 0.5
-    """How far a prediction may move from the one before the step [cliprange_value]."""
+    """Largest change of a prediction from the one before the step that the loss rewards [cliprange_value]."""
 
 
 class Weights(Section, frozen=True, kw_only=True):
-    """How weights move from trainer to rollouts."""
+    """Transfer of weights from trainer to rollouts."""
 
     backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
     """
-    Collective library, and with it where both ends stage weights: ``gloo`` on the host, ``nccl`` on a CUDA device,
-    ``hccl`` on an Ascend NPU. ``auto`` is where the trainer computes, the CPU. nccl wants a device for each end: a
-    trainer and a rollout that share one GPU use gloo.
+    Collective library, and the memory in which both ends stage weights: ``gloo`` host, ``nccl`` CUDA device, ``hccl``
+    Ascend NPU. ``auto`` follows ``trainer.device``. nccl needs a separate device for each end: a trainer and a rollout
+    that share one GPU use gloo.
     """
     interface: str = "127.0.0.1"
     """Address whose network interface the collective uses."""
     bucket_bytes: Count = 64 << 20
     """Bytes of one collective [update_weights_bucket_megabytes]."""
     deadline_s: Positive = 30.0
-    """One transfer, group formation included; who is late is named, and the others go on without it."""
+    """Seconds for one transfer with group formation; late rollouts are named and left behind."""
     verify: bool = False
-    """Compare checksums after every transfer. Those of deltas, and the first of a group, are compared in any case."""
+    """Compare checksums after every transfer. Deltas and the first transfer of a group are always compared."""
     delta: bool = False
     """
-    Send only what changed since the last version, losslessly, and compare checksums. It pays where the network is
-    slower than about 0.5 GB/s: that is how fast one core finds the changes. The trainer keeps a third copy of the
-    weights.
+    Send only changes since the last version, losslessly, and compare checksums. Pays if the network is slower than
+    about 0.5 GB/s, the speed at which one core finds the changes. The trainer keeps a third copy of the weights.
     """
     staging: Literal["whole", "bucket"] = "whole"
     """
-    What a rollout stages. ``bucket`` needs ``bucket_bytes`` beside the engine's weights and no more, but decoding
-    stands still for all of a transfer, and an engine whose transfer broke has to start again.
+    Memory in which a rollout stages weights: a whole copy, or ``bucket_bytes``. ``bucket`` pauses decoding during the
+    whole transfer, and an engine whose transfer failed must be restarted.
     """
 
 
 class Evaluation(Section, frozen=True, kw_only=True):
-    """Held-out prompts, answered by one rollout at one pinned version while the others go on."""
+    """Evaluation on ``data.held_out`` by one rollout at one pinned version, while the others go on training."""
 
     every_versions: Natural = 10
-    """0 evaluates only at the start and the end [trainer.test_freq]."""
+    """Policy versions between two evaluations; 0 evaluates only at the start and the end [trainer.test_freq]."""
     at_start: bool = True
+    """Evaluate the initial policy [val_before_train]."""
     at_end: bool = True
+    """Evaluate the final policy."""
     max_prompts: Count = 256
-    """The first so many usable rows of each file of ``data.held_out``."""
+    """Usable rows to take from the start of each file of ``data.held_out`` [val_max_samples]."""
     max_tokens: Natural = 0
-    """0 takes ``sampling.max_tokens``."""
+    """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
-    """
-    Completions of each prompt (k); from two on avg@k, pass@1 .. pass@k and maj@k are measured [val_kwargs.n].
-    """
+    """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
     temperature: NonNegative = 0.0
-    """0 is greedy, and all completions of a prompt are then one."""
+    """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0
+    """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Natural = 0
-    """0 keeps the whole vocabulary."""
+    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
 
     def sampling(self, training: SamplingConfig) -> Sampling:
-        """As it travels in a lease. What ends a completion is training's."""
+        """The settings as the message type that a lease carries; stop texts are those of training."""
         return Sampling(
             max_tokens=self.max_tokens or training.max_tokens,
             temperature=self.temperature,
@@ -469,58 +464,59 @@ class Evaluation(Section, frozen=True, kw_only=True):
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
-    """Model, optimizer and frontier on disk; the manifest is written last."""
+    """Checkpoints: model, optimizer and position in the run. The manifest is written last."""
 
     every_steps: Natural = 0
-    """0 keeps only the one at the end, and a trainer that dies begins anew [trainer.save_freq]."""
+    """Optimizer steps between two checkpoints; 0 writes only the last, so a dead trainer starts over [save_freq]."""
     keep: Count = 2
-    """The newest so many."""
+    """Number of newest checkpoints to keep [max_actor_ckpt_to_keep]."""
     keep_best: bool = False
-    """Keep the one that did best on ``data.held_out`` too, however old; ``checkpoints/best.json`` names it."""
+    """Also keep the checkpoint with the best evaluation; ``checkpoints/best.json`` names it."""
     best_metric: str = "accuracy"
-    """With ``keep_best``: ``accuracy``, or another metric of evaluations of which more is better."""
+    """With ``keep_best``: ``accuracy``, or another evaluation metric of which more is better."""
 
 
 class Trackers(Section, frozen=True, kw_only=True):
-    """Where else a run is shown. Each tracker follows it from a process of its own, and cannot stop it."""
+    """Experiment trackers. Each runs in its own process and cannot stop the run."""
 
     use: list[str] = []
     """``tensorboard``, ``wandb``, ``mlflow``, or ``file.py:name``: a function that returns a tracker [logger]."""
     options: dict[str, dict[str, str | int | float | bool | list[str]]] = {}
-    """Of each, by its name; such as ``wandb.mode = "offline"``."""
+    """Options of each tracker by its name, such as ``wandb.mode = "offline"``."""
     timeout_s: Positive = 60.0
-    """One call of a tracker that takes longer ends its process, which is started again."""
+    """Seconds for one call of a tracker; a longer one ends its process, which is restarted."""
 
 
 class Broker(Section, frozen=True, kw_only=True):
-    """Addresses and heartbeats."""
+    """Addresses, heartbeats and storage of the broker."""
 
     bind: str = "tcp://127.0.0.1:0"
-    """Control socket; port 0 takes a free one."""
+    """Address of the control socket; port 0 takes a free one."""
     spool_bind: str = "tcp://127.0.0.1:0"
-    """Bulk socket of the spool inside the broker's process."""
+    """Address of the bulk socket of the spool, which runs in the broker's process."""
     beat_s: Positive = 0.5
-    """Nodes say they are alive this often, from the loop that does their work."""
+    """Seconds between two heartbeats of a node, sent from the loop that does its work."""
     notice_s: Positive = 2.0
-    """A node silent for this long is given nothing new until it is heard again; an event says so."""
+    """Seconds without a heartbeat after which a node gets no new leases until its next one; logged as an event."""
     node_ttl_s: Positive = 10.0
-    """A node silent for this long is lost, and its leases are given away."""
+    """Seconds without a heartbeat after which a node is lost and its leases go to other nodes."""
     segment_bytes: Count = 256 << 20
-    """A spool segment is closed at this size."""
+    """Bytes at which a spool segment is closed."""
     samples: bool = True
     """Write every consumed trajectory to ``samples/``."""
 
 
 class Supervisor(Section, frozen=True, kw_only=True):
-    """``asyncrl run``: what happens to children that die."""
+    """Restarts of child processes by ``asyncrl run``."""
 
     max_restarts: Natural = 5
-    """Of one process within ``window_s``; one more ends the run."""
+    """Restarts of one process within ``window_s``; one more ends the run."""
     window_s: Positive = 300.0
+    """Seconds over which restarts are counted."""
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """A run."""
+    """A run file."""
 
     run: Run = Run()
     model: Model
@@ -541,8 +537,9 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def greedy_per_group(self) -> int:
-        """Trajectories of a prompt that are decoded greedily beside the others, and only compared with."""
-        return int(self.algorithm.advantage == "remax")
+        """Greedy completions per prompt that serve as a baseline and are not trained on."""
+        entry = ADVANTAGES.get(self.algorithm.advantage)
+        return int(entry is not None and "baseline" in entry.needs)
 
     @property
     def longest_request(self) -> int:
@@ -555,17 +552,17 @@ def _files(paths: str | list[str]) -> list[str]:
 
 
 def to_json(config: Config) -> bytes:
-    """As it travels to nodes."""
+    """Encode a config for the wire."""
     return msgspec.json.encode(config)
 
 
 def from_json(raw: bytes) -> Config:
-    """As nodes read it."""
+    """Decode a config from the wire."""
     return msgspec.json.decode(raw, type=Config)
 
 
 def leaves(raw: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a nested dict, under its full key."""
+    """Every value of a nested dict with its full key."""
     for key, value in raw.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{where}{key}.")

@@ -1,5 +1,5 @@
 """
-TOML into Structs, strictly: an unknown key is an error with a suggestion, and every error is one sentence.
+Strict conversion of TOML to Structs: an unknown key is an error with a suggestion, and every error is one sentence.
 
     file ─read─▶ nested dict ◀─put─ ``--set a.b=value``          nested dict ─convert─▶ Struct
 """
@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from asyncrl.config.other_names import answer
 from asyncrl.config.sections import Section, leaves
-from asyncrl.config.verl_names import ours
 from asyncrl.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -22,13 +22,10 @@ S = TypeVar("S", bound=Section)
 
 def read(path: Path, what: str) -> dict[str, Any]:
     """
-    A file as a nested dict.
-
-    Args:
-        what: It is, for the message if it is not there.
+    Read a TOML file as a nested dict; ``what`` is the kind of file, such as "config file", for the error message.
 
     Raises:
-        ConfigError: It is not there, or not TOML.
+        ConfigError: The file cannot be read or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -42,10 +39,10 @@ def read(path: Path, what: str) -> dict[str, Any]:
 
 def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, Any]:
     """
-    Key and value of ``section.key=value``. The value is TOML, and a bare word that is not TOML is a string.
+    Key and value of ``section.key=value``. The value is TOML; text that is not TOML is a string.
 
     Raises:
-        ConfigError: There is no key, or no value.
+        ConfigError: The key or the equals sign is missing.
     """
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
@@ -58,15 +55,7 @@ def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, A
 
 
 def put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """
-    Set one value under its full key.
-
-    Args:
-        where: It comes from, for the message.
-
-    Raises:
-        ConfigError: What should be a section is a value.
-    """
+    """Set one value under its full key; raises `ConfigError`, naming ``where``, if a parent of the key is a value."""
     *parents, leaf = key.split(".")
     table = raw
     for parent in parents:
@@ -77,12 +66,7 @@ def put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 
 def convert(raw: Mapping[str, Any], kind: type[S]) -> S:
-    """
-    The Struct that a nested dict describes.
-
-    Raises:
-        ConfigError: An unknown key, or a wrong type or range.
-    """
+    """Convert a nested dict; raises `ConfigError` for an unknown or missing key, or a wrong type or range."""
     _refuse_unknown(raw, kind, (), kind)
     try:
         return msgspec.convert(raw, kind)
@@ -107,7 +91,7 @@ def _refuse_unknown(
 
 
 def _section_in(kind: Any) -> type[Section] | None:
-    """The section that a field, or each part of a list, is; None for a value."""
+    """Section type of a field, or of the items of a list field; None for a plain value."""
     kinds = [kind, *get_args(kind)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
@@ -120,20 +104,16 @@ def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]
 
 
 def _hint(name: str, where: tuple[str, ...], known: Mapping[str, Any], root: type[Section]) -> str:
-    """What to write in the place of ``name``, which is not ``known`` in the section ``where``."""
-    if (renamed := ours(name)) in dict(_fields(root)):
-        return f"that is verl's name; here it is {renamed!r}"
+    """Suggestion for the full key ``name``, whose section ``where`` has the keys ``known``."""
+    if answered := answer(name, dict(_fields(root))):
+        return answered
     if close := _meant(name.rpartition(".")[2], where, root):
         return f"did you mean {close!r}?"
     return f"expected one of: {', '.join(known)}"
 
 
 def _meant(key: str, where: tuple[str, ...], root: type[Section]) -> str | None:
-    """
-    The full name a person may have meant.
-
-    The right name in a wrong section comes first: people forget the section more often than the name.
-    """
+    """Nearest full key. The right name in a wrong section is preferred: people forget the section more often."""
     full_names = [full for full, _ in _fields(root)]
     elsewhere = {full.rpartition(".")[2]: full for full in reversed(full_names)}
     if key in elsewhere:
@@ -151,17 +131,17 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section]) -> str:
     if "missing required field" in what:
         missing = what.rpartition("`")[0].rpartition("`")[2]
         return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
-    said = what[0].lower() + what[1:]
-    if "[...]" in key:  # Inside a table of any keys, of which msgspec does not say which one.
-        return f"{key}: {said}"
+    problem = what[0].lower() + what[1:]
+    if "[...]" in key:  # A table with arbitrary keys: msgspec does not name the key.
+        return f"{key}: {problem}"
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(_fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
-    return f"{key}: {said.partition(', got')[0]}, got {value!r}"
+    return f"{key}: {problem.partition(', got')[0]}, got {value!r}"
 
 
 def _at(raw: Any, key: str) -> Any:
-    """The value at ``many[0].colour``."""
+    """Value at a path such as ``many[0].colour``."""
     for part in re.findall(r"[^.\[\]]+", key):
         raw = raw[int(part)] if isinstance(raw, list) else raw[part]
     return raw

@@ -1,7 +1,7 @@
 """
-The chat template of a model directory, looked at before anything is started and without loading a tokenizer.
+Checks of a model directory's chat template, before a run starts and without loading a tokenizer.
 
-Whoever applies it is an engine; here is only whether there is one, and whether it reads what it is to be told.
+Engines apply the template; these checks only find a missing template and arguments that it never reads.
 """
 
 import re
@@ -14,17 +14,12 @@ import msgspec
 from asyncrl.errors import ConfigError
 
 FILE = "chat_template.jinja"
-"""Where a model directory has it by itself; older ones have it in `SETTINGS`."""
+"""File of the template; older model directories have it in `SETTINGS`."""
 SETTINGS = "tokenizer_config.json"
 
 
 def read_template(model: Path) -> str:
-    """
-    The template, as Jinja; empty if the model has none.
-
-    Raises:
-        ConfigError: A file that should hold it cannot be read.
-    """
+    """Read the Jinja template, empty if the model has none; raises `ConfigError` if its file cannot be read."""
     try:
         if (model / FILE).exists():
             return (model / FILE).read_text(encoding="utf-8")
@@ -38,15 +33,15 @@ def read_template(model: Path) -> str:
 
 def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) -> None:
     """
-    Refuse what a template would not do.
+    Check that the template fits the prompts and the arguments.
 
     Args:
         template: Empty if the model has none.
         arguments: Names of ``data.chat_template_kwargs``.
-        has_chats: Some prompts are chats.
+        has_chats: True if some prompts are chats.
 
     Raises:
-        ConfigError: There are chats and no template, or an argument that the template never reads.
+        ConfigError: There are chats and no template, or the template never reads an argument.
     """
     if has_chats and not template:
         raise ConfigError(
@@ -62,9 +57,9 @@ def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) 
             )
 
 
-def _default(found: Any) -> str:
-    """A model may have several templates, of which the one called ``default`` is used."""
-    if isinstance(found, list):
-        named = (entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default")
-        found = next(named, {}).get("template")
-    return found if isinstance(found, str) else ""
+def _default(template: Any) -> str:
+    """Return the template, or the one named ``default`` if there are several."""
+    if isinstance(template, list):
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
+    return template if isinstance(template, str) else ""

@@ -1,8 +1,8 @@
 """
-One or several files as one dataset: rows are numbered through, and read as prompts.
+One or several files as one dataset of prompts, with rows numbered across files.
 
     a.parquet   rows 0 1 2 ──▶ 0 1 2
-    b.jsonl     rows 0 1   ──▶ 3 4          the number is what a ledger keeps, so files may only be added at the end
+    b.jsonl     rows 0 1   ──▶ 3 4          ledgers store these numbers, so files may only be added at the end
 """
 
 from bisect import bisect_right
@@ -14,31 +14,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.config.sections import Data
-from asyncrl.data.row import prompt_of, require_columns
+from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
 
 class BadRow(Struct, frozen=True):
-    """A row that cannot be used."""
-
     place: str
-    """Where a person finds it."""
+    """File and row, for messages."""
     reason: str
 
 
 class Dataset:
-    """
-    The rows of some files.
-
-    Args:
-        files: At least one.
-        data: Names the columns.
-
-    Raises:
-        DataError: A file lacks a column.
-    """
+    """Rows of at least one file; raises `DataError` if a file lacks one of the columns that ``data`` names."""
 
     def __init__(self, files: Sequence[Rows], data: Data) -> None:
         for file in files:
@@ -49,47 +38,37 @@ class Dataset:
 
     @classmethod
     def open(cls, paths: Sequence[str], data: Data) -> "Dataset":
-        """That of these files. Raises `DataError` if one cannot be read."""
+        """Open the files; raises `DataError` if one cannot be read or lacks a column."""
         return cls([open_rows(Path(path)) for path in paths], data)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def prompt(self, row: int) -> Prompt:
-        """
-        Row ``row``.
-
-        Raises:
-            DataError: It cannot be used; names it.
-        """
+        """Read one row; raises `DataError` if it is unusable."""
         file, number = self._find(row)
-        return prompt_of(file, number, self._data)
+        return read_prompt(file, number, self._data)
 
-    def look(self) -> Iterator[Prompt | BadRow]:
-        """Every row, in order."""
+    def scan(self) -> Iterator[Prompt | BadRow]:
         for file in self._files:
             for number in range(len(file)):
                 try:
-                    yield prompt_of(file, number, self._data)
+                    yield read_prompt(file, number, self._data)
                 except DataError as error:
                     place = file.place(number)
                     yield BadRow(place, str(error).removeprefix(f"{place}: "))
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
-        """Some rows, apart by their file."""
-        apart: list[list[int]] = [[] for _ in self._files]
+        split: list[list[int]] = [[] for _ in self._files]
         for row in rows:
-            apart[bisect_right(self._ends, row)].append(row)
-        return apart
+            split[bisect_right(self._ends, row)].append(row)
+        return split
 
     def _find(self, row: int) -> tuple[Rows, int]:
         file = bisect_right(self._ends, row)
         return self._files[file], row - (self._ends[file - 1] if file else 0)
 
-    def __repr__(self) -> str:
-        return f"<Dataset {', '.join(str(file.path) for file in self._files)}: {len(self)} rows>"
 
-
-def by_reason(bad: Sequence[BadRow]) -> dict[str, int]:
-    """How many rows each reason concerns, the most frequent first."""
+def count_reasons(bad: Sequence[BadRow]) -> dict[str, int]:
+    """Count the rows with each reason, most frequent first."""
     return dict(Counter(row.reason for row in bad).most_common())

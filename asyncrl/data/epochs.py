@@ -1,11 +1,11 @@
 """
-Rows in the order in which they are asked, epoch after epoch.
+Order of rows in a run, epoch after epoch.
 
-    turn   0  1  2  3  4 │ 5  6  7  8  9 │ 10 ...
-    epoch  0             │ 1             │  2
-    row    3  0  4  1  2 │ 2  1  4  0  3 │  ...
+    position  0  1  2  3  4 │ 5  6  7  8  9 │ 10 ...
+    epoch     0             │ 1             │  2
+    row       3  0  4  1  2 │ 2  1  4  0  3 │  ...
 
-In each epoch every row comes once. The order is a function of the seed and the epoch alone.
+Every row comes once per epoch. The order is a function of the seed and the epoch alone.
 """
 
 import random
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 def permutation(size: int, seed: int, epoch: int, stream: int = 0) -> list[int]:
     """
-    The order of ``size`` rows in one epoch. The same on every machine and Python version, which resuming relies on.
+    Order of ``size`` rows in one epoch. The same on every machine and Python version, which resuming relies on.
 
-    Fisher-Yates from the last place down, fed by ``Random(...).random()``: Python promises that method's sequence for
-    ever, but not that of ``shuffle``.
+    Fisher-Yates from the last place down, with ``Random(...).random()``: Python guarantees the sequence of that method
+    across versions, but not that of ``shuffle``.
 
     Args:
-        stream: Tells those apart that are shuffled with one seed, each by itself.
+        stream: Gives independent orders for the same seed.
     """
     rng = random.Random(f"{seed}/{epoch}/{stream}" if stream else f"{seed}/{epoch}")
     order = list(range(size))
@@ -32,12 +32,12 @@ def permutation(size: int, seed: int, epoch: int, stream: int = 0) -> list[int]:
 
 class Epochs:
     """
-    An endless order of some rows.
+    Endless order of some rows.
 
     Args:
-        rows: Their numbers, at least one.
-        seed: With the epoch, decides the order; None keeps the order of ``rows``.
-        stream: As for `permutation`.
+        rows: Row numbers, at least one.
+        seed: None keeps the order of ``rows`` in every epoch.
+        stream: As in `permutation`.
     """
 
     def __init__(self, rows: Sequence[int], seed: int | None, stream: int = 0) -> None:
@@ -48,16 +48,14 @@ class Epochs:
         self._order: Sequence[int] = []
 
     def __len__(self) -> int:
-        """Rows of one epoch."""
         return len(self._rows)
 
-    def at(self, turn: int) -> tuple[int, int]:
-        """The epoch and the row of ``turn``, counted from 0."""
-        epoch, place = divmod(turn, len(self._rows))
+    def at(self, position: int) -> tuple[int, int]:
+        """Epoch and row at a position, counted from 0."""
+        epoch, place = divmod(position, len(self._rows))
         return epoch, self._rows[place if self._seed is None else self._permutation(epoch, self._seed)[place]]
 
     def _permutation(self, epoch: int, seed: int) -> Sequence[int]:
-        """The one asked for last is kept, because epochs are asked in order."""
-        if epoch != self._epoch:
+        if epoch != self._epoch:  # the last order is kept, because positions are requested in order
             self._epoch, self._order = epoch, permutation(len(self._rows), seed, epoch, self._stream)
         return self._order

@@ -1,11 +1,11 @@
 """
-Prompts in the order they are asked.
+The order of prompts in a run.
 
-    group_id ─▶ whose turn ─▶ epoch and row of that file ─▶ prompt
-                (ratios)      (seed)
+    group_id ─▶ file     ─▶ epoch and row of that file ─▶ prompt
+                (ratios)    (seed)
 
-The order is a function of the seed alone, so the whole cursor is one number: the next ``group_id``. A broker that
-restarts asks `PromptStream.at` for the same number and gets the same prompt.
+The order is a function of the seed alone, so the whole cursor is the next ``group_id``: after a restart of the broker
+`PromptStream.at` gives the same prompt for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,39 +21,31 @@ from asyncrl.messages import Prompt
 
 
 class Draw(Struct, frozen=True):
-    """One prompt and its place in the order."""
-
     group_id: int
     epoch: int
-    """Passes over what it is shuffled with before this one: the dataset, or its file if there are ratios."""
+    """Complete passes before this one: over the dataset, or over the row's file if there are ratios."""
     row: int
-    """Of the dataset: the files of ``data.train`` are numbered through."""
+    """Row of the dataset, numbered across the files of ``data.train``."""
     prompt: Prompt
 
 
 class DatasetSummary(Struct, frozen=True, kw_only=True):
-    """What there is in a dataset."""
-
     usable: Sequence[int] = ()
-    """Numbers of the rows that are prompts."""
     data_sources: frozenset[str] = frozenset()
-    """Of these."""
     has_chats: bool = False
-    """Some of these are chats."""
     bad: Sequence[BadRow] = ()
-    """The other rows: they are skipped."""
+    """The other rows, which are skipped."""
 
 
 class PromptStream:
     """
-    The prompts of a dataset, epoch after epoch, each under its ``group_id``.
+    Prompts of a dataset, epoch after epoch, each with its ``group_id``.
 
     Args:
-        dataset: Read when a prompt is asked for.
-        parts: Rows of it, in an order each.
-        ratios: How often it is the turn of each part.
-        limit: How many prompts there are in all; None never ends.
-        census: What was found when every row was looked at.
+        dataset: Rows are read on demand.
+        parts: Row orders of parts of the dataset.
+        ratios: Ratio at which the parts are interleaved.
+        limit: Total number of prompts; None: endless.
     """
 
     def __init__(
@@ -67,49 +59,40 @@ class PromptStream:
     ) -> None:
         self._dataset = dataset
         self._parts = parts
-        self._turns = Interleave(ratios)
-        self._limit = limit
+        self._interleave = Interleave(ratios)
+        self.limit = limit
         self.summary = summary
-
-    @property
-    def limit(self) -> int | None:
-        """How many prompts there are in all; None never ends."""
-        return self._limit
 
     def at(self, group_id: int) -> Draw:
         """
-        The prompt of ``group_id``.
+        Return the prompt of ``group_id``.
 
         Raises:
-            IndexError: It is not below ``limit``.
-            DataError: The row cannot be used; names it.
+            IndexError: ``group_id`` is negative, or not below ``limit``.
+            DataError: The row is unusable.
         """
-        if group_id < 0 or (self._limit is not None and group_id >= self._limit):
-            raise IndexError(f"group {group_id} is outside the {self._limit} prompts of this stream")
-        part, turn = self._turns.at(group_id)
-        epoch, row = self._parts[part].at(turn)
+        if group_id < 0 or (self.limit is not None and group_id >= self.limit):
+            raise IndexError(f"group {group_id} is outside the {self.limit} prompts of this stream")
+        part, position = self._interleave.at(group_id)
+        epoch, row = self._parts[part].at(position)
         return Draw(group_id, epoch, row, self._dataset.prompt(row))
 
     def since(self, group_id: int) -> Iterator[Draw]:
-        """Every prompt from ``group_id`` on."""
-        while self._limit is None or group_id < self._limit:
+        while self.limit is None or group_id < self.limit:
             yield self.at(group_id)
             group_id += 1
-
-    def __repr__(self) -> str:
-        return f"<PromptStream {self._dataset!r} epochs={[len(part) for part in self._parts]} limit={self._limit}>"
 
 
 def train_stream(data: Data, seed: int) -> PromptStream:
     """
-    The endless stream of ``data.train``, every row of which has been looked at: 20 µs each.
+    Make the endless stream of ``data.train``. Reads every row once, 20 µs each.
 
     Raises:
-        DataError: Names the file, the column or the row, before anything has started.
+        DataError: A file cannot be read, lacks a column, or has bad rows that the configuration does not allow.
     """
     dataset = Dataset.open(data.train_files, data)
     summary = _summary(dataset, data)
-    rows = _chosen(summary.usable, data, seed)
+    rows = _subset(summary.usable, data, seed)
     parts = dataset.by_file(rows) if data.ratios else [rows]
     for path, part in zip(data.train_files, parts, strict=False):
         if not part:
@@ -120,12 +103,7 @@ def train_stream(data: Data, seed: int) -> PromptStream:
 
 
 def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
-    """
-    The first ``max_prompts`` rows of each file of ``data.held_out``, so that every evaluation asks the same.
-
-    Raises:
-        DataError: Names the file, the column or the row, before anything has started.
-    """
+    """Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``; raises as `train_stream`."""
     dataset = Dataset.open(data.held_out_files, data)
     summary = _summary(dataset, data)
     rows = [row for part in dataset.by_file(summary.usable) for row in part[:max_prompts]]
@@ -133,9 +111,9 @@ def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
 
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
-    """Look at every row. Refuses bad ones if the configuration says so, and a dataset of nothing else."""
+    """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
     usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
-    for row, found in enumerate(dataset.look()):
+    for row, found in enumerate(dataset.scan()):
         if isinstance(found, BadRow):
             bad.append(found)
             continue
@@ -152,8 +130,8 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     return DatasetSummary(usable=usable, data_sources=frozenset(data_sources), has_chats=has_chats, bad=bad)
 
 
-def _chosen(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:
-    """``data.max_rows`` of them, in their order."""
+def _subset(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:
+    """Choose ``data.max_rows`` rows, in ascending order."""
     if not 0 < data.max_rows < len(usable):
         return usable
     if not data.shuffle:

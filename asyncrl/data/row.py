@@ -1,11 +1,11 @@
 """
-What a row must be to become a prompt.
+Conversion of dataset rows to prompts. Accepted forms:
 
     {"prompt": "2 + 3 = ?", "answer": "5"}                                                     the plain form
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
 
-A chat may also be JSON text of the same form. A row that does not fit is refused by name: nothing is guessed or cut.
+A chat may also be JSON text of the same form. A row of another form is refused: nothing is guessed or truncated.
 """
 
 import math
@@ -19,20 +19,13 @@ from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
 MEDIA = ("images", "videos", "audios")
-"""Columns of verl's multi-modal rows. Asking such a prompt without its picture would train on nonsense."""
+"""Columns of verl's multi-modal rows. Without its picture, such a prompt makes no sense."""
 
 Scalar = str | int | float | bool | None
 
 
 def require_columns(rows: Rows, data: Data) -> None:
-    """
-    Refuse a dataset that lacks a column every row needs.
-
-    The answer may also be verl's ``reward_model.ground_truth``, and the data source may be absent under its usual name.
-
-    Raises:
-        DataError: Names the column, what is there instead, and the closest of it.
-    """
+    """Raise `DataError` if a column is missing that every row needs; verl's ``reward_model`` may replace the answer."""
     require_column(rows, data.prompt_column)
     if "reward_model" not in rows.columns:
         require_column(rows, data.answer_column)
@@ -40,22 +33,17 @@ def require_columns(rows: Rows, data: Data) -> None:
         require_column(rows, data.data_source_column)
 
 
-def prompt_of(rows: Rows, row: int, data: Data) -> Prompt:
-    """
-    Row ``row`` as a prompt.
-
-    Raises:
-        DataError: Names the row and what is wrong with it.
-    """
+def read_prompt(rows: Rows, row: int, data: Data) -> Prompt:
+    """Read row ``row`` as a prompt; raises `DataError` with its place and the reason if it is unusable."""
     values = rows[row]
     try:
-        return as_prompt(values, data)
+        return to_prompt(values, data)
     except DataError as error:
         raise DataError(f"{rows.place(row)}: {error}") from error
 
 
-def left_behind(extra: Any) -> list[str]:
-    """Keys of ``extra_info`` whose values do not travel: nested ones, which every lease would carry."""
+def dropped_keys(extra: Any) -> list[str]:
+    """Keys of ``extra_info`` with nested values; they are dropped, because every lease would carry them."""
     if extra is None:
         return []
     if not isinstance(extra, dict):
@@ -63,24 +51,19 @@ def left_behind(extra: Any) -> list[str]:
     return [key for key, value in extra.items() if not _is_scalar(value)]
 
 
-def as_prompt(values: Row, data: Data) -> Prompt:
-    """
-    What a row holds, as a prompt.
-
-    Raises:
-        DataError: What is wrong with it.
-    """
+def to_prompt(values: Row, data: Data) -> Prompt:
+    """Convert a row to a prompt; raises `DataError` with the reason if it is unusable."""
     for column in MEDIA:
         if values.get(column):
-            raise DataError(f"it has {column}, and only text can be asked")
-    asked = values.get(data.prompt_column)
-    if not asked:
-        raise DataError(f"{data.prompt_column!r} is {'null or missing' if asked is None else 'empty'}")
-    if isinstance(asked, str):
-        asked = _chat_in_json(asked) or asked
+            raise DataError(f"it has {column}, but prompts must be text")
+    prompt = values.get(data.prompt_column)
+    if not prompt:
+        raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
+    if isinstance(prompt, str):
+        prompt = _chat_in_json(prompt) or prompt
     return Prompt(
-        text=asked if isinstance(asked, str) else "",
-        chat=[] if isinstance(asked, str) else _chat(asked, data.prompt_column),
+        text=prompt if isinstance(prompt, str) else "",
+        chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
         answer=_answer(values, data.answer_column),
         data_source=_text(values.get(data.data_source_column), data.data_source_column),
         extra=_scalars(values.get("extra_info")),
@@ -88,7 +71,7 @@ def as_prompt(values: Row, data: Data) -> Prompt:
 
 
 def _chat_in_json(text: str) -> list[dict[str, Any]]:
-    """The messages that ``text`` is the JSON of; none if it is anything else, which is then text to be asked."""
+    """Decode a chat in JSON; empty if ``text`` is anything else, and so a plain prompt."""
     if not text.lstrip().startswith("[") or '"role"' not in text:
         return []
     try:
@@ -98,10 +81,10 @@ def _chat_in_json(text: str) -> list[dict[str, Any]]:
     return turns if all({"role", "content"} <= turn.keys() for turn in turns) else []
 
 
-def _chat(asked: Any, column: str) -> list[dict[str, str]]:
-    if not isinstance(asked, list):
-        raise DataError(f"{column!r} is neither text nor a list of chat messages, but {_kind(asked)}")
-    return [_turn(turn, f"{column}[{number}]") for number, turn in enumerate(asked)]
+def _chat(prompt: Any, column: str) -> list[dict[str, str]]:
+    if not isinstance(prompt, list):
+        raise DataError(f"{column!r} is neither text nor a list of chat messages, but {_kind(prompt)}")
+    return [_turn(turn, f"{column}[{number}]") for number, turn in enumerate(prompt)]
 
 
 def _turn(turn: Any, where: str) -> dict[str, str]:
@@ -110,7 +93,7 @@ def _turn(turn: Any, where: str) -> dict[str, str]:
     for key in ("role", "content"):
         if not isinstance(turn.get(key), str):
             raise DataError(f"{where}.{key} must be text, got {_kind(turn.get(key))}")
-    # Parquet gives every message of a column the same keys, and null where one had none.
+    # Parquet gives every message of a column the same keys, with null for those it did not have.
     present = {key: value for key, value in turn.items() if value is not None}
     for key, value in present.items():
         if not isinstance(value, str):
@@ -130,7 +113,7 @@ def _answer(values: Row, column: str) -> str:
 
 
 def _number(answer: float, column: str) -> str:
-    """A whole number as verifiers and people write it: a column of integers with one null in it is read as floats."""
+    """Format whole numbers without decimals: a column of integers with a null in it is read as floats."""
     if not math.isfinite(answer):
         raise DataError(f"{column!r} is {answer}, not a number")
     return str(int(answer)) if answer.is_integer() else repr(answer)
@@ -145,7 +128,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _scalars(extra: Any) -> dict[str, Scalar]:
-    """What a verifier may want to know besides; see `left_behind`."""
+    """Keep the values that are not nested; see `dropped_keys`."""
     return {key: value for key, value in extra.items() if _is_scalar(value)} if isinstance(extra, dict) else {}
 
 

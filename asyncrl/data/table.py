@@ -1,11 +1,11 @@
 """
-The rows of a dataset file, by number.
+Rows of a dataset file, by number.
 
     train.parquet ──┐
                     ├──▶ open_rows ──▶ Rows: len(rows), rows[i], columns
     train.jsonl  ───┘
 
-Rows are plain dicts. A file is known by its first bytes, not by its name, and stays in memory: prompts are small.
+Rows are plain dicts. The format is recognized by the first bytes. A file stays in memory, because prompts are small.
 """
 
 import difflib
@@ -16,7 +16,7 @@ import msgspec
 
 from asyncrl.errors import DataError
 
-if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
+if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa
 
 PARQUET_MAGIC = b"PAR1"
@@ -26,32 +26,24 @@ Row = dict[str, Any]
 
 
 class Rows(Protocol):
-    """A dataset, row by row."""
-
     @property
-    def path(self) -> Path:
-        """The file."""
+    def path(self) -> Path: ...
 
     @property
     def columns(self) -> list[str]:
-        """Column names, as the file (parquet) or its first line (JSONL) has them."""
+        """Column names of the file (parquet) or of its first line (JSONL)."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, row: int, /) -> Row:
-        """Row ``row``, counted from 0. Raises `DataError` if it cannot be decoded."""
+        """Decode row ``row``, counted from 0; raises `DataError` if that fails."""
 
     def place(self, row: int, /) -> str:
-        """Where a person finds row ``row``."""
+        """Name row ``row`` for messages: file and row or line."""
 
 
 def open_rows(path: Path) -> Rows:
-    """
-    The rows of a parquet or JSONL file; at least one.
-
-    Raises:
-        DataError: No such file, neither format, damaged, or empty.
-    """
+    """Open a parquet or JSONL file; raises `DataError` if it is missing, of another format, damaged or empty."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -66,12 +58,7 @@ def open_rows(path: Path) -> Rows:
 
 
 def require_column(rows: Rows, column: str) -> None:
-    """
-    Refuse a dataset without ``column``.
-
-    Raises:
-        DataError: Names the column, what is there instead, and the closest of it.
-    """
+    """Raise `DataError`, with the columns there are, if the dataset lacks ``column``."""
     if column in rows.columns:
         return
     close = difflib.get_close_matches(column, rows.columns, n=1)
@@ -80,8 +67,6 @@ def require_column(rows: Rows, column: str) -> None:
 
 
 class ParquetRows:
-    """`Rows` of a parquet file."""
-
     def __init__(self, path: Path, table: "pa.Table") -> None:
         self.path = path
         self.columns: list[str] = table.column_names
@@ -99,7 +84,7 @@ class ParquetRows:
 
 
 class JsonRows:
-    """`Rows` of a JSONL file. Lines are decoded when they are asked for; blank ones are passed over."""
+    """`Rows` of a JSONL file. Lines are decoded on demand; blank lines are skipped."""
 
     def __init__(self, path: Path, lines: list[tuple[int, bytes]]) -> None:
         self.path = path

@@ -1,15 +1,14 @@
 """
-What an examination says of a policy: held-out prompts, each answered several times, every answer judged by itself.
+Metrics of a policy on held-out prompts with k completions each.
 
-    Answer ─┐
-    Answer ─┼─ Question ─┐                            accuracy    avg@k      of each question first, then over
-    Answer ─┘            ├─ marks ─▶ Marks ───────▶   pass@1, 2, 4 .. k      questions: one that lost completions
-              Question ──┘          by data source    maj@k                  counts as much as any other
+    EvaluatedCompletion ─┐
+    EvaluatedCompletion ─┼─ EvaluatedPrompt ─┐        accuracy    avg@k      mean over the completions of each prompt,
+    EvaluatedCompletion ─┘                   ├─────▶  pass@1, 2, 4 .. k      then over prompts: a prompt that lost
+                            EvaluatedPrompt ─┘        maj@k                  completions counts as much as any other
                                                       reward, length_mean, truncated, failed
 
-With one answer a question there is nothing to choose from: then accuracy stands alone. With more, pass@m is of the
-questions with at least m answers, and not a number if there are none; maj@k is there if the verifier says what it takes
-for the answer.
+With k = 1 there is no avg@k, pass@m or maj@k, only accuracy. With more, pass@m is over the prompts with at least m
+completions, and NaN if there are none; maj@k needs a verifier that reports extracted answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,112 +17,101 @@ from math import nan
 
 from msgspec import Struct
 
-from asyncrl.evaluation.pass_at_k import majority, pass_at, tries
+from asyncrl.evaluation.pass_at_k import curve_points, majority, pass_at
 
 UNNAMED = "unnamed"
-"""Where prompts without a data source stand beside others."""
+"""Name of prompts without a data source, beside others that have one."""
 
 
 class EvaluatedCompletion(Struct, frozen=True, kw_only=True, gc=False):
-    """One completion, and the verdict on it."""
-
     reward: float
     correct: float
-    """From 1 on it is right; less may be part of the way."""
-    text: str | None = None
-    """What the verifier took for the answer; empty if there was none; None if this verifier does not say."""
+    """At least 1: right; below 1 may be partial credit."""
+    answer: str | None = None
+    """Answer the verifier extracted; empty: it found none; None: this verifier does not report answers."""
     num_tokens: int
     is_cut: bool
 
 
 class EvaluatedPrompt(Struct, frozen=True, kw_only=True):
-    """One prompt."""
-
     data_source: str
-    answers: Sequence[EvaluatedCompletion]
+    completions: Sequence[EvaluatedCompletion]
     num_failed: int = 0
-    """Completions without a verdict, for good. They are in no mean."""
+    """Completions that failed for good, without a verdict. They are in no mean."""
 
 
 class EvaluationMetrics(Struct, frozen=True, kw_only=True):
-    """What came out."""
-
     accuracy: float
-    """How right a completion is, in the mean."""
+    """Mean of ``correct``."""
     num_prompts: int
-    """That have an answer with a verdict."""
+    """Prompts with at least one verdict."""
     metrics: dict[str, float]
 
 
-def evaluation_metrics(questions: Sequence[EvaluatedPrompt], samples: int) -> EvaluationMetrics:
-    """
-    The marks for these questions.
-
-    Args:
-        samples: Answers that were wanted of each (k).
-    """
-    answered = [question for question in questions if question.answers]
-    accuracy = _mean(answered, lambda question: _average([answer.correct for answer in question.answers]))
+def compute_metrics(prompts: Sequence[EvaluatedPrompt], samples: int) -> EvaluationMetrics:
+    """Compute the metrics of prompts with ``samples`` (k) requested completions each."""
+    judged = [prompt for prompt in prompts if prompt.completions]
+    accuracy = _mean(judged, lambda completion: completion.correct)
     return EvaluationMetrics(
         accuracy=accuracy,
-        num_prompts=len(answered),
-        metrics=(_of_many(answered, accuracy, samples) if samples > 1 else {})
+        num_prompts=len(judged),
+        metrics=(_curve(judged, accuracy, samples) if samples > 1 else {})
         | {
-            "reward": _mean(answered, lambda question: _average([answer.reward for answer in question.answers])),
-            "length_mean": _mean(answered, lambda question: _average([a.num_tokens for a in question.answers])),
-            "truncated": _mean(answered, lambda question: _average([answer.is_cut for answer in question.answers])),
-            "failed": float(sum(question.num_failed for question in questions)),
+            "reward": _mean(judged, lambda completion: completion.reward),
+            "length_mean": _mean(judged, lambda completion: completion.num_tokens),
+            "truncated": _mean(judged, lambda completion: completion.is_cut),
+            "failed": float(sum(prompt.num_failed for prompt in prompts)),
         },
     )
 
 
-def metrics_by_source(questions: Sequence[EvaluatedPrompt], samples: int) -> dict[str, EvaluationMetrics]:
-    """The marks for the questions of each data source, in the order in which they first occur."""
+def compute_metrics_by_source(prompts: Sequence[EvaluatedPrompt], samples: int) -> dict[str, EvaluationMetrics]:
+    """Compute the metrics of each data source, in the order in which the sources first occur."""
     by_source: dict[str, list[EvaluatedPrompt]] = {}
-    for question in questions:
-        by_source.setdefault(question.data_source or UNNAMED, []).append(question)
-    return {source: evaluation_metrics(some, samples) for source, some in by_source.items()}
+    for prompt in prompts:
+        by_source.setdefault(prompt.data_source or UNNAMED, []).append(prompt)
+    return {source: compute_metrics(some, samples) for source, some in by_source.items()}
 
 
-def named(questions: Sequence[EvaluatedPrompt], samples: int) -> dict[str, float]:
+def named_metrics(prompts: Sequence[EvaluatedPrompt], samples: int) -> dict[str, float]:
     """
-    All of it by name: ``pass@4``, and, where there are several data sources, ``openai/gsm8k/pass@4``.
+    Compute all metrics as one dict: ``pass@4``, and with several data sources also ``openai/gsm8k/pass@4``.
 
-    Overall accuracy is not among them, except as ``avg@k``: an evaluation has a place of its own for it.
+    Overall accuracy is among them only as ``avg@k``: messages carry it in a field of its own.
     """
-    all_of_them = dict(evaluation_metrics(questions, samples).metrics)
-    by_source = metrics_by_source(questions, samples)
+    metrics = dict(compute_metrics(prompts, samples).metrics)
+    by_source = compute_metrics_by_source(prompts, samples)
     if len(by_source) > 1:
         for source, found in by_source.items():
             accuracy = {"accuracy": found.accuracy} if samples == 1 else {}
-            all_of_them |= {f"{source}/{name}": value for name, value in (accuracy | found.metrics).items()}
-    return all_of_them
+            metrics |= {f"{source}/{name}": value for name, value in (accuracy | found.metrics).items()}
+    return metrics
 
 
-def _of_many(answered: Sequence[EvaluatedPrompt], accuracy: float, samples: int) -> dict[str, float]:
+def _curve(judged: Sequence[EvaluatedPrompt], accuracy: float, samples: int) -> dict[str, float]:
     found = {f"avg@{samples}": accuracy}
-    for m in tries(samples):
-        enough = [question for question in answered if len(question.answers) >= m]
-        found[f"pass@{m}"] = _mean(enough, partial(_passes, m=m)) if enough else nan
-    if any(answer.text is not None for question in answered for answer in question.answers):
-        found[f"maj@{samples}"] = _mean(answered, _majority)
-    elif not answered:
+    for m in curve_points(samples):
+        enough = [prompt for prompt in judged if len(prompt.completions) >= m]
+        found[f"pass@{m}"] = _average(list(map(partial(_pass, m=m), enough))) if enough else nan
+    if any(completion.answer is not None for prompt in judged for completion in prompt.completions):
+        found[f"maj@{samples}"] = _average(list(map(_majority, judged)))
+    elif not judged:
         found[f"maj@{samples}"] = nan
     return found
 
 
-def _passes(question: EvaluatedPrompt, m: int) -> float:
-    num_correct = sum(answer.correct >= 1.0 for answer in question.answers)
-    return pass_at(m, num_samples=len(question.answers), num_correct=num_correct)
+def _pass(prompt: EvaluatedPrompt, m: int) -> float:
+    num_correct = sum(completion.correct >= 1.0 for completion in prompt.completions)
+    return pass_at(m, num_samples=len(prompt.completions), num_correct=num_correct)
 
 
-def _majority(question: EvaluatedPrompt) -> float:
-    answers = question.answers
-    return majority([answer.text or "" for answer in answers], [answer.correct for answer in answers])
+def _majority(prompt: EvaluatedPrompt) -> float:
+    completions = prompt.completions
+    return majority([one.answer or "" for one in completions], [one.correct for one in completions])
 
 
-def _mean(questions: Sequence[EvaluatedPrompt], of: Callable[[EvaluatedPrompt], float]) -> float:
-    return _average([of(question) for question in questions])
+def _mean(judged: Sequence[EvaluatedPrompt], value: Callable[[EvaluatedCompletion], float]) -> float:
+    return _average([_average([value(completion) for completion in prompt.completions]) for prompt in judged])
 
 
 def _average(values: Sequence[float]) -> float:

@@ -1,12 +1,11 @@
 """
-Held-out prompts, answered and judged in this process: an engine and killable workers, no broker and no trainer.
+Offline evaluation: held-out prompts through an engine and verifier workers in this process, without broker or trainer.
 
-    prompt ─ encode ─┬─ generate ─ judge ─▶ row
-                     ├─ generate ─ judge ─▶ row        k of each prompt, all prompts at once, as many in the engine's
-                     └─ generate ─ judge ─▶ row        hands as keep its slots busy
+    prompt ─ encode ─┬─ generate ─ verify ─▶ row
+                     ├─ generate ─ verify ─▶ row        k completions of each prompt, all prompts at once; the engine
+                     └─ generate ─ verify ─▶ row        has just enough requests to keep its slots busy
 
-What sampling and verdicts are is decided where a run decides it, so that a model examined alone and one evaluated
-within a run are measured alike.
+Sampling parameters, seeds and verdicts come from the same code as in a run, so both give the same metrics.
 """
 
 import asyncio
@@ -15,68 +14,105 @@ from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError, VerifierError
-from asyncrl.evaluation.answers import CompletionRow
-from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt
+from asyncrl.evaluation.completions import CompletionRow
+from asyncrl.evaluation.metrics import (
+    EvaluatedCompletion,
+    EvaluatedPrompt,
+    EvaluationMetrics,
+    compute_metrics,
+    compute_metrics_by_source,
+)
 from asyncrl.messages import Prompt
 from asyncrl.observe.samples import prompt_text
-from asyncrl.reward.verifier import VerifierInput, to_judge
+from asyncrl.reward.verifier import verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.truncation import fit
 
-Got = TypeVar("Got")
+Result = TypeVar("Result")
 
-AHEAD = 2
-"""Requests handed to an engine for each of its slots: the next one waits there when a slot gets free."""
+REQUESTS_PER_SLOT = 2
+"""Requests in the engine for each of its slots: one decodes, one waits for the slot."""
+
+
+class OfflineEvaluation(Struct, frozen=True, kw_only=True):
+    model: str
+    data: list[str]
+    samples: int
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    tokens: int
+    wall_s: float
+    """Without loading the model."""
+    overall: EvaluationMetrics
+    by_source: dict[str, EvaluationMetrics]
+
+
+def summarize(config: Config, rows: Sequence[CompletionRow], wall_s: float) -> OfflineEvaluation:
+    prompts = [_evaluated_prompt(list(of_prompt)) for _, of_prompt in groupby(rows, key=lambda row: row.place)]
+    samples, sampling = config.evaluation.samples, config.evaluation.sampling(config.sampling)
+    return OfflineEvaluation(
+        model=config.model.path,
+        data=config.data.held_out_files,
+        samples=samples,
+        seed=config.run.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        tokens=sum(row.num_tokens for row in rows),
+        wall_s=round(wall_s, 3),
+        overall=compute_metrics(prompts, samples),
+        by_source=compute_metrics_by_source(prompts, samples),
+    )
 
 
 class OfflineEvaluator:
-    """
-    One engine and one pool, borrowed.
-
-    Args:
-        config: Says how to sample, what becomes of long prompts, and how often to try what failed.
-    """
+    """Generates and verifies completions of held-out prompts, with a borrowed engine and pool."""
 
     def __init__(self, config: Config, engine: Engine, pool: WorkerPool) -> None:
         self._config = config
         self._engine = engine
         self._pool = pool
         self._sampling = config.evaluation.sampling(config.sampling)
-        self._turns = asyncio.Semaphore(AHEAD * config.rollout.slots)
+        self._requests = asyncio.Semaphore(REQUESTS_PER_SLOT * config.rollout.slots)
 
-    async def examine(
+    async def evaluate(
         self, prompts: Sequence[Prompt], on_row: Callable[[], None] = lambda: None
     ) -> list[CompletionRow]:
         """
-        Ask each prompt ``evaluation.samples`` times.
+        Generate ``evaluation.samples`` completions of each prompt and verify them.
 
         Args:
-            on_row: Called as one completion more has its verdict, or has failed for good.
+            on_row: Called for each completion that has its verdict or failed for good.
 
         Returns:
-            A row for each completion, those of a prompt together, in order.
+            One row per completion, in the order of prompts and completions.
 
         Raises:
-            EngineDied: The engine's own process is gone.
+            EngineDied: The engine's process has died.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                asked = [
-                    tasks.create_task(self._answer(place, prompt, index, on_row))
+                rows = [
+                    tasks.create_task(self._evaluate_one(place, prompt, index, on_row))
                     for place, prompt in enumerate(prompts)
                     for index in range(self._config.evaluation.samples)
                 ]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        return [task.result() for task in asked]
+        return [row.result() for row in rows]
 
-    async def _answer(self, place: int, prompt: Prompt, index: int, on_row: Callable[[], None]) -> CompletionRow:
+    async def _evaluate_one(self, place: int, prompt: Prompt, index: int, on_row: Callable[[], None]) -> CompletionRow:
         row = CompletionRow(
             place=place,
             index=index,
@@ -85,9 +121,17 @@ class OfflineEvaluator:
             reference=prompt.answer,
         )
         try:
-            completion = await self._complete(place, prompt, index)
-            row = _with_completion(row, completion, self._engine.decode(completion.completion_ids))
-            verdict = await self._tried(partial(self._pool.judge, _sample(prompt, row)))
+            completion = await self._generate(place, prompt, index)
+            row = replace(
+                row,
+                completion=self._engine.decode(completion.completion_ids),
+                finish_reason=completion.finish_reason,
+                num_tokens=len(completion.completion_ids),
+            )
+            inputs = verifier_input(
+                prompt, row.completion, finish_reason=completion.finish_reason, num_tokens=row.num_tokens
+            )
+            verdict = await self._with_retries(partial(self._pool.judge, inputs))
             row = replace(
                 row,
                 answer=verdict.answer,
@@ -100,18 +144,18 @@ class OfflineEvaluator:
         on_row()
         return row
 
-    async def _complete(self, place: int, prompt: Prompt, index: int) -> Completion:
+    async def _generate(self, place: int, prompt: Prompt, index: int) -> Completion:
         data = self._config.data
-        async with self._turns:
+        async with self._requests:
             request = Request(
                 prompt_ids=fit(self._engine.encode(prompt), data.max_prompt_tokens, data.truncation),
                 sampling=self._sampling,
                 seed=sampling_seed(self._config.run.seed, place, self._config.evaluation.samples) + index,
             )
-            return await self._tried(partial(self._engine.generate, request))
+            return await self._with_retries(partial(self._engine.generate, request))
 
-    async def _tried(self, call: Callable[[], Awaitable[Got]]) -> Got:
-        """Tried again where that may help, as often as a run would."""
+    async def _with_retries(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Repeat a call that fails with a retryable error, up to ``schedule.max_attempts`` attempts, as in a run."""
         for _ in range(self._config.schedule.max_attempts - 1):
             try:
                 return await call()
@@ -121,30 +165,17 @@ class OfflineEvaluator:
         return await call()
 
 
-def questions(rows: Sequence[CompletionRow]) -> list[EvaluatedPrompt]:
-    """The same, as `asyncrl.evaluation.metrics` wants it."""
-    return [_question(list(of_prompt)) for _, of_prompt in groupby(rows, key=lambda row: row.place)]
-
-
-def _question(rows: Sequence[CompletionRow]) -> EvaluatedPrompt:
-    answers = [
+def _evaluated_prompt(rows: Sequence[CompletionRow]) -> EvaluatedPrompt:
+    completions = [
         EvaluatedCompletion(
             reward=row.reward,
             correct=row.correct,
-            text=row.answer,
+            answer=row.answer,
             num_tokens=row.num_tokens,
             is_cut=row.finish_reason == "length",
         )
         for row in rows
         if row.reward is not None and row.correct is not None
     ]
-    return EvaluatedPrompt(data_source=rows[0].data_source, answers=answers, num_failed=len(rows) - len(answers))
-
-
-def _with_completion(row: CompletionRow, completion: Completion, text: str) -> CompletionRow:
-    num_tokens = len(completion.completion_ids)
-    return replace(row, completion=text, finish_reason=completion.finish_reason, num_tokens=num_tokens)
-
-
-def _sample(prompt: Prompt, row: CompletionRow) -> VerifierInput:
-    return to_judge(prompt, row.completion, finish_reason=row.finish_reason or "stop", num_tokens=row.num_tokens)
+    num_failed = len(rows) - len(completions)
+    return EvaluatedPrompt(data_source=rows[0].data_source, completions=completions, num_failed=num_failed)

@@ -1,10 +1,8 @@
 """
-What n completions of one prompt say about the policy: how often it is right, ever right, and right by majority.
+Statistics of the n completions of one prompt, c of them correct.
 
-    pass@m    it is right at least once in m tries       unbiased, from n >= m tries of which c were right
-    maj@n     the answer most completions give is right  of completions that are equally frequent answers, the mean
-
-Numbers in, numbers out.
+    pass@m    probability that at least one of m completions is correct     unbiased estimate, for n >= m
+    maj@n     correctness of the most frequent answer                       mean over answers that are equally frequent
 """
 
 import math
@@ -13,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 def pass_at(m: int, *, num_samples: int, num_correct: int) -> float:
     """
-    How probable it is that of ``m`` completions, drawn without replacement from those there are, one is right.
+    Probability that ``m`` of the completions, drawn without replacement, contain a correct one.
 
         pass@m = 1 - C(n - c, m) / C(n, m)
 
     Its expectation is the true pass@m for every n >= m; ``1 - (1 - c/n)^m`` would be too low.
 
     Raises:
-        ValueError: There are fewer than ``m`` completions, or more right ones than there are.
+        ValueError: ``m`` is not in [1, n], or c not in [0, n].
 
     Source:
         Chen et al. 2021, arXiv:2107.03374, eq. 1.
@@ -32,14 +30,14 @@ def pass_at(m: int, *, num_samples: int, num_correct: int) -> float:
 
 def majority(answers: Sequence[str], corrects: Sequence[float]) -> float:
     """
-    How right the most frequent answer is; where several are, the mean over them: no draw decides.
+    Mean correctness of the most frequent answer; ties are averaged, never drawn.
 
     Args:
-        answers: [n] As the verifier extracted them. Empty: the completion has none, and does not vote.
-        corrects: [n] How right each completion is.
+        answers: [n] Extracted by the verifier. A completion with an empty answer has no vote.
+        corrects: [n] Correctness of each completion.
 
     Returns:
-        0.0 if nobody votes.
+        0.0 if all answers are empty.
     """
     votes: dict[str, list[float]] = {}
     for answer, correct in zip(answers, corrects, strict=True):
@@ -50,13 +48,8 @@ def majority(answers: Sequence[str], corrects: Sequence[float]) -> float:
     return sum(winners) / len(winners) if winners else 0.0
 
 
-def tries(samples: int) -> Iterator[int]:
-    """
-    The m for which pass@m is told: powers of two, and ``samples`` itself.
-
-    Example:
-        list(tries(12)) == [1, 2, 4, 8, 12]
-    """
+def curve_points(samples: int) -> Iterator[int]:
+    """Values of m for which pass@m is reported: powers of two below ``samples``, then ``samples``."""
     m = 1
     while m < samples:
         yield m

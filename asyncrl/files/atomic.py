@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: a reader never meets half of one, whenever the writer died."""
+"""Atomic file replacement: a reader sees the old file or the new one, never a part, even if the writer is killed."""
 
 import os
 from collections.abc import Iterator
@@ -9,11 +9,9 @@ from pathlib import Path
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """
-    A name beside ``path`` to write to. It takes the place of ``path`` if the block ends well, and vanishes if not.
+    Temporary path beside ``path`` to write to. It replaces ``path`` if the block succeeds and is deleted if it raises.
 
-    Args:
-        path: What is replaced. Its folder is made if need be.
-        durable: Wait until the disk has it (some milliseconds), so that it also survives a power cut.
+    Parent folders are created. ``durable`` waits for the disk (some milliseconds), so the file survives a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
@@ -29,7 +27,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Onto the disk: what is in a file, or which names are in a folder."""
+    """Sync the contents of a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

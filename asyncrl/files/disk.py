@@ -1,4 +1,4 @@
-"""What a disk does to files that are appended to: it tears their end when the power goes, and it fills up."""
+"""Disk failures of append-only files: a tail torn by a power cut, and writes that fail, for example on a full disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,27 +8,21 @@ from typing import NamedTuple
 from asyncrl.errors import RunFailed
 
 REMEDY = "free space or repair the disk, then resume the run"
-"""What to do when a disk does not take what it is given."""
 
 
 class TornTail(NamedTuple):
-    """The end of a file that its last writer did not finish. Nobody was told that it was written."""
+    """An incomplete record at the end of a file, left by a writer that died. Its write was never acknowledged."""
 
     path: Path
     offset: int
-    """Where what is whole ends."""
+    """End of the last complete record, bytes."""
     num_bytes: int
-    """Beyond it."""
+    """Bytes after ``offset``."""
 
 
 @contextmanager
 def needed(path: Path) -> Iterator[None]:
-    """
-    For writing what the run cannot go on without.
-
-    Raises:
-        RunFailed: The disk did not take it; names the file and the cause.
-    """
+    """Context for writes that the run needs: an OSError becomes `RunFailed`, naming ``path`` and the cause."""
     try:
         yield
     except OSError as error:

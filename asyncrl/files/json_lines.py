@@ -1,9 +1,8 @@
 """
-Files of one JSON object a line, appended to by one process and read by any number, also while it writes.
+JSON lines files: one JSON object a line, appended to by one process, readable by any number of processes meanwhile.
 
-A line counts once its newline is there: what follows the last newline is a line that is being written, or was when
-its writer died, or the disk was full. Readers pass over it, and the next writer takes it away before it adds a line of
-its own.
+A line counts once its newline is written. Bytes after the last newline are a line being written, or one whose writer
+died or ran out of disk space: readers skip them, and the next writer removes them before it appends.
 """
 
 from collections.abc import Mapping
@@ -17,55 +16,40 @@ from asyncrl.files.disk import TornTail, needed
 
 
 class JsonLines:
-    """One such file. It is opened for each call: the writer keeps no handle, so nothing is to be closed."""
+    """One JSON lines file. Each call opens and closes it, so there is no handle to close."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """
-        Add one line. NaN and infinities, which JSON lacks, become null.
-
-        Raises:
-            RunFailed: The disk did not take it.
-        """
+        """Append one line; NaN and infinities, which JSON lacks, become null. Raises `RunFailed` if that fails."""
         line = msgspec.json.encode(record) + b"\n"
         with needed(self.path), self.path.open("ab+") as file:
-            _take_away_torn_line(file)
+            _remove_torn_line(file)
             file.write(line)
 
     def cut(self) -> TornTail | None:
-        """
-        Take away a line whose writer died, if there is one.
-
-        Raises:
-            RunFailed: The disk did not let go of it.
-        """
+        """Remove an incomplete last line, if there is one. Raises `RunFailed` if that fails."""
         if not self.path.exists():
             return None
         with needed(self.path), self.path.open("rb+") as file:
-            num_bytes = _take_away_torn_line(file)
+            num_bytes = _remove_torn_line(file)
             return TornTail(self.path, file.seek(0, 2), num_bytes) if num_bytes else None
 
     def read(self) -> list[dict[str, Any]]:
         """
-        Every whole line; none if there is no file.
+        Every complete line; an empty list if the file does not exist.
 
-        Raises:
-            LedgerError: A line that was written to its end is not a JSON object, or the disk cannot read it; names it.
+        Raises `LedgerError` if a complete line is not a JSON object, or the file cannot be read.
         """
         lines = self._lines(0)
         return [self._decode(line, f"line {number}") for number, line in enumerate(lines, start=1)]
 
     def since(self, offset: int) -> list[tuple[dict[str, Any], int]]:
         """
-        Every whole line from ``offset`` on, and where each of them ends.
+        Every complete line from ``offset`` on (0 or the end of an earlier line), each with the byte offset of its end.
 
-        Args:
-            offset: Where a line ended, or 0.
-
-        Raises:
-            LedgerError: As `read`; or the file is shorter than that.
+        Raises `LedgerError` as `read`, and if the file is shorter than ``offset``.
         """
         found = []
         for line in self._lines(offset):
@@ -78,7 +62,9 @@ class JsonLines:
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < offset:
-                    raise LedgerError(f"{self.path} has lost what lay before byte {offset}; it is another file now")
+                    raise LedgerError(
+                        f"{self.path} has fewer than the {offset} bytes already read; it was replaced or cut short"
+                    )
                 file.seek(offset)
                 return file.read().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -93,8 +79,8 @@ class JsonLines:
             raise LedgerError(f"{self.path} {where} is not a JSON object: {error}; repair or remove it") from error
 
 
-def _take_away_torn_line(file: BinaryIO) -> int:
-    """Returns the bytes it had."""
+def _remove_torn_line(file: BinaryIO) -> int:
+    """Number of bytes removed."""
     end = file.seek(0, 2)
     if not end:
         return 0

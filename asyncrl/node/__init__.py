@@ -1,5 +1,1 @@
-"""
-The composition root: the only place that knows all roles. One file builds each role from its parts; `process` runs it.
-
-Hosts that embed an actor need nothing from here.
-"""
+"""Composition root: the only package that knows all roles. One module assembles each role; `process` runs it."""

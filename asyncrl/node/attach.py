@@ -1,18 +1,26 @@
 """
-A rollout in a process that exists already: an engine, a broker's address, and one coroutine to await.
+Embedding API: attaches an existing process, such as an inference server, to a run as a rollout.
 
-`asyncrl-node --role rollout` is this with an engine of its own around it, and signals around that.
+    task = asyncio.create_task(attach(engine, "tcp://10.0.0.1:5570", "server-1", slots=64))
+    ...                                       # the host serves its own requests meanwhile
+    task.cancel()                             # leave the run
+    await asyncio.wait([task])
+
+The host provides an `asyncrl.rollout.engine.Engine`. `attach` opens sockets to the broker and its spool, and a thread
+for weight transfers, and closes them when it ends. It installs no signal handlers and does not configure logging.
 """
 
 import asyncio
 from functools import partial
 
+from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, identity, join, spool_link
-from asyncrl.config.sections import from_json
+from asyncrl.config.sections import Weights, from_json
 from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
-from asyncrl.node.runner import serve, through_restarts
-from asyncrl.rollout.actor import RolloutActor
+from asyncrl.node.runner import run_sessions, serve
+from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
 from asyncrl.weights.contents.layout import Layout
@@ -22,18 +30,24 @@ from asyncrl.weights.receive import Receiver
 
 async def attach(engine: Engine, address: str, name: str, *, slots: int, wait_s: float = 30.0) -> None:
     """
-    Roll out with ``engine`` until the run is over or this node is drained. Cancel it to leave at once: what is in hand
-    is then sampled anew by other nodes.
+    Generate trajectories with ``engine`` until the run is over or the broker drains this node.
+
+    The broker leases prompts to the node and sends it every new policy version. If the broker restarts, the node
+    joins it again and keeps its unfinished trajectories. Cancel the coroutine to leave at once: other nodes then
+    generate the unfinished trajectories again.
 
     Args:
-        engine: Borrowed; it stays open.
-        address: The broker's.
-        name: Of this node, unique in the run.
-        slots: Completions the engine decodes together.
-        wait_s: For the broker to answer, now and when it starts again.
+        engine: Remains open and owned by the caller. It must have the architecture of the trainer's model; its weights
+            are replaced by the first transfer.
+        address: Control address of the broker, such as ``tcp://10.0.0.1:5570``.
+        name: Name of this node, unique in the run.
+        slots: Maximum number of completions that the engine decodes concurrently.
+        wait_s: Seconds to wait for the broker to answer, at the start and after each restart of the broker.
 
     Raises:
-        LinkError: The broker does not answer, or refuses.
+        LinkError: The broker does not answer within ``wait_s``.
+        LinkRefused: The broker rejects the node, for example because its model differs from the trainer's.
+        EngineError, EngineDied: The engine failed.
     """
     who = identity("rollout", name)
     link, welcome = await join(address, who, wait_s)
@@ -51,72 +65,53 @@ async def roll_out(
     stopping: asyncio.Event,
 ) -> None:
     """
-    The same on a link that was welcomed already. When ``stopping`` is set, hand over what is in hand and leave.
+    `attach` for a link that has joined. When ``stopping`` is set, drain and leave.
 
-    While the broker is away, sampling goes on: the next session begins with what is in hand then.
-
-    Raises:
-        LinkError: The broker refuses this engine's model, or is gone.
+    Sampling continues while the broker is away; the next session starts with the unfinished trajectories.
     """
-    in_hand = Generations(engine, who.node)
+    generations = Generations(engine, who.node)
 
-    def say(who: Identity) -> Hello:
-        return Hello(PROTOCOL, who.role, who.node, who.incarnation, in_hand.held(), in_hand.policy_version)
+    def make_hello(who: Identity) -> Hello:
+        held = generations.begin_session()
+        return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
 
-    session = partial(_session, engine, in_hand, slots=slots, stopping=stopping)
-    try:
-        await through_restarts(session, who, link, welcome, wait_s, say=say)
-    finally:
-        await in_hand.aclose()
-
-
-async def _session(
-    engine: Engine,
-    in_hand: Generations,
-    who: Identity,
-    link: ZmqLink,
-    welcome: Welcome,
-    *,
-    slots: int,
-    stopping: asyncio.Event,
-) -> None:
-    """One life of the link."""
-    config = from_json(welcome.config)
-    plan = Layout(engine.specs(), config.weights.bucket_bytes)
-    ranks = engine.ranks if isinstance(engine, MultiProcessEngine) else 1
-    member = Member(who.node, who.incarnation, ranks)
-    receiver: WeightReceiver
-    if isinstance(engine, MultiProcessEngine):
-        receiver = await engine.receiver(member, link.send, config.weights)
-    else:
-        device = staging_device(config.weights.backend)
-        receiver = Receiver(plan, member, link.send, config.weights, device=device)
-    spool = spool_link(welcome, who)
-    actor = RolloutActor(
-        engine,
-        link,
-        spool,
-        node=who.node,
-        incarnation=who.incarnation,
-        slots=slots,
-        group_size=config.schedule.group_size + config.greedy_per_group,
-        receiver=receiver,
-        layout_hash=plan.hash,
-        ranks=ranks,
-        partial_rollout=config.schedule.partial_rollout,
-        is_in_place=config.weights.staging == "bucket",
-        progress_every_s=config.rollout.progress_every_s,
-        in_hand=in_hand,
-        on_drain=stopping.set,
-    )
-    try:
-        await serve(
-            actor,
-            link,
-            beat_s=welcome.beat_s,
-            stopping=stopping,
-            drain=lambda: actor.drain(config.rollout.drain_s),
+    async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+        config = from_json(welcome.config)
+        layout = Layout(engine.specs(), config.weights.bucket_bytes)
+        member = Member(who.node, who.incarnation, engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
+        receiver = await _receiver(engine, layout, member, link, config.weights)
+        spool = spool_link(welcome, who)
+        options = RolloutOptions(
+            slots=slots,
+            group_size=config.schedule.group_size + config.greedy_per_group,
+            partial_rollout=config.schedule.partial_rollout,
+            progress_every_s=config.rollout.progress_every_s,
+            layout_hash=layout.hash,
+            ranks=member.ranks,
+            is_in_place=config.weights.staging == "bucket",
         )
+        actor = RolloutActor(
+            engine,
+            Connection(who, link, spool),
+            options,
+            receiver=receiver,
+            generations=generations,
+            on_drain=stopping.set,
+        )
+        try:
+            drain = partial(actor.drain, config.rollout.drain_s)
+            await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping, drain=drain)
+        finally:
+            await receiver.aclose()
+            await spool.aclose()
+
+    try:
+        await run_sessions(session, who, link, welcome, wait_s, make_hello=make_hello)
     finally:
-        await receiver.aclose()
-        await spool.aclose()
+        await generations.aclose()
+
+
+async def _receiver(engine: Engine, layout: Layout, member: Member, link: Link, weights: Weights) -> WeightReceiver:
+    if isinstance(engine, MultiProcessEngine):
+        return await engine.receiver(member, link.send, weights)
+    return Receiver(layout, member, link.send, weights, device=staging_device(weights.backend))

@@ -1,4 +1,4 @@
-"""The engine that a configuration names, on the devices this process may use."""
+"""Loads the configured rollout engine on the devices of this process."""
 
 import os
 
@@ -6,20 +6,20 @@ from asyncrl.config.sections import Config
 from asyncrl.node.machine.devices import find, require
 from asyncrl.rollout.engine import Engine
 
-# ruff: noqa: PLC0415  an engine that is not used need not be installed
+# ruff: noqa: PLC0415  only the configured engine must be installed
 
 
 def load_engine(config: Config) -> Engine:
     """
-    Load the model of ``config.model``. Takes seconds; any thread may call it, once in the life of a process.
+    Load ``config.model`` into the engine. Takes seconds; may be called on any thread, once per process.
 
     Raises:
         ConfigError: The engine is not installed, needs more devices than this process may use, or cannot run the model.
-        EngineDied: It did not start.
+        EngineDied: The engine did not start.
     """
     devices = find(config.rollout.device, os.environ)
     require(devices, config.rollout)
-    os.environ.update(devices.environment())  # Before anything is loaded that looks at them.
+    os.environ.update(devices.environment())  # must precede the import of libraries that read these variables
     return _vllm(config) if config.rollout.engine == "vllm" else _transformers(config)
 
 

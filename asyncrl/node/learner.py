@@ -1,4 +1,4 @@
-"""Loads what a rank of the trainer computes with: from the newest checkpoint that can be read, or the base model."""
+"""Loads the learner of a trainer rank from the newest readable checkpoint, or from the base model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +24,11 @@ def load_learner(
     config: Config, directory: RunDirectory, form: Callable[[], Ranks]
 ) -> tuple[Learner, Tokenizer, Start]:
     """
-    A learner, its tokenizer, and what it has done already. Collective.
-
-    Args:
-        form: Makes the group of all ranks.
+    Load the learner, its tokenizer, and the progress to resume from. Collective: every rank calls it with ``form``,
+    which forms the group of all ranks.
 
     Raises:
-        ConfigError: There is no such model, or it cannot be trained as configured, or not on this machine.
+        ConfigError: The model does not exist, or cannot be trained as configured or on this machine.
         RankDied: Another rank is gone.
     """
     torch.set_num_threads(config.trainer.threads)
@@ -40,19 +38,19 @@ def load_learner(
     base = Path(config.model.path)
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     ranks = form()
-    if (folder := _agreed(directory.checkpoints, ranks)) is None:
+    if (folder := _newest_checkpoint(directory.checkpoints, ranks)) is None:
         return Learner(config, base, ranks=ranks), tokenizer, Start()
     manifest = checkpoint.read_manifest(folder)
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
-    # The checkpoint's model has the adapters of LoRA merged into it; those go on beside the base.
+    # In a LoRA checkpoint's model, the adapters are merged; resuming needs the base model and separate adapters.
     learner = Learner(config, base if config.trainer.lora.rank else folder, reference_path=base, ranks=ranks)
     learner.resume(manifest.step, checkpoint.read_all_tensors(folder, manifest), manifest.state)
     checkpoint.restore_random_state(manifest)
     return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)
 
 
-def _agreed(checkpoints: Path, ranks: Ranks) -> Path | None:
-    """The first rank reads every byte of what is there, and the others take what it found sound."""
-    found = checkpoint.newest_sound(checkpoints) if ranks.rank == 0 else None
-    name = ranks.gather(found[0].name.encode() if found else b"")[0].decode()
+def _newest_checkpoint(checkpoints: Path, ranks: Ranks) -> Path | None:
+    """The newest undamaged checkpoint, which rank 0 finds by reading every byte and tells the other ranks."""
+    found = checkpoint.newest_intact(checkpoints) if ranks.rank == 0 else None
+    name = ranks.all_gather(found[0].name.encode() if found else b"")[0].decode()
     return checkpoints / name if name else None

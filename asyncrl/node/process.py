@@ -1,5 +1,5 @@
 """
-One role as an operating-system process: event loop, signals, logging, exit code. Nothing else in asyncrl touches these.
+One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
 
 SIGTERM or SIGINT: drain, leave, exit 0. A second one: exit at once.
 """
@@ -18,13 +18,14 @@ import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.errors import AsyncrlError
+from asyncrl.node.failpoints import PLACES
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 SECOND_SIGNAL_EXIT = 143
 
-SWITCH_S = 0.0005
-"""How long a thread may keep Python from the event loop. With Python's own 5 ms, a computing trainer hears of each
-message up to 5 ms late, several times a step; the shorter interval costs no measurable throughput."""
+SWITCH_INTERVAL_S = 0.0005
+"""Maximum time that a thread keeps the GIL from the event loop. Python's default, 5 ms, delays each message to a busy
+trainer by up to 5 ms, several times per step; the shorter interval costs no measurable throughput."""
 
 
 def run_process(job: Job, *, name: str) -> int:
@@ -32,21 +33,21 @@ def run_process(job: Job, *, name: str) -> int:
     Run ``job`` to its end.
 
     Args:
-        job: Given an event that is set by the first SIGTERM or SIGINT.
-        name: Stands in every log line.
+        job: Called with an event that is set by the first SIGTERM or SIGINT.
+        name: Node name, in every log line.
 
     Returns:
-        The exit code: 0, or that of the error, whose sentence then stands on standard error.
+        The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error.
     """
     configure_logging(name)
     if plan := os.environ.get(failpoints.VARIABLE):
-        failpoints.arm(plan)
-    sys.setswitchinterval(SWITCH_S)
+        failpoints.arm(plan, PLACES)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_with_signals(job))
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
-        _Patient(sys.stderr).write(f"asyncrl: {error}\n")
+        _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
         return error.exit_code
     return 0
 
@@ -65,8 +66,8 @@ async def _with_signals(job: Job) -> None:
     await job(stopping)
 
 
-class _Patient:
-    """A stream that is not needed: what a full disk does not take is left out, and nobody fails for it."""
+class _LossyStream:
+    """A text stream that drops output on errors such as a full disk, instead of failing the process."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -81,17 +82,17 @@ class _Patient:
 
 
 def configure_logging(name: str) -> None:
-    """Events as JSON lines on standard error, or in colour if a person is looking."""
-    to_person = sys.stderr.isatty()
+    """Log JSON lines to standard error, or coloured text if it is a terminal."""
+    is_terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if to_person else structlog.processors.JSONRenderer(),
+            structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Patient(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(node=name)

@@ -1,26 +1,25 @@
-"""Builds a reward process: the pool of killable workers, and the actor that feeds it."""
+"""The reward process: a pool of worker processes, and the actor that feeds it."""
 
 import asyncio
 from functools import partial
 
 from asyncrl.actor.link import Link
+from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, join, leave, spool_link
 from asyncrl.config.sections import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Welcome
-from asyncrl.node.runner import serve, through_restarts
+from asyncrl.node.runner import run_sessions, serve
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.workers.pool import WorkerPool
 
 
 async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
     """
-    Serve as a reward node until the run is over or ``stopping`` is set.
-
-    If the broker starts again, the workers stay, and the node says Hello to the new one.
+    Score trajectories until the run is over or ``stopping`` is set. The workers outlive a restart of the broker.
 
     Raises:
-        LinkError, ConfigError: It could not start, or the broker is gone.
+        LinkError, ConfigError: The node could not start, or the broker is gone.
     """
     link, welcome = await join(address, who, wait_s)
     pool = WorkerPool(from_json(welcome.config).reward)
@@ -30,16 +29,15 @@ async def run_reward(address: str, who: Identity, *, wait_s: float, stopping: as
         await leave(link, str(error))
         raise
     try:
-        await through_restarts(partial(_serve, pool, stopping), who, link, welcome, wait_s)
+        await run_sessions(partial(_serve, pool, stopping), who, link, welcome, wait_s)
     finally:
         await pool.aclose()
 
 
 async def _serve(pool: WorkerPool, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
-    """One session with a broker and its spool."""
     spool = spool_link(welcome, who)
     try:
-        actor = RewardActor(pool=pool, link=link, spool=spool, on_drain=stopping.set)
+        actor = RewardActor(pool=pool, connection=Connection(who, link, spool), on_drain=stopping.set)
         await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
     finally:
         await spool.aclose()

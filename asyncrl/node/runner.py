@@ -1,4 +1,4 @@
-"""How a process runs an actor: beats beside it, until the run is over or the process is told to stop."""
+"""Runs an actor with heartbeats, across restarts of the broker."""
 
 import asyncio
 import gc
@@ -9,8 +9,8 @@ import structlog
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, beat, hello, identity, join, leave
-from asyncrl.errors import LinkReset
+from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats
+from asyncrl.errors import AsyncrlError, LinkReset
 from asyncrl.messages import Beat, Hello, Welcome
 
 log = structlog.get_logger()
@@ -19,13 +19,13 @@ Loaded = TypeVar("Loaded")
 
 
 class Actor(Protocol):
-    """What every role's actor offers its process."""
+    """Interface of every role's actor."""
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until the broker sends Stop."""
 
     def beat(self, lag_s: float, /) -> Beat:
-        """A sign of life."""
+        """The next heartbeat, given the delay of the event loop in seconds."""
 
 
 async def serve(
@@ -36,46 +36,40 @@ async def serve(
     stopping: asyncio.Event,
     drain: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
-    """
-    Run ``actor`` to its end. When ``stopping`` is set, ``drain`` first, then leave.
-
-    Raises:
-        AsyncrlError: Whatever ended the actor.
-    """
-    beats = asyncio.create_task(beat(link, beat_s, actor.beat), name="beats")
+    """Run ``actor`` to its end, or until ``stopping`` is set and ``drain`` has finished; then send Bye."""
+    beats = asyncio.create_task(send_beats(link, beat_s, actor.beat), name="beats")
     running = asyncio.create_task(actor.run(), name="actor")
-    told = asyncio.create_task(_told(stopping, drain), name="stopping")
+    draining = asyncio.create_task(_drain_on_stop(stopping, drain), name="stopping")
     try:
-        await asyncio.wait([running, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([running, draining], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
     finally:
-        for task in (beats, running, told):
+        for task in (beats, running, draining):
             task.cancel()
-        await asyncio.gather(beats, running, told, return_exceptions=True)
-        await leave(link, _parting(running, stopping))
+        await asyncio.gather(beats, running, draining, return_exceptions=True)
+        await leave(link, _bye_reason(running, stopping))
 
 
-async def through_restarts(
+async def run_sessions(
     session: Callable[[Identity, ZmqLink, Welcome], Awaitable[None]],
     who: Identity,
     link: ZmqLink,
     welcome: Welcome,
     wait_s: float,
     *,
-    say: Callable[[Identity], Hello] = hello,
+    make_hello: Callable[[Identity], Hello] = hello,
 ) -> None:
     """
-    Run ``session`` to its end; if the broker starts again, say Hello to the new one and run it anew.
+    Run ``session`` to its end. If the broker restarts, join it again and run ``session`` on the new link.
 
     Args:
-        session: One life of the link.
-        who: With ``link`` and ``welcome``, the first of them.
-        wait_s: For a broker to answer.
-        say: Makes the Hello of the next session.
+        session: Called with an identity, its link and its welcome; the first time with ``who, link, welcome``.
+        wait_s: Time for a restarted broker to answer.
+        make_hello: Makes the Hello of later sessions.
 
     Raises:
-        AsyncrlError: Whatever ended the session; `LinkError` if the broker does not answer within ``wait_s``.
+        AsyncrlError: Raised by the session, or `LinkError` if the broker does not answer within ``wait_s``.
     """
     while True:
         try:
@@ -84,25 +78,29 @@ async def through_restarts(
         except LinkReset as reset:
             log.info("broker.restarted", cause=str(reset))
         who = identity(who.role, who.node)
-        link, welcome = await join(link.address, who, wait_s, say)
+        link, welcome = await join(link.address, who, wait_s, make_hello)
 
 
-async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:
+async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:
     """
-    Run ``load`` in a thread while beats go on: it takes seconds, and a silent node is lost.
+    Run ``load`` in a thread while sending heartbeats: loading takes seconds, and a silent node counts as lost.
 
-    The garbage collector never looks at what was loaded again: over a model's half a million objects, one look stops a
-    process for .2 to .5 s, in the middle of a step. What an earlier session loaded is let go first: a sharded model
-    refers to itself, and would stay, device memory and all, beside the one that takes its place.
+    The loaded objects are excluded from garbage collection: one traversal of a model's half a million objects stops the
+    process for .2 to .5 s, in the middle of a step. Objects of an earlier session are collected first: a sharded model
+    contains reference cycles, and would otherwise keep its device memory while the next one is loaded.
 
     Raises:
-        AsyncrlError: What ``load`` raised.
+        AsyncrlError: Raised by ``load``; the node has left the run.
     """
     gc.unfreeze()
     gc.collect()
-    beats = asyncio.create_task(beat(link, beat_s, Beat))
+    beats = asyncio.create_task(send_beats(link, beat_s, Beat))
     try:
         loaded = await asyncio.to_thread(load)
+    except AsyncrlError as error:
+        beats.cancel()
+        await leave(link, str(error))
+        raise
     finally:
         beats.cancel()
     gc.collect()
@@ -110,14 +108,14 @@ async def loading(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Load
     return loaded
 
 
-def _parting(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
-    """What the broker hears last: a node that ends by an error says which."""
+def _bye_reason(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
+    """Reason for the Bye: the error of the actor, if it failed."""
     if not running.cancelled() and (error := running.exception()):
         return f"{type(error).__name__}: {error}"
     return "told to stop" if stopping.is_set() else "done"
 
 
-async def _told(stopping: asyncio.Event, drain: Callable[[], Awaitable[object]] | None) -> None:
+async def _drain_on_stop(stopping: asyncio.Event, drain: Callable[[], Awaitable[object]] | None) -> None:
     await stopping.wait()
     if drain is not None:
         await drain()

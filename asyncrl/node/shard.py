@@ -1,50 +1,45 @@
-"""``python -m asyncrl.node.shard``: a further rank of a trainer, started by the first one and by nobody else."""
+"""``python -m asyncrl.node.shard``: a further rank of a trainer; only the first rank starts it."""
 
 import asyncio
 import sys
 from pathlib import Path
 
-from asyncrl.client.handshake import Identity, identity, join, leave, spool_link
+from asyncrl.client.handshake import Identity, identity, join, spool_link
 from asyncrl.config.sections import from_json
-from asyncrl.errors import AsyncrlError
 from asyncrl.node.learner import load_learner
 from asyncrl.node.process import run_process
-from asyncrl.node.ranks import START_S, group_of
-from asyncrl.node.runner import loading, serve
+from asyncrl.node.ranks import START_S, rank_group
+from asyncrl.node.runner import load_with_beats, serve
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks.ranks import Group
+from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.shard import ShardActor
 
 
 async def run_shard(address: str, who: Identity, rank: int, store: Path, stopping: asyncio.Event) -> None:
     """
-    Do what the first rank says until it says Stop.
+    Follow the first rank until it sends Stop.
 
     Args:
-        address: Of the first rank's hub.
-        store: File over which the ranks find each other.
+        address: Address of the first rank's hub.
+        store: File for the rendezvous of the ranks.
 
     Raises:
         RankDied: Another rank is gone.
-        LinkError, ConfigError: It could not start.
+        LinkError, ConfigError: The rank could not start.
     """
     link, welcome = await join(address, who, START_S)
     config = from_json(welcome.config)
-    groups: list[Group] = []
+    groups: list[RankGroup] = []
 
-    def form() -> Group:
-        groups.append(group_of(config.trainer, store, rank=rank, is_over=stopping.is_set))
+    def form() -> RankGroup:
+        groups.append(rank_group(config.trainer, store, rank=rank, is_over=stopping.is_set))
         return groups[-1]
 
     def load() -> Learner:
         return load_learner(config, RunDirectory(Path(welcome.run_dir)), form)[0]
 
-    try:
-        learner = await loading(link, welcome.beat_s, load)
-    except AsyncrlError as error:
-        await leave(link, str(error))
-        raise
+    learner = await load_with_beats(link, welcome.beat_s, load)
     spool = spool_link(welcome, who)
     try:
         await serve(
@@ -60,8 +55,6 @@ async def run_shard(address: str, who: Identity, rank: int, store: Path, stoppin
 
 
 def main(address: str, name: str, rank: int, store: Path) -> int:
-    """The exit code."""
-
     async def job(stopping: asyncio.Event) -> None:
         await run_shard(address, identity("shard", name), rank, store, stopping)
 

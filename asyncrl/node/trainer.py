@@ -1,4 +1,4 @@
-"""Builds the trainer's process: learner, publisher, the actor between them, and further ranks beside it."""
+"""The trainer's process: learner, publisher and actor, with further ranks as child processes."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, join, leave, spool_link
-from asyncrl.config.sections import Config, from_json
-from asyncrl.errors import AsyncrlError
+from asyncrl.client.connection import Connection
+from asyncrl.client.handshake import Identity, join, spool_link
+from asyncrl.config.sections import from_json
 from asyncrl.messages import Member, Welcome
 from asyncrl.node.learner import load_learner
-from asyncrl.node.ranks import Tell, with_ranks
-from asyncrl.node.runner import loading, serve, through_restarts
+from asyncrl.node.ranks import Broadcast, with_ranks
+from asyncrl.node.runner import load_with_beats, run_sessions, serve
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import TrainerActor
 from asyncrl.trainer.ranks.ranks import Ranks
@@ -25,55 +25,48 @@ async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: a
     """
     Train until the run is over or ``stopping`` is set, from the newest checkpoint of the run if there is one.
 
-    If the broker starts again, so does this, from the newest checkpoint, and so do the other ranks.
+    If the broker restarts, all ranks start again from the newest checkpoint.
 
     Raises:
-        LinkError, ConfigError: It could not start, or the broker is gone.
-        RankDied: Another process of the trainer is gone.
+        LinkError, ConfigError: The trainer could not start, or the broker is gone.
+        RankDied: Another rank is gone.
     """
+
+    async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+        work = partial(_train, who=who, link=link, welcome=welcome, stopping=stopping)
+        await with_ranks(from_json(welcome.config), who, welcome, work)
+
     link, welcome = await join(address, who, wait_s)
-    await through_restarts(partial(_session, stopping), who, link, welcome, wait_s)
-
-
-async def _session(stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
-    """One session with a broker."""
-    config = from_json(welcome.config)
-    work = partial(_train, stopping=stopping, config=config, who=who, link=link, welcome=welcome)
-    await with_ranks(config, who, welcome, work)
+    await run_sessions(session, who, link, welcome, wait_s)
 
 
 async def _train(
     form: Callable[[], Ranks],
-    tell: Tell,
+    broadcast: Broadcast,
     *,
-    stopping: asyncio.Event,
-    config: Config,
     who: Identity,
     link: ZmqLink,
     welcome: Welcome,
+    stopping: asyncio.Event,
 ) -> None:
+    config = from_json(welcome.config)
     directory = RunDirectory(Path(welcome.run_dir))
-    try:
-        loaded = await loading(link, welcome.beat_s, partial(load_learner, config, directory, form))
-    except AsyncrlError as error:
-        await leave(link, str(error))
-        raise
-    learner, tokenizer, start = loaded
-    plan = Layout(learner.specs(), config.weights.bucket_bytes)
+    load = partial(load_learner, config, directory, form)
+    learner, tokenizer, start = await load_with_beats(link, welcome.beat_s, load)
+    layout = Layout(learner.specs(), config.weights.bucket_bytes)
     device = staging_device(config.weights.backend)
-    publisher = Publisher(plan, Member(who.node, who.incarnation), link.send, config.weights, device=device)
+    publisher = Publisher(layout, Member(who.node, who.incarnation), link.send, config.weights, device=device)
     spool = spool_link(welcome, who)
     actor = TrainerActor(
         config,
         learner,
         publisher,
-        link,
-        spool,
+        Connection(who, link, spool),
         tokenizer=tokenizer,
-        layout_hash=plan.hash,
+        layout_hash=layout.hash,
         checkpoints=directory.checkpoints,
         start=start,
-        tell=tell,
+        broadcast=broadcast,
     )
     try:
         await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)

@@ -1,21 +1,21 @@
 """
-What a run leaves behind, and what each thing is called.
+The files of a run.
 
     runs/NAME/
       config.toml      resolved: every value the run used
-      ledger.sqlite    the broker's accounts
-      metrics.jsonl    one line a step
-      events.jsonl     what happened: evaluations, nodes lost, groups dropped, ...
-      samples/         every consumed trajectory, one parquet file a step
+      ledger.sqlite    the broker's ledger of groups, trajectories and versions
+      metrics.jsonl    one line per step
+      events.jsonl     evaluations, nodes lost, groups dropped, ...
+      samples/         every consumed trajectory, one parquet file per step
       checkpoints/     step_000200/ ...
       spool/           payloads not yet trained on
-      logs/            one file a process
-      trackers/        how far each tracker has come, and what it keeps here
+      logs/            one file per process
+      trackers/        each tracker's position in the files above, and its own files
       report.html      curves and headline numbers
-      summary.json     written last: how it ended
-      broker.address   where the broker listens
+      summary.json     outcome of the run; written last
+      broker.address   address the broker listens on
 
-Only the broker's process writes events, metrics and the summary; anybody may read them, at any time.
+Only the broker's process writes events, metrics and the summary; any process may read them at any time.
 """
 
 import time
@@ -34,18 +34,17 @@ from asyncrl.files.json_lines import JsonLines
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """How a run ended."""
+    """Outcome of a run, as written to summary.json."""
 
     name: str
     status: Literal["finished", "failed"]
     cause: str = ""
-    """Why it failed, in one line; empty if it did not."""
+    """Reason of the failure in one line; empty if the run finished."""
     seed: int
     steps: int
-    """Optimizer steps done."""
     steps_planned: int
     versions: int
-    """Policy versions published."""
+    """Number of policy versions published."""
     wall_s: float
     base_accuracy: float | None = None
     """Held-out accuracy before the first step; None if it was not evaluated."""
@@ -55,20 +54,15 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     staleness_mean: float
     staleness_max: int
     logprob_gap_mean: float | None = None
-    """
-    How far the rollouts' log-probs were from the trainer's under the same weights, nats: mean over the tokens that
-    could be compared. None if there were none.
-    """
+    """Mean |rollout - trainer log-prob| under the same weights, nats, over comparable tokens; None without any."""
     logprob_gap_max: float | None = None
 
 
 class RunDirectory:
     """
-    The names in one run directory, and the records kept there.
+    Paths in one run directory; reads and writes its records. Reading a directory that does not exist gives no records.
 
-    Args:
-        path: The directory; it need not exist to be read.
-        wall_clock: Seconds since 1970, for the time of an event.
+    ``wall_clock`` returns seconds since 1970, the time of an event.
     """
 
     def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
@@ -90,13 +84,12 @@ class RunDirectory:
     @classmethod
     def create(cls, parent: Path, name: str) -> "RunDirectory":
         """
-        A new directory ``name``, or ``name-2``, ``name-3``, ... if that is taken: runs are never written over.
+        Create the directory ``name``, or ``name-2``, ``name-3``, ... if it exists: no run is ever overwritten.
 
-        Raises:
-            ConfigError: It cannot be made there, or ``name`` is not the name of one folder.
+        Raises `ConfigError` if that fails, or ``name`` is not the name of a single folder.
         """
         if not name or name == ".." or Path(name).name != name:
-            raise ConfigError(f"run.name is {name!r}: expected the name of one folder, without '/'")
+            raise ConfigError(f"run.name is {name!r}: expected the name of a single folder, without '/'")
         number = 1
         while True:
             path = parent / (name if number == 1 else f"{name}-{number}")
@@ -108,18 +101,16 @@ class RunDirectory:
                     raise ConfigError(f"run.dir {parent} is a file, not a folder") from None
                 number += 1
             except OSError as error:
-                raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from error
+                raise ConfigError(f"cannot create the run directory {path}: {error.strerror}") from error
             else:
                 return cls(path)._with_folders()
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
         """
-        The directory of a run that goes on. Its summary no longer holds, and is taken away.
+        Open the directory of a run that continues, and delete its summary, which no longer holds.
 
-        Raises:
-            ConfigError: There is no run.
-            RunFailed: The disk does not let it go on.
+        Raises `ConfigError` if there is no run in ``path``, and `RunFailed` if the disk refuses a write.
         """
         directory = cls(path)
         if not directory.config.is_file():
@@ -129,46 +120,35 @@ class RunDirectory:
             return directory._with_folders()
 
     def write_config(self, text: str) -> None:
-        """Keep what the run is: whole or not at all. Raises `RunFailed` if the disk does not take it."""
+        """Replace config.toml atomically. Raises `RunFailed` if the disk refuses the write."""
         with needed(self.config), replacing(self.config) as unfinished:
             unfinished.write_text(text)
 
     def append_event(self, kind: str, /, **fields: Any) -> None:
-        """Note what happened: ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}``."""
+        """Append ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}`` to events.jsonl."""
         at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
         JsonLines(self.events).append({"event": kind, "at": at.replace("+00:00", "Z"), **fields})
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Note the metrics of one step."""
         JsonLines(self.metrics).append(metrics)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Every event so far. Raises `LedgerError` if the file is damaged."""
+        """Every event so far, in order. Raises `LedgerError` if the file is damaged."""
         return JsonLines(self.events).read()
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """
-        The metrics of every step so far, in order of steps; of a step that was done again, the later line.
-
-        Raises:
-            LedgerError: The file is damaged.
-        """
+        """The metrics of every step, ordered by step; of a repeated step, the later line. Raises as `read_events`."""
         lines = JsonLines(self.metrics).read()
         by_step = {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
         return [by_step[step] for step in sorted(by_step)]
 
     def write_summary(self, summary: RunSummary) -> None:
-        """Say how the run ended: whole or not at all. Raises `RunFailed` if the disk does not take it."""
+        """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""
         with needed(self.summary), replacing(self.summary) as unfinished:
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
     def read_summary(self) -> RunSummary | None:
-        """
-        How the run ended; None while it goes on, or if it was killed.
-
-        Raises:
-            LedgerError: It is not a summary.
-        """
+        """The summary; None while the run continues or if it was killed. Raises `LedgerError` if it is damaged."""
         try:
             return msgspec.json.decode(self.summary.read_bytes(), type=RunSummary)
         except FileNotFoundError:

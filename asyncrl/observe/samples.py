@@ -1,7 +1,7 @@
 """
-Every trajectory the trainer consumed, for people to look at: one parquet file a step.
+Every trajectory the trainer consumed, for people to read: one parquet file per optimizer step.
 
-    samples/step_000041.parquet     a row a trajectory: what was asked, what was written by whom, what it was worth
+    samples/step_000041.parquet     one row per trajectory: prompt, completion, reward, versions, log-probs
 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from asyncrl.files.atomic import replacing
 from asyncrl.messages import FinishReason, Prompt, Span
@@ -24,57 +24,47 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """One consumed trajectory. T is the number of completion tokens."""
 
     step: int
-    """The optimizer step that consumed it."""
     group_id: int
     index: int
     prompt: str
-    """As text; a chat after its template."""
+    """Text as given to the model: a chat with its template applied."""
     completion: str
     answer: str = ""
-    """The reference the verifier judged by."""
+    """Reference answer given to the verifier."""
     reward: float
     metrics: dict[str, float] = {}
-    """Further numbers of the verifier."""
     finish_reason: FinishReason
     spans: list[Span]
-    """Who wrote what."""
+    """Policy version of each range of tokens."""
     oldest_version: int
     staleness: int
-    """Versions between ``oldest_version`` and the trainer's at consumption."""
+    """Trainer's version at consumption minus ``oldest_version``."""
     node: str
-    """The rollout that finished it."""
     completion_ids: bytes | memoryview
-    """[T] int32, little-endian. Borrowed for the call."""
+    """[T] int32, little-endian. Borrowed until `SamplesWriter.write` returns."""
     behavior_logprobs: bytes | memoryview
-    """[T] float32, nats. Borrowed for the call."""
+    """[T] float32, nats. Borrowed until `SamplesWriter.write` returns."""
 
 
 class SamplesWriter:
-    """Writes one file a step into ``folder``. A step that is done again replaces its file."""
+    """Writes one file per step into ``folder``. A repeated step replaces its file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, step: int, rows: Sequence[SampleRow]) -> Path:
-        """
-        Keep the trajectories of one step.
-
-        Takes milliseconds (2 for 128 rows of 128 tokens, 50 for 1,280): an event loop calls it in a thread.
-
-        Returns:
-            The file.
-        """
+        """Write one step's file. Blocks (2 ms for 128 rows of 128 tokens, 50 ms for 1,280): call it in a thread."""
         import pyarrow.parquet as pq  # noqa: PLC0415 - see above
 
         path = self._folder / f"step_{step:06d}.parquet"
-        # Not durable: a file lost to a power cut costs a look at one step, and waiting for the disk costs every step.
+        # Not durable: a power cut may lose the rows of one step, but syncing would slow down every step.
         with replacing(path, durable=False) as unfinished:
             pq.write_table(_table(rows), unfinished, compression="zstd")
         return path
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """What a prompt asks; of a chat every turn, on a line of its own that begins with the role."""
+    """Text of a prompt; of a chat, one line per turn, ``role: content``."""
     return prompt.text or "\n".join(f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in prompt.chat)
 
 
@@ -94,7 +84,7 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "metrics": pa.array([msgspec.json.encode(row.metrics).decode() for row in rows], pa.string()),
             "finish_reason": pa.array([row.finish_reason for row in rows], pa.string()),
             "num_tokens": pa.array([len(_bytes(row.completion_ids)) // 4 for row in rows], pa.int32()),
-            "spans": pa.array([[_span(part) for part in row.spans] for row in rows], pa.list_(span)),
+            "spans": pa.array([[structs.asdict(part) for part in row.spans] for row in rows], pa.list_(span)),
             "oldest_version": pa.array([row.oldest_version for row in rows], pa.int64()),
             "staleness": pa.array([row.staleness for row in rows], pa.int32()),
             "node": pa.array([row.node for row in rows], pa.string()),
@@ -104,16 +94,12 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
     )
 
 
-def _span(span: Span) -> dict[str, int]:
-    return {"policy_version": span.policy_version, "start": span.start, "end": span.end}
-
-
 def _bytes(buffer: bytes | memoryview) -> memoryview:
     return memoryview(buffer).cast("B")
 
 
 def _lists(buffers: Sequence[bytes | memoryview], kind: Any) -> "pa.ListArray":
-    """Raw four-byte numbers as a column of lists, without a Python object per token."""
+    """Buffers of four-byte numbers as a column of lists, without a Python object per token."""
     import pyarrow as pa  # noqa: PLC0415 - see above
 
     offsets = [0]

@@ -1,6 +1,6 @@
 """
-What a cluster would do, before anybody rents it: the broker's own rules under a clock that does not wait.
+Prediction of a cluster before it is rented: the broker's own scheduler with simulated nodes, under virtual time.
 
     plan file ─▶ lengths, speeds ─▶ simulated rollouts, reward, trainer ◀── messages ──▶ the real Scheduler
-                                          └─▶ Outcome: step time, idle shares, staleness ─▶ table, picture
+                                          └─▶ SimulationResult: step time, idle shares, staleness ─▶ table, HTML page
 """

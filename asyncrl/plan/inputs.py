@@ -1,4 +1,4 @@
-"""The numbers of a plan made ready: lengths to draw from, lines to read speeds off."""
+"""Inputs of a simulation, derived from a plan: the length distribution and the speed functions."""
 
 import math
 from functools import partial
@@ -8,32 +8,24 @@ from msgspec import Struct
 
 from asyncrl.errors import ConfigError
 from asyncrl.plan.lengths import Z99, Lengths, Lognormal, read_samples
-from asyncrl.plan.numbers import Plan
+from asyncrl.plan.sections import Plan
 from asyncrl.plan.simulated.colocated import generate_s
 from asyncrl.plan.speeds import Line, TrainingSpeed, decode_line
 
 CLOSE = 1e-3
-"""How near the fitted baseline comes to what was measured, as a part of it."""
+"""Relative tolerance of the fit to the measured seconds."""
 HALVINGS = 40
 
 
 class Inputs(Struct, frozen=True):
-    """What a simulation draws from."""
-
     lengths: Lengths
     step_s: Line
-    """Seconds of a decode step by completions running on a replica."""
+    """Seconds per decode step as a function of the completions running on a replica."""
     training: TrainingSpeed
 
 
 def inputs(plan: Plan) -> Inputs:
-    """
-    Everything derived from a plan's numbers. A fit takes some seconds.
-
-    Raises:
-        ConfigError: No median makes the baseline generate as long as was measured.
-        DataError: There are no samples to read.
-    """
+    """Derive a plan's inputs; a fit takes seconds. `ConfigError`: no median fits; `DataError`: unreadable lengths."""
     step_s = decode_line(plan.rollout.decode)
     lengths = _lengths(plan, step_s)
     return Inputs(lengths, step_s, _training(plan, lengths))
@@ -56,7 +48,7 @@ def _lognormal(plan: Plan, median: float, sigma: float) -> Lognormal:
 
 
 def _fitted(plan: Plan, step_s: Line) -> Lognormal:
-    """The median with which the baseline generates in the seconds that were measured. More tokens never take less."""
+    """Bisect for the median with which the baseline generates for the measured seconds, which grow with the median."""
     wanted_s, sigma = plan.lengths.synchronous_generate_s, plan.lengths.sigma
     generate = partial(generate_s, plan, step_s=step_s)
     low, high = 0.0, math.log(plan.lengths.max_tokens)
@@ -75,15 +67,9 @@ def _fitted(plan: Plan, step_s: Line) -> Lognormal:
 
 
 def _training(plan: Plan, lengths: Lengths) -> TrainingSpeed:
-    def seconds_per_token(groups: int, seconds: float) -> float:
-        return seconds / (groups * plan.schedule.group_size * (lengths.mean + plan.rollout.prompt_tokens))
-
-    return TrainingSpeed(
-        [
-            (
-                speed.devices,
-                1 / speed.tokens_per_s if speed.tokens_per_s else seconds_per_token(speed.groups, speed.seconds),
-            )
-            for speed in plan.trainer.speeds
-        ]
-    )
+    tokens = lengths.mean + plan.rollout.prompt_tokens
+    points = []
+    for speed in plan.trainer.speeds:
+        trained = speed.groups * plan.schedule.group_size * tokens
+        points.append((speed.devices, 1 / speed.tokens_per_s if speed.tokens_per_s else speed.seconds / trained))
+    return TrainingSpeed(points)

@@ -1,10 +1,10 @@
 """
-How long completions are: a lognormal cut at the longest allowed, or what a run recorded.
+Distributions of completion lengths: a truncated lognormal, or the lengths recorded by a run.
 
     log length = mu + sigma (sqrt(c) z_prompt + sqrt(1 - c) z_completion)        z ~ N(0, 1)
 
-``c`` says how much of the spread is the prompt's. It matters because a step takes whole groups: hard prompts with
-sixteen long completions hold fewer groups back than sixteen long completions in sixteen groups.
+``c`` is the prompt's share of the variance. It matters because a step takes whole groups: sixteen long completions of
+one prompt delay one group, those of sixteen prompts delay sixteen.
 """
 
 import math
@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -21,29 +20,18 @@ from asyncrl.errors import DataError
 Z99 = NormalDist().inv_cdf(0.99)
 
 
-class Lengths(Protocol):
-    """Where completion lengths come from."""
-
-    @property
-    def mean(self) -> float:
-        """Tokens of a completion on average."""
-
-    def group(self, rng: random.Random, size: int) -> list[int]:
-        """[size] tokens of each completion of one more prompt, at least 1."""
-
-
 class Lognormal(Struct, frozen=True):
-    """``exp(N(mu, sigma))``, cut at ``max_tokens``."""
+    """``exp(N(mu, sigma))``, clipped at ``max_tokens``."""
 
     mu: float
     sigma: float
     max_tokens: int
     prompt_share: float = 0.0
-    """Part of the variance of the logarithm that completions of one prompt have in common."""
+    """``c`` above: share of the log variance that completions of one prompt have in common."""
 
     @property
     def mean(self) -> float:
-        """After the cut."""
+        """Mean after clipping."""
         if self.sigma == 0:
             return min(math.exp(self.mu), self.max_tokens)
         z = (math.log(self.max_tokens) - self.mu) / self.sigma
@@ -51,42 +39,36 @@ class Lognormal(Struct, frozen=True):
         return below + self.max_tokens * NormalDist().cdf(-z)
 
     def group(self, rng: random.Random, size: int) -> list[int]:
-        """See `Lengths`."""
+        """[size] completion tokens, at least 1, of a randomly drawn prompt."""
         centre = self.mu + self.sigma * math.sqrt(self.prompt_share) * rng.gauss(0.0, 1.0)
         spread = self.sigma * math.sqrt(1 - self.prompt_share)
-        return [self._cut(centre + spread * rng.gauss(0.0, 1.0)) for _ in range(size)]
+        return [self._clipped(centre + spread * rng.gauss(0.0, 1.0)) for _ in range(size)]
 
-    def _cut(self, log_length: float) -> int:
+    def _clipped(self, log_length: float) -> int:
         return self.max_tokens if log_length >= math.log(self.max_tokens) else max(1, round(math.exp(log_length)))
 
 
 class Recorded(Struct, frozen=True):
-    """Groups of a run, drawn with replacement, so that what a prompt's completions have in common stays."""
+    """Groups of a run, drawn whole and with replacement, which keeps the correlation within a group."""
 
     groups: Sequence[Sequence[int]]
 
     @property
     def mean(self) -> float:
-        """Over all that was recorded."""
         return sum(map(sum, self.groups)) / sum(map(len, self.groups))
 
     def group(self, rng: random.Random, size: int) -> list[int]:
-        """A recorded group as it was if it has ``size`` completions; else drawn from one."""
+        """A recorded group if it has ``size`` completions, otherwise ``size`` draws from it."""
         lengths = self.groups[rng.randrange(len(self.groups))]
         return list(lengths) if len(lengths) == size else [rng.choice(lengths) for _ in range(size)]
 
 
+Lengths = Lognormal | Recorded
+
+
 def read_samples(path: Path) -> Recorded:
-    """
-    The lengths a run wrote down.
-
-    Args:
-        path: A ``samples`` folder, or one parquet file of it.
-
-    Raises:
-        DataError: There are none, or they are not samples of a run.
-    """
-    import pyarrow as pa  # noqa: PLC0415 - a tenth of a second that parametric plans need not wait for
+    """Lengths recorded in the ``samples`` folder of a run, or in one of its parquet files. Raises DataError."""
+    import pyarrow as pa  # noqa: PLC0415 - takes 0.1 s, which other plans do not need
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     if not path.exists():

@@ -1,4 +1,4 @@
-"""A plan is one TOML file, read as strictly as a run file: defaults < file < ``--set a.b=value``."""
+"""Reads and checks a plan file: TOML, as strict as a run file. Precedence: defaults < file < ``--set a.b=value``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from asyncrl.config.check import check as check_run
 from asyncrl.config.sections import leaves
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
-from asyncrl.plan.numbers import LengthNumbers, Measured, Plan, TrainerSpeed
+from asyncrl.plan.sections import LengthNumbers, Plan
 from asyncrl.plan.speeds import decode_line
 
 SHORTHANDS = {"staleness": "schedule.staleness", "seed": "horizon.seed"}
@@ -19,16 +19,7 @@ MIDDLES = ("mean", "median", "synchronous_generate_s")
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Plan:
-    """
-    Read and check a plan.
-
-    Args:
-        path: TOML.
-        overrides: ``"section.key=value"``; the value is TOML, and a bare word that is not TOML is a string.
-
-    Raises:
-        ConfigError: One sentence: what, which, expected and got.
-    """
+    """Read and check a plan; overrides are ``section.key=value``, in TOML or a bare string. Raises as `decode`."""
     raw = read(path, "plan")
     lengths = raw.get("lengths")
     if isinstance(lengths, dict) and isinstance(samples := lengths.get("samples"), str):
@@ -39,24 +30,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Plan:
 
 
 def decode(raw: dict[str, Any]) -> Plan:
-    """
-    A checked `Plan` of a nested dict.
-
-    Raises:
-        ConfigError: An unknown key, a wrong type or range, or values that contradict each other.
-    """
+    """Checked `Plan` of a nested dict. `ConfigError`: unknown key, wrong type or range, or contradicting values."""
     plan = convert(raw, Plan)
     check(plan)
     return plan
 
 
 def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """
-    The same plan with some values set, under their full keys.
-
-    Raises:
-        ConfigError: As `decode`.
-    """
+    """Copy of a plan with some values changed, given by their full keys. Raises as `decode`."""
     raw = msgspec.to_builtins(plan)
     for key, value in changes.items():
         put(raw, SHORTHANDS.get(key, key), value, f"{key} = {value!r}")
@@ -64,12 +45,6 @@ def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def check(plan: Plan) -> None:
-    """
-    Refuse values that are fine alone and wrong together.
-
-    Raises:
-        ConfigError: The first contradiction found.
-    """
     for key, value in leaves(msgspec.to_builtins(plan)):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key} is {value}: expected a finite number")
@@ -80,14 +55,22 @@ def check(plan: Plan) -> None:
         raise ConfigError(f"{missing} is empty: give at least one measured point")
     decode_line(plan.rollout.decode)
     for speed in plan.trainer.speeds:
-        _check_speed(speed)
+        by_groups = bool(speed.groups), bool(speed.seconds)
+        if by_groups not in {(True, True), (False, False)} or all(by_groups) == bool(speed.tokens_per_s):
+            raise ConfigError(
+                f"trainer.speeds of {speed.devices} devices: expected either tokens_per_s, or both groups and seconds"
+            )
     if plan.schedule.filter != "none":
         raise ConfigError(
             f"schedule.filter is {plan.schedule.filter!r}, but a plan has no rewards to filter by; remove it"
         )
-    check_run(plan.run_config(1))  # A schedule that no run would accept is refused in the same words.
+    check_run(plan.run_config(1))  # Refuses a schedule that a run would refuse, with the same message.
     for measured in plan.measured:
-        _check_measured(plan, measured)
+        if measured.set:
+            raw = msgspec.to_builtins(plan) | {"measured": []}
+            for key, value in measured.set.items():
+                put(raw, key, value, f"measured {measured.name!r}")
+            decode(raw)
 
 
 def _check_split(plan: Plan) -> None:
@@ -125,22 +108,6 @@ def _check_lengths(lengths: LengthNumbers) -> None:
         raise ConfigError(f"lengths.p99 is {lengths.p99:g}, below lengths.median = {lengths.median:g}")
     if lengths.samples and lengths.prompt_share:
         raise ConfigError("lengths.prompt_share is not read with lengths.samples, whose groups show it; remove it")
-
-
-def _check_speed(speed: TrainerSpeed) -> None:
-    by_groups = bool(speed.groups), bool(speed.seconds)
-    if by_groups not in {(True, True), (False, False)} or all(by_groups) == bool(speed.tokens_per_s):
-        raise ConfigError(
-            f"trainer.speeds of {speed.devices} devices: expected either tokens_per_s, or both groups and seconds"
-        )
-
-
-def _check_measured(plan: Plan, measured: Measured) -> None:
-    if measured.set:
-        raw = msgspec.to_builtins(plan) | {"measured": []}
-        for key, value in measured.set.items():
-            put(raw, key, value, f"measured {measured.name!r}")
-        decode(raw)
 
 
 def _listed(names: set[str], between: str = ", ") -> str:

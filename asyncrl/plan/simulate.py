@@ -1,29 +1,23 @@
 """
-The steady state of a plan: a cluster runs until enough versions are measured, and what it did meanwhile is summed up.
+Simulates a plan's cluster through its warm-up and then measures a number of policy versions.
 
-    | warm-up | measured: from the end of one step to the end of another | never reached: the run would go on |
+    | warm-up | measured: from the end of one step to the end of a later one | not simulated: rest of the run |
 """
 
 from asyncrl.errors import BrokenInvariant
 from asyncrl.plan.inputs import Inputs
-from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import SimulationResult, completion_tokens, token_staleness, trajectory_staleness
+from asyncrl.plan.result import SimulationResult, completion_tokens, token_staleness, trajectory_staleness
+from asyncrl.plan.sections import Plan
 from asyncrl.plan.simulated.cluster import Cluster, SimulatedReward
 from asyncrl.plan.simulated.rollout import SimulatedRollout
 from asyncrl.plan.simulated.trainer import SimulatedTrainer
 
 
 class Simulation:
-    """
-    One cluster, every role of it in place.
-
-    Args:
-        steps: Optimizer steps the run is to have; None: as many as are measured, and the window of some more.
-    """
+    """A simulated cluster and its nodes. By default ``steps`` is enough that the run outlasts the measured steps."""
 
     def __init__(self, plan: Plan, inputs: Inputs, steps: int | None = None) -> None:
         schedule, horizon = plan.schedule, plan.horizon
-        self.plan = plan
         self.first = horizon.warm_up * schedule.steps_per_publish
         self.last = self.first + horizon.publishes * schedule.steps_per_publish
         beyond = schedule.steps_per_publish + 2 * -(-schedule.window // schedule.groups_per_step)
@@ -35,53 +29,42 @@ class Simulation:
         self.timeline: list[tuple[float, float]] = []
 
     def advance_to(self, steps: int) -> None:
-        """
-        Until so many steps are done.
-
-        Raises:
-            BrokenInvariant: Nothing more happens, and they are not.
-        """
+        """Run until ``steps`` steps are done. Raises BrokenInvariant if no event is left before that."""
         while len(self.trainer.done) < steps:
-            if not self.cluster.agenda.advance():
+            if not self.cluster.events.advance():
                 raise BrokenInvariant(
                     f"the simulated run stands still after {len(self.trainer.done)} of {self.steps} steps"
                 )
 
-    def finish(self) -> None:
-        """Until the run is over."""
-        self.advance_to(self.steps)
-        while not self.cluster.scheduler.is_finished and self.cluster.agenda.advance():
-            pass
-
     def totals(self) -> tuple[float, float]:
-        """Replica seconds with something to decode, and completions summed over seconds."""
-        for rollout in self.rollouts:
-            rollout.decoding.measure()
-        decodings = [rollout.decoding for rollout in self.rollouts]
-        return sum(decoding.busy_s for decoding in decodings), sum(decoding.running_s for decoding in decodings)
+        """Replica seconds with something to decode, and completion seconds being decoded, summed over replicas."""
+        engines = [rollout.engine for rollout in self.rollouts]
+        for engine in engines:
+            engine.catch_up()
+        return sum(engine.busy_s for engine in engines), sum(engine.running_s for engine in engines)
 
     def watch(self, every_s: float) -> None:
-        """Note the completions decoded, again and again from now on, as long as something happens."""
-        running = sum(rollout.decoding.num_running for rollout in self.rollouts)
-        self.timeline.append((self.cluster.agenda.now_s, running))
-        if self.cluster.agenda:  # Else nothing more happens, and watching would hide it.
-            self.cluster.agenda.after(every_s, lambda: self.watch(every_s))
+        """Add the number of running completions to the timeline now and every ``every_s`` while events are left."""
+        running = sum(rollout.engine.num_running for rollout in self.rollouts)
+        self.timeline.append((self.cluster.events.now_s, running))
+        if self.cluster.events:  # With no other event left, another one would hide that the run stands still.
+            self.cluster.events.after(every_s, lambda: self.watch(every_s))
 
 
 def simulate(plan: Plan, inputs: Inputs) -> SimulationResult:
-    """What ``plan`` does once its pipeline is full."""
+    """Measure the steady state of ``plan``."""
     schedule = plan.schedule
     simulation = Simulation(plan, inputs)
     simulation.advance_to(max(simulation.first, 1))
-    began_s = simulation.cluster.agenda.now_s if simulation.first else 0.0
+    began_s = simulation.cluster.events.now_s if simulation.first else 0.0
     busy_s, running_s = simulation.totals() if simulation.first else (0.0, 0.0)
     simulation.watch(max(simulation.trainer.done[-1].ended_s / 100, 1e-3))
     simulation.advance_to(simulation.last)
-    seconds = simulation.cluster.agenda.now_s - began_s
+    seconds = simulation.cluster.events.now_s - began_s
     busy_after_s, running_after_s = simulation.totals()
     steps = simulation.trainer.done[simulation.first : simulation.last]
     trained_s = sum(step.ended_s - max(step.began_s, began_s) for step in steps)
-    # A batch that happens to be short makes no cluster fast: seconds by token, times the tokens of an average step.
+    # Seconds per token times mean tokens per step: batches that happen to be short do not make a cluster faster.
     tokens = completion_tokens(steps)
     step_s = seconds / tokens * schedule.groups_per_step * schedule.group_size * inputs.lengths.mean
     return SimulationResult(

@@ -1,11 +1,11 @@
 """
-How fast engines and trainers are, between the points somebody measured.
+Speeds of engines and trainers, interpolated between measured points.
 
-    decode     seconds of one decode step = a + b x running             a: weights read once   b: work per completion
-    training   seconds of one token       = a + b / devices             a: what does not scale
+    decode     seconds per decode step = a + b x running             a: reading the weights   b: work per completion
+    training   seconds per token       = a + b / devices             a: the part that does not scale
 
-Both are straight lines between measured points and beyond them, and nothing else is assumed. One point of decoding
-means that a step takes as long with any number; one point of training, that twice the devices are twice as fast.
+Both are piecewise linear through the measured points and extrapolate the outer segments. With a single decode point a
+step takes equally long for any number of completions; with a single training point speed is proportional to devices.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ Point = tuple[float, float]
 
 
 class Line(Struct, frozen=True):
-    """Straight between points, and on from the last two."""
+    """Piecewise linear function; beyond the outer points it continues their segment."""
 
     points: Sequence[Point]
-    """In order of x."""
+    """Ordered by x, each x once."""
 
     def at(self, x: float) -> float:
-        """y at x; never below a thousandth of the smallest measured, where a line may run into nonsense."""
+        """y at x, at least a thousandth of the smallest measured y, because extrapolation may fall below zero."""
         floor = min(y for _, y in self.points) / 1000
         if len(self.points) == 1:
             return self.points[0][1]
@@ -35,13 +35,9 @@ class Line(Struct, frozen=True):
 
 def decode_line(points: Sequence[Point]) -> Line:
     """
-    Seconds of one decode step by completions running.
+    Seconds of one decode step by completions running, from points ``(running, tokens_per_s)`` of one replica.
 
-    Args:
-        points: ``(running, tokens_per_s)`` of one replica.
-
-    Raises:
-        ConfigError: Two points of one x, or more running make a step faster.
+    Raises ConfigError if two points have the same x, or a step gets faster with more completions.
     """
     line = _line([(running, running / tokens_per_s) for running, tokens_per_s in points], "rollout.decode")
     for (fewer, before_s), (more, after_s) in zip(line.points, line.points[1:], strict=False):
@@ -54,12 +50,7 @@ def decode_line(points: Sequence[Point]) -> Line:
 
 
 class TrainingSpeed:
-    """
-    Seconds a trainer of some devices needs.
-
-    Args:
-        points: ``(devices, seconds per token)``.
-    """
+    """Training time as a function of tokens and devices, from points ``(devices, seconds per token)``."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         if len(points) == 1:
@@ -68,12 +59,11 @@ class TrainingSpeed:
         self._line = _line([(1 / devices, seconds) for devices, seconds in points], "trainer.speeds")
 
     def seconds(self, tokens: float, devices: int) -> float:
-        """For so many tokens on so many devices."""
         return tokens * self._line.at(1 / devices)
 
 
 def _line(points: Sequence[Point], key: str) -> Line:
     ordered = sorted(points)
     if len({x for x, _ in ordered}) < len(ordered):
-        raise ConfigError(f"{key}: two points say something about the same number; keep one of them")
+        raise ConfigError(f"{key}: two points have the same first number; keep one of them")
     return Line(ordered)

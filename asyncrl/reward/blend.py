@@ -1,16 +1,16 @@
 """
-One verifier of the several that a run is configured with.
+The weighted sum of several verifiers as one verifier.
 
-    [[reward.parts]]          score    weight
+    [[reward.parts]]         reward    weight
     accuracy                  1.0   ×  0.9   ┐
     format                    0.5   ×  0.1   ├─ Σ ─▶ score 0.65, metrics accuracy, format, length
     length                   -0.3   ×  1.0   ┘
 
-Each part's own score is a metric under its name, and what else it says one under ``name.key``. A part that is not for a
-row's data source leaves no metric there. If one part has no verdict, the row has none.
+The reward of a part is a metric under the part's name, its other metrics are named ``name.key``. A part that does not
+apply to a row's data source adds no metric. If one part fails, the whole verdict fails.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from inspect import isawaitable
 from typing import Any
 
@@ -18,82 +18,66 @@ from msgspec import Struct
 
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalog import resolve
-from asyncrl.reward.routing import is_for
+from asyncrl.reward.catalogue import resolve
+from asyncrl.reward.routing import applies
 from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 
-def verifier_of(reward: Reward) -> Verifier:
-    """
-    The verifier of a run.
-
-    Raises:
-        ConfigError: A function cannot be loaded, an option does not fit, or the time limits of the parts do not.
-    """
+def make_verifier(reward: Reward) -> Verifier:
+    """Make the verifier of a run; raises `ConfigError` for functions, options or deadlines that cannot work."""
     if not reward.parts:
         only = resolve(reward.function, reward.options)
         _check_deadlines([only], reward.timeout_s)
         return only
     parts = [_part(place, part) for place, part in enumerate(reward.parts)]
     _check_deadlines([part.verifier for part in parts], reward.timeout_s)
-    return ConcurrentBlend(parts) if any(is_async(part.verifier) for part in parts) else Blend(parts)
+    return _blend(parts)
 
 
-Said = dict[str, Any]
-"""As a function returns it: ``score``, ``correct``, ``answer`` and metrics."""
+Result = dict[str, Any]
+"""``score``, ``correct``, ``answer`` and metrics."""
 
 
 class Part(Struct, frozen=True):
-    """A part and its verifier."""
-
     config: RewardPart
     verifier: Verifier
 
 
-class Blend:
-    """Plain functions: samples are taken in order."""
+def _blend(parts: Sequence[Part]) -> Verifier:
+    """Blend parts; the result is async, so that inputs are judged concurrently, if a part is."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    async def judge(inputs: VerifierInput, /) -> Result:
+        return await _judge(parts, inputs)
 
-    def __call__(self, sample: VerifierInput, /) -> Coroutine[Any, Any, Said]:
-        """To be awaited, because a plain function may return something that must be."""
-        return _judge(self._parts, sample)
+    def judge_in_order(inputs: VerifierInput, /) -> Awaitable[Result]:
+        return _judge(parts, inputs)  # awaitable, because a sync function may return an awaitable
 
-
-class ConcurrentBlend:
-    """At least one function is async: many samples are in hand at once."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-
-    async def __call__(self, sample: VerifierInput, /) -> Said:
-        """Score and metrics."""
-        return await _judge(self._parts, sample)
+    return judge if any(is_async(part.verifier) for part in parts) else judge_in_order
 
 
-async def _judge(parts: Sequence[Part], sample: VerifierInput) -> Said:
-    said = [(part.config, await _verdict(part, sample)) for part in parts if is_for(part.config, sample.data_source)]
-    if not said:
-        raise VerifierError(f"no part of the reward is for data_source {sample.data_source!r}")
-    return _blended(said)
+async def _judge(parts: Sequence[Part], inputs: VerifierInput) -> Result:
+    source = inputs.data_source
+    verdicts = [(part.config, await _verdict(part, inputs)) for part in parts if applies(part.config, source)]
+    if not verdicts:
+        raise VerifierError(f"no part of the reward is for data_source {source!r}")
+    return _blended(verdicts)
 
 
-async def _verdict(part: Part, sample: VerifierInput) -> Verdict:
+async def _verdict(part: Part, inputs: VerifierInput) -> Verdict:
     try:
-        value = part.verifier(sample)
+        value = part.verifier(inputs)
         return verdict_of(await value if isawaitable(value) else value)
     except VerifierError as error:
         raise VerifierError(f"reward part {part.config.name!r}: {error}", retryable=error.retryable) from error
 
 
-def _blended(said: Sequence[tuple[RewardPart, Verdict]]) -> Said:
+def _blended(verdicts: Sequence[tuple[RewardPart, Verdict]]) -> Result:
     metrics: dict[str, Any] = {}
-    for part, verdict in said:
+    for part, verdict in verdicts:
         metrics[part.name] = verdict.reward
         metrics |= {f"{part.name}.{key}": value for key, value in verdict.metrics.items() if key != "correct"}
-    _, decisive = next((pair for pair in said if pair[0].correct), said[0])
-    score = sum(part.weight * verdict.reward for part, verdict in said)
+    _, decisive = next((pair for pair in verdicts if pair[0].correct), verdicts[0])
+    score = sum(part.weight * verdict.reward for part, verdict in verdicts)
     return metrics | {"score": score, "correct": decisive.metrics["correct"], "answer": decisive.answer}
 
 
@@ -102,10 +86,10 @@ def _part(place: int, part: RewardPart) -> Part:
 
 
 def _check_deadlines(verifiers: Sequence[Verifier], timeout_s: float) -> None:
-    """Verifiers that keep a time limit themselves say more of what was late than a killed worker can: let them."""
+    """Let verifiers with a deadline reach it first: their message says more than that of a killed worker."""
     deadlines = [float(getattr(verifier, "deadline_s", 0.0)) for verifier in verifiers]
     if sum(deadlines) >= timeout_s:
         raise ConfigError(
-            f"reward.timeout_s is {timeout_s:g} s, but the options deadline_s of what it is for come to "
-            f"{sum(deadlines):g} s, by default or as set; raise it above that, or lower them"
+            f"reward.timeout_s is {timeout_s:g} s, but the deadline_s of its verifiers (options, or their "
+            f"defaults) add up to {sum(deadlines):g} s; raise timeout_s above that, or lower them"
         )

@@ -1,50 +1,60 @@
 """
-Asks a service over HTTP, again and again until a deadline.
+A JSON service over HTTP, with retries until a deadline.
 
-    ask ── POST ──▶ 200 ─▶ answer
-         ▲          429, 5xx, no connection ─┐      busy, or not there yet: another try may help
-         └──────── wait, twice as long ◀─────┘
-                    anything else ─▶ VerifierError           asking again would be told the same
+    post ── POST ──▶ 200 ─▶ answer
+         ▲           429, 5xx, no connection ─┐      busy or not started yet: retry
+         └──────── wait, twice as long ◀──────┘
+                     anything else ─▶ VerifierError           a retry would give the same
 
-httpx, because it keeps connections open, and because a request of it can be cancelled: `urllib` in threads would leave
-one behind for every request that hangs.
+httpx keeps connections open, and its requests can be cancelled: `urllib` in threads would leave a thread behind for
+every request that hangs.
 """
 
 import asyncio
 import random
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import msgspec
+from msgspec import Meta, Struct
 
 from asyncrl.errors import ConfigError, VerifierError
 
 MAX_BYTES = 1 << 20
-"""Of an answer: a number and some metrics."""
+"""Largest answer: a number and some metrics need far less."""
 MAX_WAIT_S = 2.0
-"""Between two tries."""
+"""Longest wait between two attempts."""
 CONNECTIONS = 64
-"""As many as a worker is given samples at once."""
+"""The most inputs a worker is sent at once."""
 
 
 class _Busy(Exception):
-    """Not now."""
+    """The service may answer a later attempt."""
+
+
+class EndpointOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Options of verifiers that ask a service; an invalid URL is refused when they are made."""
+
+    url: str
+    token_file: str = ""
+    """File with the token for ``Authorization: Bearer``; empty sends none."""
+    deadline_s: Annotated[float, Meta(gt=0)] = 8.0
+    """Seconds for one input, all attempts together; below ``reward.timeout_s``."""
+    wait_s: Annotated[float, Meta(gt=0)] = 0.1
+    """Seconds before the second attempt; doubled for each further one, up to 2 s."""
+
+    def __post_init__(self) -> None:
+        self.endpoint  # noqa: B018
+
+    @cached_property
+    def endpoint(self) -> "Endpoint":
+        return Endpoint(self.url, token_file=self.token_file, deadline_s=self.deadline_s, wait_s=self.wait_s)
 
 
 class Endpoint:
-    """
-    One URL. Used in one event loop.
-
-    Args:
-        url: ``http://`` or ``https://``.
-        token_file: Holds what is sent as ``Authorization: Bearer``; empty sends none.
-        deadline_s: For one question, all tries together.
-        wait_s: Before the second try.
-
-    Raises:
-        ConfigError: It is no such URL, or the file cannot be read.
-    """
+    """Client of one URL, for one event loop; raises `ConfigError` for an invalid URL or token file."""
 
     def __init__(self, url: str, *, token_file: str = "", deadline_s: float, wait_s: float) -> None:
         if not url.startswith(("http://", "https://")):
@@ -54,64 +64,59 @@ class Endpoint:
         self._wait_s = wait_s
         self._client = httpx.AsyncClient(
             headers={"content-type": "application/json"} | _bearer(token_file),
-            timeout=None,  # the deadline is around all tries
+            timeout=None,  # the deadline covers all attempts
             limits=httpx.Limits(max_connections=CONNECTIONS),
             trust_env=False,
         )
 
-    async def ask(self, question: object) -> Any:
+    async def post(self, request: object) -> Any:
         """
-        What the service answers, read as JSON.
-
-        Args:
-            question: Sent as JSON.
+        Send ``request`` as JSON, and return the decoded answer.
 
         Raises:
-            VerifierError: It answered that it cannot, or not in JSON, or not at all in time; says which.
+            VerifierError: The answer is an error or not JSON, or there was none in time; only the latter is retryable.
         """
-        body = msgspec.json.encode(question)
-        trouble, wait_s = "no answer yet", self._wait_s
+        body = msgspec.json.encode(request)
+        failure, wait_s = "no answer yet", self._wait_s
         try:
             async with asyncio.timeout(self._deadline_s):
                 while True:
                     try:
-                        return self._read(await self._post(body))
+                        return self._decoded(await self._attempt(body))
                     except _Busy as busy:
-                        trouble = str(busy)
-                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # not all at the same moment
+                        failure = str(busy)
+                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # spreads the retries of many clients
                     wait_s = min(MAX_WAIT_S, 2 * wait_s)
         except TimeoutError as error:
             raise VerifierError(
-                f"{self._url} gave no verdict within {self._deadline_s:g} s: {trouble}", retryable=True
+                f"{self._url} gave no verdict within {self._deadline_s:g} s: {failure}", retryable=True
             ) from error
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
-    async def _post(self, body: bytes) -> bytes:
-        """The answer of one try."""
+    async def _attempt(self, body: bytes) -> bytes:
         try:
             async with self._client.stream("POST", self._url, content=body) as response:
-                said = bytearray()
+                answer = bytearray()
                 async for part in response.aiter_bytes():
-                    said += part
-                    if len(said) > MAX_BYTES:
+                    answer += part
+                    if len(answer) > MAX_BYTES:
                         raise VerifierError(f"{self._url} answered with more than {MAX_BYTES} bytes")
         except httpx.TransportError as error:
             raise _Busy(f"{type(error).__name__}: {error}") from error
         status = response.status_code
         if status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise _Busy(f"status {status}: {_start(said)}")
+            raise _Busy(f"status {status}: {_start(answer)}")
         if status != httpx.codes.OK:
-            raise VerifierError(f"{self._url} answered with status {status}: {_start(said)}")
-        return bytes(said)
+            raise VerifierError(f"{self._url} answered with status {status}: {_start(answer)}")
+        return bytes(answer)
 
-    def _read(self, said: bytes) -> Any:
+    def _decoded(self, answer: bytes) -> Any:
         try:
-            return msgspec.json.decode(said)
+            return msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise VerifierError(f"{self._url} answered with what is not JSON: {_start(said)}") from error
+            raise VerifierError(f"{self._url} answered with something else than JSON: {_start(answer)}") from error
 
 
 def _bearer(token_file: str) -> dict[str, str]:
@@ -124,6 +129,5 @@ def _bearer(token_file: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def _start(said: bytes | bytearray) -> str:
-    """For a log line."""
-    return repr(bytes(said[:80]).decode("utf-8", "replace"))
+def _start(answer: bytes | bytearray) -> str:
+    return repr(bytes(answer[:80]).decode("utf-8", "replace"))

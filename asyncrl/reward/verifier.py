@@ -1,9 +1,9 @@
 """
-What a verifier is: a function of a `VerifierInput` that gives a number.
+The interface of verifiers: functions of a `VerifierInput` that return a number.
 
-    verifier(sample) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
+    verifier(inputs) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
 
-A verdict is a finite number or it is not there: nothing that went wrong is ever read as a reward of zero.
+Invariant: a reward is a finite number that the verifier returned; an error never becomes a reward of zero.
 """
 
 import inspect
@@ -18,26 +18,25 @@ from asyncrl.errors import VerifierError
 from asyncrl.messages import FinishReason, Prompt
 
 MAX_ANSWER_CHARS = 200
-"""Of what votes; two answers that differ only beyond are one."""
+"""Characters of an answer that count in a majority vote; answers that differ only beyond them are equal."""
 
 
 class VerifierInput(Struct, frozen=True, kw_only=True):
-    """What a verifier judges: one completion, and what is known about the right answer."""
+    """Argument of a verifier: one completion, and the row of its prompt."""
 
     prompt: str | list[dict[str, str]] = ""
     """The text, or the chat as ``[{"role": ..., "content": ...}]``."""
     completion: str
-    """What the policy wrote, decoded without special tokens. Hostile: it is whatever pays."""
+    """Text the policy generated, without special tokens. Hostile: the policy writes whatever is rewarded."""
     answer: str = ""
+    """Reference answer."""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
     finish_reason: FinishReason = "stop"
     num_tokens: int = 0
-    """Completion tokens."""
 
 
-def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> VerifierInput:
-    """A completion of ``prompt``, with what is known about the right answer."""
+def verifier_input(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> VerifierInput:
     return VerifierInput(
         prompt=prompt.chat or prompt.text,
         completion=completion,
@@ -50,37 +49,36 @@ def to_judge(prompt: Prompt, completion: str, *, finish_reason: FinishReason, nu
 
 
 class Verdict(Struct, frozen=True):
-    """A finite score, and finite numbers beside it."""
+    """A verifier's whole answer. All numbers are finite."""
 
     reward: float
     metrics: dict[str, float] = {}
-    """Always holds ``correct``, which feeds accuracy."""
+    """Always holds ``correct``, which accuracy is the mean of."""
     answer: str | None = None
-    """What the function took for the answer, for a majority vote; empty if it found none, None if it does not say."""
+    """Answer extracted from the completion, for a majority vote; empty: none found; None: not reported."""
 
 
 class Verifier(Protocol):
-    """A function of one sample: sync or async."""
+    """A function of one `VerifierInput`, sync or async, that returns a number or a dict with ``score`` and metrics."""
 
-    def __call__(self, sample: VerifierInput, /) -> Any | Awaitable[Any]:
-        """A number, or a dict with ``score`` and further numbers."""
+    def __call__(self, inputs: VerifierInput, /) -> Any | Awaitable[Any]: ...
 
 
 def is_async(function: Verifier) -> bool:
-    """Calling it gives a coroutine: many samples may be in its hands at once."""
+    """Return True if calling it gives a coroutine; then many inputs are judged concurrently."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def verdict_of(value: object) -> Verdict:
     """
-    What a function returned, as a verdict.
+    Convert the return value of a verifier.
 
-    A dict's further numeric keys become metrics, and a text under ``answer`` (``pred`` in verl) is what the completion
-    votes for; keys with other values are the function's own affair. ``correct`` is 1.0 if the score is at least 1.0,
-    else 0.0, unless the dict says it itself: a function whose full marks are not 1 must.
+    A dict's ``score`` is the reward, its other numeric values are metrics, and a text under ``answer`` (``pred`` in
+    verl) is the extracted answer; other keys are ignored. ``correct`` is 1.0 if the score is at least 1.0, else 0.0,
+    unless the dict contains it: a function whose best score is not 1 must set it.
 
     Raises:
-        VerifierError: It is no finite number, or a metric is not finite; says what was returned.
+        VerifierError: ``value`` is neither a number nor a dict with ``score``, or a number is not finite.
     """
     answer: object = None
     if not isinstance(value, Mapping):
@@ -96,26 +94,26 @@ def verdict_of(value: object) -> Verdict:
         }
         answer = value.get("answer", value.get("pred"))
     metrics = {"correct": float(score >= 1.0)} | metrics
-    return Verdict(score, metrics, _vote(answer) if isinstance(answer, str) else None)
+    return Verdict(score, metrics, _normalized(answer) if isinstance(answer, str) else None)
 
 
-def _vote(answer: str) -> str:
-    """Short, without white space at its ends, and such that it can be encoded: it may be anything the policy wrote."""
+def _normalized(answer: str) -> str:
+    """Strip, shorten and make encodable: an extracted answer may be any text."""
     return answer.strip()[:MAX_ANSWER_CHARS].encode("utf-8", "replace").decode()
 
 
-def _finite(value: object, who: str) -> float:
+def _finite(value: object, source: str) -> float:
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise VerifierError(f"{who} returned {_shown(value)}, expected a finite number; return 0.0 if it means that")
+        raise VerifierError(f"{source} returned {_shown(value)}, expected a finite number; return 0.0 if it means that")
     return number
 
 
 def _shown(value: object) -> str:
-    """Its ``repr``, short enough for a log line; an int too long to be printed is only named."""
+    """``repr`` of at most 80 characters; a placeholder for an int that is too long to print."""
     try:
         text = repr(value)
     except ValueError:

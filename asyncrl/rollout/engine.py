@@ -1,9 +1,9 @@
 """
-What a rollout needs from an inference engine, so that a host can adapt its own.
+Interface between a rollout and an inference engine. A host implements `Engine` to sample with its own.
 
-    generate ──▶ tokens, each tagged with the version that wrote it
-    written ──▶ the tokens so far, for whoever goes on with them
-    pause ─▶ swap ─▶ resume      between two decode steps; running requests stay and go on
+    generate ──▶ completion, each token tagged with the policy version that wrote it
+    written ──▶ the tokens of a running request so far, to resume it on another node
+    pause ─▶ swap ─▶ resume      between two decode steps; running requests keep their tokens and continue
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import FinishReason, Member, Message, Prompt, Sampling, Span, StoreValue, Transfer
+from asyncrl.messages import FinishReason, Member, Prompt, Sampling, Span, StoreValue, Transfer
 from asyncrl.weights.contents.layout import TensorSpec
 
-if TYPE_CHECKING:  # the rollout room itself needs no torch: a host's engine may use anything
+if TYPE_CHECKING:  # This package needs no torch: a host's engine may use anything.
     from torch import Tensor
 
 Send = Callable[[Message], Coroutine[object, object, None]]
@@ -23,112 +24,113 @@ Send = Callable[[Message], Coroutine[object, object, None]]
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """What the policy wrote. T tokens."""
+    """T tokens written by the policy for one `Request`. T is at least 1."""
 
     completion_ids: list[int]
     """[T] token ids, the end-of-sequence token included if the policy wrote it."""
     behavior_logprobs: list[float]
     """[T] log-probabilities under the distribution sampled from (temperature, top-p and top-k applied), nats."""
     spans: list[Span]
-    """Contiguous, covering 0 .. T."""
+    """Policy version of every token: contiguous, non-empty spans that cover 0 .. T in order."""
     finish_reason: FinishReason
+    """``stop`` after an end-of-sequence token or stop string, ``length`` at max_tokens, ``unfinished`` if running."""
     generate_s: float
+    """Seconds spent on it, those of ``Request.resume_from`` included."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One completion to sample."""
+    """One completion to sample. Requests are told apart by identity: a group may hold equal ones."""
 
     prompt_ids: list[int]
     """[L] token ids."""
     sampling: Sampling
     seed: int
-    """Same seed, same weights, same prompt: same tokens, whatever else is being decoded."""
+    """The tokens are a function of seed, weights and prompt, independent of other requests in the batch."""
     resume_from: Completion | None = None
     """
-    Go on from here: an unfinished completion of the same request, of another node or an earlier policy. The completion
-    begins with it, log-probs and spans included, and draws what it would have drawn undisturbed.
+    Unfinished completion of the same request, of another node or an earlier policy. The new completion begins with its
+    tokens, log-probs and spans, and continues with the draws of an uninterrupted one. They count for ``max_tokens``.
     """
 
 
 class Engine(Protocol):
-    """An inference engine. All methods are called from one event loop."""
+    """An inference engine, called from one event loop. `asyncrl.testing.FakeEngine` is a small implementation."""
 
     def encode(self, prompt: Prompt, /) -> list[int]:
-        """Token ids of a prompt, chat template applied if it is a chat."""
+        """Token ids of a prompt, with the chat template applied to a chat. Raises `EngineError` if it cannot."""
 
     def decode(self, token_ids: list[int], /) -> str:
-        """Text of a completion, without special tokens."""
+        """Text of a completion without special tokens. Verifiers judge this text."""
 
     def specs(self) -> list[TensorSpec]:
-        """The parameters `swap` expects. Empty: this engine's weights are not ours to change."""
+        """Name, shape and dtype of every parameter that `swap` expects; empty if the weights cannot be replaced."""
 
     async def generate(self, request: Request, /) -> Completion:
         """
-        Sample one completion. Cancelling the task frees its slot.
+        Sample one completion. Calls run concurrently; cancelling one frees its slot.
 
         Raises:
-            EngineError: It could not be done; says whether trying again may help.
+            EngineError: The request failed. ``retryable`` says whether another attempt may succeed.
+            EngineDied: The engine cannot be used any more; the rollout ends.
         """
 
     def written(self, request: Request, /) -> Completion | None:
         """
-        What a running request has so far, ``begun`` included, as an ``unfinished`` completion.
+        Tokens of a running request so far, ``resume_from`` included, as an ``unfinished`` completion.
 
-        None: nothing yet, it does not run, or this engine cannot tell; it is then begun anew when its node leaves.
+        None if there are no tokens yet, the request is not running, or the engine cannot tell. The request is then
+        sampled from the start when its node leaves.
         """
 
     async def pause(self) -> None:
-        """Return once no decode step is running; none starts before `resume`."""
+        """Stop decoding. Returns once no decode step runs; none starts before `resume`. Pausing twice is allowed."""
 
     async def swap(self, policy_version: int, weights: "Mapping[str, Tensor]", /) -> None:
         """
-        Decode with these weights from now on. Only while paused.
+        Replace the weights and credit tokens from here on to ``policy_version``. Called only while paused.
+
+        Running requests continue under the new weights. Versions need not increase.
 
         Args:
-            weights: Every tensor of `specs` by name, borrowed: copy out of them. Empty for a `MultiProcessEngine`:
-                then take what its own processes have received.
+            weights: Every tensor of `specs` by name. Borrowed: valid until this returns, so copy the values. Empty for
+                a `MultiProcessEngine`, whose own processes have received them.
         """
 
     async def resume(self) -> None:
-        """Go on decoding."""
+        """Continue decoding. No error if the engine is not paused or is closed."""
 
     async def aclose(self) -> None:
-        """Free everything. Running requests raise `EngineError`."""
+        """Free all memory and processes. Running requests raise a retryable `EngineError`. Idempotent."""
 
 
 class WeightReceiver(Protocol):
-    """What brings weights; `asyncrl.weights.receive.Receiver` is one."""
+    """Receives published weights, see `asyncrl.weights.receive.Receiver`."""
 
     async def transfer(self, transfer: Transfer, /) -> float:
         """
-        Receive into staging while decoding goes on; seconds it took.
+        Receive one version into staging memory while the engine decodes, and return the seconds it took.
 
         Raises:
-            TransferError: It broke, and may be tried again.
-            EngineDied: The engine that was to receive it is gone.
+            TransferError: The transfer failed. The next one may succeed.
+            EngineDied: A process of the engine ended during the transfer.
         """
 
     def weights(self) -> "Mapping[str, Tensor]":
-        """What lies staged, for `Engine.swap`; empty if it lies in other processes."""
+        """Staged tensors by name, for `Engine.swap`; empty if they are staged in other processes."""
 
     def deliver(self, value: StoreValue, /) -> None:
-        """An answer to the rendezvous."""
+        """Hand over the broker's answer to a rendezvous request of this receiver."""
 
     async def aclose(self) -> None:
-        """End its groups and threads. Idempotent."""
+        """Close transfer groups and threads. Idempotent."""
 
 
 @runtime_checkable
 class MultiProcessEngine(Protocol):
-    """An engine whose model lives in processes of its own, which receive weights themselves."""
+    """An engine whose model is in other processes, which receive weights themselves. Implemented beside `Engine`."""
 
     ranks: int
-    """How many such processes."""
+    """Number of these processes; each takes part in a transfer."""
 
     async def receiver(self, member: Member, send: Send, weights: Weights, /) -> WeightReceiver:
-        """
-        Ready the processes for transfers to ``member``, one session of the link to the broker long.
-
-        Args:
-            send: Carries their rendezvous.
-        """
+        """Connect the processes to the transfers of node ``member``, once per session. ``send`` sends to the broker."""

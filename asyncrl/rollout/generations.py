@@ -1,11 +1,13 @@
 """
-The trajectories a rollout has in hand, from the lease until they are on disk.
+Trajectories of one rollout, from the lease until they are on disk.
 
     start ─▶ running: encode ─▶ engine.generate ─▶ unsettled ─▶ settled: forgotten
-               │                                      ▲
-               └── hand_over ─────────────────────────┘            failed ─▶ whoever serves the link tells the broker
+               │                    │                 ▲
+               └── hand_over ───────│─────────────────┘
+                                    └─▶ failures ─▶ `Failed` to the broker
 
-They outlive the link to the broker: while it is away nothing stops, and the next session says what is `held`.
+They outlive the link to the broker: sampling continues while the broker is away, and `begin_session` lists for the next
+session all that is still running or unsettled.
 """
 
 import asyncio
@@ -20,37 +22,28 @@ from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
-from asyncrl.rollout.results import UnsettledResults, check_goes_on, result
+from asyncrl.rollout.results import UnsettledResults, check_extends, to_put_item
 from asyncrl.rollout.truncation import fit
 
 log = structlog.get_logger()
 
-Continues = Callable[[], Awaitable[Completion]]
-"""Fetches what another node has written."""
+FetchPrefix = Callable[[], Awaitable[Completion]]
+"""Fetches the unfinished completion to resume from. Raises `EngineError`."""
 
 
-class _Running(Struct, eq=False):
-    """One trajectory that is being sampled."""
-
+class Generation(Struct, eq=False):
     unit: Unit
     lease: Lease
     task: asyncio.Task[None]
-    is_begun: bool
-    """Somebody has written some of it."""
+    is_resumed: bool
     request: Request | None = None
-    """Once the engine has it."""
+    """None until the engine has it."""
     num_put: int = 0
-    """Tokens of it that went to the spool."""
+    """Tokens put into the spool so far."""
 
 
 class Generations:
-    """
-    What one engine is asked for, and what came of it.
-
-    Args:
-        engine: Borrowed.
-        node: Who writes.
-    """
+    """Running and unsettled trajectories of one engine, which is borrowed."""
 
     def __init__(self, engine: Engine, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -59,127 +52,122 @@ class Generations:
         self.occupancy = Occupancy(clock)
         self.unsettled = UnsettledResults()
         self.failures: list[Failed] = []
-        """To be told to the broker."""
-        self.news = asyncio.Event()
-        """Something is fresh in ``unsettled`` or ``failures``; whoever takes it clears this."""
+        self.has_news = asyncio.Event()
+        """Set when ``unsettled``, ``failures`` or ``fatal_error`` has something new; the reader clears it."""
         self.policy_version = -1
-        """What the engine decodes with; -1 before the first weights."""
-        self.num_tokens = 0
-        """Generated since the start."""
-        self.defect: BaseException | None = None
-        """What no engine may raise, and one did."""
-        self._running: dict[Unit, _Running] = {}
-        self._lease_of: dict[Unit, int] = {}
-        """Leases of all in hand: each takes one credit."""
+        """Version the engine decodes with; -1 before the first weights."""
+        self.num_tokens = 0  # without resumed ones
+        self.fatal_error: BaseException | None = None
+        """An error other than `EngineError`: the engine cannot be used any more."""
+        self._running: dict[Unit, Generation] = {}
+        self._lease_ids: dict[Unit, int] = {}
+        """Every running or unsettled trajectory; each uses one credit."""
         self._encoded: tuple[Lease, list[int]] | None = None
-        """The lease whose prompt was encoded last: its indices come one after the other."""
+        """Lease and prompt ids of the last encoding: the indices of a lease share a prompt and start together."""
         self._num_generating = 0
         self._may_start = asyncio.Event()
         self._may_start.set()
         self._changed = asyncio.Event()
-        """Something in hand ended: whoever waits for "nothing in hand" looks again."""
+        """Set when a generation ends or is settled: `_until` checks its condition again."""
 
-    # ── in ──────────────────────────────────────────────────────────────────────────────────
+    # ── leases and results ──────────────────────────────────────────────────────────────────────
 
-    def start(self, lease: Lease, index: int, begun: Continues | None = None) -> None:
-        """
-        Sample one trajectory of a lease.
-
-        Args:
-            begun: What was written of it before, by whomever.
-        """
+    def start(self, lease: Lease, index: int, fetch_prefix: FetchPrefix | None = None) -> None:
+        """Sample one trajectory of a lease, from its prompt or from the prefix that ``fetch_prefix`` gives."""
         unit = Unit(lease.group_id, index, lease.split)
-        self._lease_of[unit] = lease.lease_id
-        task = asyncio.create_task(self._generate(lease, unit, begun), name=f"generate {unit.group_id}.{index}")
+        self._lease_ids[unit] = lease.lease_id
+        task = asyncio.create_task(self._generate(lease, unit, fetch_prefix), name=f"generate {unit.group_id}.{index}")
         task.add_done_callback(self._report)
-        self._running[unit] = _Running(unit, lease, task, is_begun=begun is not None)
+        self._running[unit] = Generation(unit, lease, task, is_resumed=fetch_prefix is not None)
 
     def forget(self, unit: Unit) -> bool:
-        """Nobody waits for this trajectory any more: its task, if any, is cancelled. Was it in hand?"""
-        if running := self._running.pop(unit, None):
-            running.task.cancel()
+        """Drop a settled or cancelled trajectory and cancel its task. True if it was running or unsettled."""
+        if generation := self._running.pop(unit, None):
+            generation.task.cancel()
         self.unsettled.settle(unit)
         self._changed.set()
-        return self._lease_of.pop(unit, None) is not None
+        return self._lease_ids.pop(unit, None) is not None
 
     def holds(self, item: Leased) -> bool:
-        """Is it in hand under this very lease?"""
-        return self._lease_of.get(item.unit) == item.lease_id
+        """True if the trajectory is running or unsettled under exactly this lease."""
+        return self._lease_ids.get(item.unit) == item.lease_id
 
     def settle_unfinished(self, item: Leased) -> None:
-        """What was handed over of this trajectory is on disk."""
         self.unsettled.settle_unfinished(item)
         self._changed.set()
 
-    def of_leases(self, lease_ids: set[int]) -> list[Unit]:
-        """Those in hand that these leases cover."""
-        return [unit for unit, lease_id in self._lease_of.items() if lease_id in lease_ids]
+    def units_of(self, lease_ids: set[int]) -> list[Unit]:
+        """Running and unsettled trajectories of these leases."""
+        return [unit for unit, lease_id in self._lease_ids.items() if lease_id in lease_ids]
 
-    def break_down(self, defect: BaseException) -> None:
-        """The engine is of no more use: this session, or the next, raises ``defect``."""
-        self.defect = defect
-        self.news.set()
+    def end_with(self, error: BaseException) -> None:
+        """Make this session, or the next one, end with ``error``: the engine cannot be used any more."""
+        self.fatal_error = error
+        self.has_news.set()
 
     async def aclose(self) -> None:
-        """Stop sampling. What is unsettled is lost with this process."""
-        tasks = [running.task for running in self._running.values()]
+        """Stop sampling and drop everything unsettled."""
+        tasks = [generation.task for generation in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ── over a change of session, of node, of weights ───────────────────────────────────────────
+    # ── change of session, node or weights ──────────────────────────────────────────────────────
 
-    def held(self) -> list[Held]:
-        """What a new session begins with. Failures are left out: whatever nobody holds is leased anew."""
+    def begin_session(self) -> list[Held]:
+        """
+        Prepare for a new session with the broker, and list what is running or unsettled for its `Hello`.
+
+        Failures are dropped: the broker leases every trajectory that is not listed anew. So are generations that still
+        wait for their prefix, because the answer belongs to the session that has ended.
+        """
         self.failures.clear()
-        self.unsettled.begin_anew()
-        self.news.set()
-        for running in [r for r in self._running.values() if r.is_begun and r.request is None]:
-            self.forget(running.unit)  # It waits for an answer of the session that has ended.
-        oldest = {unit: self._oldest_version(running) for unit, running in self._running.items()}
+        self.unsettled.mark_all_fresh()
+        self.has_news.set()
+        for generation in [g for g in self._running.values() if g.is_resumed and g.request is None]:
+            self.forget(generation.unit)
+        oldest = {unit: self._oldest_version(generation) for unit, generation in self._running.items()}
         oldest |= {item.unit: item.summary.oldest_version for item in self.unsettled}
-        self._lease_of = {unit: lease_id for unit, lease_id in self._lease_of.items() if unit in oldest}
-        return [Held(unit, lease_id, oldest[unit]) for unit, lease_id in self._lease_of.items()]
+        self._lease_ids = {unit: lease_id for unit, lease_id in self._lease_ids.items() if unit in oldest}
+        return [Held(unit, lease_id, oldest[unit]) for unit, lease_id in self._lease_ids.items()]
 
     def progress(self) -> list[PutItem]:
-        """What has been written since the last call, of everything that still runs."""
-        return [item for running in self._running.values() if (item := self._progress(running))]
+        """Unfinished completions that have new tokens since the last call."""
+        return [item for generation in self._running.values() if (item := self._progress(generation))]
 
     async def hand_over(self) -> None:
-        """Stop sampling: what is written waits in ``unsettled`` for its way to disk, for another node to go on from."""
+        """Stop sampling and move unfinished completions to ``unsettled``, for another node to resume."""
         try:
             await self._engine.pause()
-            await asyncio.sleep(0)  # What the engine has finished is still on its way here.
-            for running in list(self._running.values()):
-                running.num_put = 0
-                if item := self._progress(running):
+            await asyncio.sleep(0)  # Completions that the engine has finished reach their tasks.
+            for generation in list(self._running.values()):
+                generation.num_put = 0
+                if item := self._progress(generation):
                     self.unsettled.add(item, self._clock())
-                    self.news.set()
-                del self._running[running.unit]
-                running.task.cancel()
+                    self.has_news.set()
+                del self._running[generation.unit]
+                generation.task.cancel()
         finally:
-            await self._engine.resume()  # Whatever happened: the engine is the host's.
+            await self._engine.resume()  # Also after an error: the engine belongs to the host.
         self._changed.set()
 
-    async def let_finish(self) -> None:
-        """Start nothing new, and wait until the engine is done with what it has."""
+    async def finish_running(self) -> None:
+        """Hold back new requests until `allow_starts`, and wait until the engine has finished the running ones."""
         self._may_start.clear()
         await self._until(lambda: not self._num_generating)
 
-    def go_on(self) -> None:
-        """Start what waits."""
+    def allow_starts(self) -> None:
         self._may_start.set()
 
-    async def all_settled(self) -> None:
-        """Wait until nothing is in hand."""
+    async def wait_until_settled(self) -> None:
         await self._until(lambda: not self._running and not self.unsettled)
 
-    # ── one trajectory ──────────────────────────────────────────────────────────────────────
+    # ── one trajectory ──────────────────────────────────────────────────────────────────────────
 
-    async def _generate(self, lease: Lease, unit: Unit, begun: Continues | None) -> None:
+    async def _generate(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> None:
         self.occupancy.begin()
         try:
-            item = await self._result(lease, unit, begun)
+            item = await self._sample(lease, unit, fetch_prefix)
         except EngineError as error:
             log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
@@ -188,14 +176,14 @@ class Generations:
             reach("rollout.generated")
             self.unsettled.add(item, self._clock())
         finally:
-            if (running := self._running.get(unit)) and running.task is asyncio.current_task():
+            if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
                 del self._running[unit]
             self.occupancy.end()
-            self.news.set()
+            self.has_news.set()
             self._changed.set()
 
-    async def _result(self, lease: Lease, unit: Unit, begun: Continues | None) -> PutItem:
-        prefix = await begun() if begun else None
+    async def _sample(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> PutItem:
+        prefix = await fetch_prefix() if fetch_prefix else None
         await self._may_start.wait()
         self._num_generating += 1
         try:
@@ -211,10 +199,10 @@ class Generations:
             self._num_generating -= 1
         self.num_tokens += len(completion.completion_ids)
         if prefix:
-            check_goes_on(completion, prefix)
+            check_extends(completion, prefix)
             self.num_tokens -= len(prefix.completion_ids)
         text = self._engine.decode(completion.completion_ids)
-        return result(lease, unit, request.prompt_ids, completion, text=text, node=self._node)
+        return to_put_item(lease, unit, request.prompt_ids, completion, text=text, node=self._node)
 
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:
@@ -222,26 +210,27 @@ class Generations:
             self._encoded = lease, fit(prompt_ids, lease.max_prompt_tokens, lease.truncation)
         return self._encoded[1]
 
-    def _progress(self, running: _Running) -> PutItem | None:
-        if running.request is None or (written := self._engine.written(running.request)) is None:
+    def _progress(self, generation: Generation) -> PutItem | None:
+        unit, request = generation.unit, generation.request
+        if request is None or (written := self._engine.written(request)) is None:
             return None
         num_tokens = len(written.completion_ids)
-        if num_tokens <= running.num_put:
+        if num_tokens <= generation.num_put:
             return None
         try:
-            item = result(running.lease, running.unit, running.request.prompt_ids, written, text="", node=self._node)
-        except EngineError as error:  # Worth less than the completion it is a part of: that will be judged by itself.
-            log.warning("progress.unusable", group_id=running.unit.group_id, reason=str(error))
+            item = to_put_item(generation.lease, unit, request.prompt_ids, written, text="", node=self._node)
+        except EngineError as error:  # Skip it: the finished completion is checked on its own.
+            log.warning("progress.unusable", group_id=unit.group_id, reason=str(error))
             return None
-        running.num_put = num_tokens
+        generation.num_put = num_tokens
         return item
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self.break_down(error)
+            self.end_with(error)
 
-    def _oldest_version(self, running: _Running) -> int:
-        written = self._engine.written(running.request) if running.request else None
+    def _oldest_version(self, generation: Generation) -> int:
+        written = self._engine.written(generation.request) if generation.request else None
         return min((span.policy_version for span in written.spans), default=0) if written else self.policy_version
 
     async def _until(self, condition: Callable[[], bool]) -> None:

@@ -1,10 +1,10 @@
 """
-Trajectories a rollout is done with, until they are known to be on disk: finished ones, and those it hands over.
+Trajectories that wait to be settled, finished or handed over, and their encoding for the spool.
 
     add ─▶ fresh ─▶ put ─▶ settled: forgotten
-                     └─ not settled for `RESEND_S`, or the link began anew ─▶ put again
+                     └─ not settled within `RESEND_S`, or a new session ─▶ put again
 
-Pure bookkeeping: callers pass the time in and send what comes out.
+Pure bookkeeping: callers pass the time in and send what is returned.
 """
 
 import array
@@ -19,13 +19,13 @@ from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectorySumma
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005
-"""Results of a few decode steps travel together: a `Put` costs everybody on its way as much as a trajectory does."""
+"""Seconds to collect results before a `Put`: handling a message costs as much as handling a trajectory."""
 RESEND_S = 5.0
-"""A result not settled for this long is put again. The spool and the broker know repeats when they see them."""
+"""Seconds after which an unsettled result is put again. Spool and broker recognise repeats."""
 
 
 class UnsettledResults:
-    """Results by unit. Nothing is forgotten before it is settled."""
+    """Results by unit, each kept until it is settled."""
 
     def __init__(self) -> None:
         self._items: dict[Unit, tuple[PutItem, float]] = {}
@@ -35,7 +35,6 @@ class UnsettledResults:
         return len(self._items)
 
     def add(self, item: PutItem, now_s: float) -> None:
-        """A completion is finished."""
         self._items[item.unit] = (item, now_s)
         self._fresh.append(item)
 
@@ -43,43 +42,36 @@ class UnsettledResults:
         return (item for item, _ in self._items.values())
 
     def settle(self, unit: Unit) -> None:
-        """It is on disk, or nobody wants it."""
+        """Forget a result that is on disk or no longer wanted."""
         self._items.pop(unit, None)
 
     def settle_unfinished(self, item: Leased) -> None:
-        """What was handed over of it is on disk. One that was finished since, or leased anew, is another matter."""
+        """Forget an unfinished result of this lease; a finished one, or one of a later lease, stays."""
         found, _ = self._items.get(item.unit, (None, 0.0))
         if found and found.lease_id == item.lease_id and found.summary.finish_reason == "unfinished":
             del self._items[item.unit]
 
-    def begin_anew(self) -> None:
-        """Nothing that was put before counts as put."""
+    def mark_all_fresh(self) -> None:
+        """Have `take_fresh` return everything again."""
         self._fresh = list(self)
 
     def take_fresh(self) -> list[PutItem]:
-        """What was never put."""
+        """Results that were not put yet."""
         fresh, self._fresh = self._fresh, []
         return [item for item in fresh if item.unit in self._items]
 
-    def overdue(self, now_s: float) -> list[PutItem]:
-        """What was put `RESEND_S` ago or earlier; it counts as put now."""
+    def take_overdue(self, now_s: float) -> list[PutItem]:
+        """Results last put at least `RESEND_S` ago; they count as put at ``now_s``."""
         late = [item for item, put_s in self._items.values() if now_s - put_s >= RESEND_S]
         for item in late:
             self._items[item.unit] = (item, now_s)
         return late
 
 
-def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, *, text: str, node: str) -> PutItem:
-    """
-    A completion as it goes to the spool.
-
-    Args:
-        text: The completion, decoded; empty while it is unfinished.
-        node: Who wrote it.
-
-    Raises:
-        EngineError: Not retryable: tokens, log-probs and spans do not fit each other.
-    """
+def to_put_item(
+    lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, *, text: str, node: str
+) -> PutItem:
+    """Encode a completion and its text (empty while unfinished). Raises `EngineError` if it is inconsistent."""
     _check(completion)
     trajectory = Trajectory(
         unit=unit,
@@ -99,8 +91,8 @@ def result(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completi
 _encoder = msgspec.msgpack.Encoder()
 
 
-def completion_of(trajectory: Trajectory) -> Completion:
-    """The other way: what a spool has of an unfinished trajectory, to go on from."""
+def to_completion(trajectory: Trajectory) -> Completion:
+    """Decode a stored trajectory, to resume from it."""
     num_tokens = len(trajectory.completion_ids) // 4
     return Completion(
         completion_ids=list(struct.unpack(f"<{num_tokens}i", trajectory.completion_ids)),
@@ -111,31 +103,30 @@ def completion_of(trajectory: Trajectory) -> Completion:
     )
 
 
-def check_goes_on(completion: Completion, begun: Completion) -> None:
-    """
-    Does a completion begin with what it was to go on from?
-
-    Raises:
-        EngineError: It does not: the engine made something of its own. Begun anew, it can do no harm.
-    """
-    num_begun = len(begun.completion_ids)
-    if completion.completion_ids[:num_begun] != begun.completion_ids or len(completion.behavior_logprobs) < num_begun:
-        raise EngineError(f"the engine did not go on from the {num_begun} tokens that were written before")
+def check_extends(completion: Completion, prefix: Completion) -> None:
+    """Raise a retryable `EngineError` unless ``completion`` begins with the tokens of ``prefix``."""
+    num_tokens = len(prefix.completion_ids)
+    if (
+        completion.completion_ids[:num_tokens] != prefix.completion_ids
+        or len(completion.behavior_logprobs) < num_tokens
+    ):
+        raise EngineError(f"the engine's completion does not begin with the {num_tokens} tokens it had to resume from")
 
 
 def _check(completion: Completion) -> None:
-    """A host's engine is input: what it gets wrong must not reach the trainer."""
+    """Validate a completion of a host's engine, so that no inconsistent one reaches the trainer."""
     num_tokens, num_logprobs = len(completion.completion_ids), len(completion.behavior_logprobs)
     if not num_tokens or num_logprobs != num_tokens:
         raise EngineError(
-            f"the engine returned {num_tokens} tokens and {num_logprobs} log-probs; expected as many, and at least one",
+            f"the engine returned {num_tokens} tokens and {num_logprobs} log-probs; expected at least one token, and "
+            f"one log-prob per token",
             retryable=False,
         )
     spans = [(span.start, span.end) for span in completion.spans]
-    are_joined = [start for start, _ in spans] + [num_tokens] == [0] + [end for _, end in spans]
-    if not are_joined or any(start >= end for start, end in spans):
+    are_contiguous = [start for start, _ in spans] + [num_tokens] == [0] + [end for _, end in spans]
+    if not are_contiguous or any(start >= end for start, end in spans):
         raise EngineError(
-            f"the engine's spans {spans} do not cover its {num_tokens} tokens one after the other", retryable=False
+            f"the engine's spans {spans} do not cover its {num_tokens} tokens in order without gaps", retryable=False
         )
 
 

@@ -1,9 +1,9 @@
 """
-A prompt that has too many tokens, made to fit.
+Truncation of prompts that have too many tokens.
 
-    10 tokens, at most 5    left    ·····56789        what was said last is kept
-                            right   01234·····        what was said first is kept
-                            middle  01·····789        both ends are
+    10 tokens, at most 5    left    ·····56789        keeps the end
+                            right   01234·····        keeps the beginning
+                            middle  01·····789        keeps both ends
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,7 @@ from asyncrl.messages import Truncation
 
 
 def fit(prompt_ids: Sequence[int], max_tokens: int, truncation: Truncation) -> list[int]:
-    """
-    At most ``max_tokens`` of a prompt, exactly so many if it has more.
-
-    Args:
-        prompt_ids: [L] token ids.
-        truncation: What is cut off.
-
-    Raises:
-        PromptTooLong: It has more, and nothing is to be cut.
-    """
+    """Truncate [L] token ids to ``max_tokens``. Raises `PromptTooLong` instead if ``truncation`` is ``error``."""
     if len(prompt_ids) <= max_tokens:
         return list(prompt_ids)
     match truncation:

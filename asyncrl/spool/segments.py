@@ -1,16 +1,16 @@
 """
-The payloads of one spool: a directory of append-only segment files, one of which is being written.
+Payloads of one spool: a directory of append-only segment files. Only the newest is written to.
 
     append ─▶ segment_000004.seg ─ sync ─▶ durable          read ◀── memory, if recent
               segment_000003.seg   sealed                     ▲───── else one pread, checked
-              segment_000002.seg   ─ trim ─▶ gone
+              segment_000002.seg   ─ trim ─▶ removed
 
 Invariants:
-    a trajectory under one lease token, as far as it is written, is stored once: again, it is where it was;
-    a segment is begun only when all before it are wholly on disk, and its number is never used again;
-    after a failed write nothing more is written: what the disk holds is then unknown.
+    a `Key` is stored once: appending it again returns the place it already has;
+    a segment is started only when all earlier ones are completely durable, and its number is never used again;
+    after a failed write nothing more is written, because the contents of the disk are unknown.
 
-Synchronous. `append`, `sync`, `trim` and `close` belong to one thread at a time; `read` and `recent` to any.
+Synchronous. `append`, `sync`, `trim` and `close` may run in one thread at a time, `read` and `recent` in any thread.
 """
 
 import fcntl
@@ -24,37 +24,37 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import flush
 from asyncrl.files.disk import REMEDY, TornTail
 from asyncrl.messages import SpoolRef
-from asyncrl.spool.layout import HEADER, Entry, Key, Place, Scan, scan, segment_path
-from asyncrl.spool.recent import Recent
-from asyncrl.spool.tail import Tail
+from asyncrl.spool.payload_cache import PayloadCache
+from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
+from asyncrl.spool.segment_writer import SegmentWriter
 
 
 class Segments:
     """
-    Append-only storage of payloads, opened for this process alone.
+    Append-only storage of payloads, locked by one process.
 
-    Opening scans what an earlier process left: it cuts a torn tail (see ``torn``) and knows again what is stored.
+    Opening scans existing segments to rebuild the index, and truncates a torn tail (see ``torn``).
 
     Args:
-        directory: Made if it is missing.
-        segment_bytes: A segment that has reached this size is sealed.
-        cache_bytes: Newest payloads kept in memory.
+        directory: Created if it is missing.
+        segment_bytes: A segment of at least this size is sealed.
+        cache_bytes: Size of the in-memory cache of the newest payloads.
 
     Raises:
-        LedgerError: Another process has it open, or a segment is damaged; names the file and the offset.
+        LedgerError: Another process has the directory open, or a segment is damaged; names the file and the offset.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int = 256 << 20, cache_bytes: int = 64 << 20) -> None:
         self.num_syncs = 0
         self.torn: TornTail | None = None
-        """The tail that was cut when it was opened, if the last process left one."""
+        """The torn tail truncated on opening, if there was one."""
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._recent = Recent(cache_bytes)
+        self._cache = PayloadCache(cache_bytes)
         self._index: dict[Key, Place] = {}
         self._keys: dict[int, list[Key]] = {}
-        """Of the index, by segment, oldest first: every segment that there is."""
-        self._tail: Tail | None = None
+        """Keys of the index by segment, for every existing segment, oldest first."""
+        self._writer: SegmentWriter | None = None
         self._newest = -1
         self._broken = ""
         self._lock_fd = _lock(directory)
@@ -65,52 +65,41 @@ class Segments:
             raise
 
     def __len__(self) -> int:
-        """Payloads stored and not trimmed."""
         return len(self._index)
-
-    @property
-    def newest(self) -> int:
-        """The segment written last, -1 if there is none yet."""
-        return self._newest
 
     def append(self, items: Sequence[tuple[Entry, memoryview]]) -> list[Place]:
         """
-        Store payloads, or find those already stored. They are durable after the next `sync`.
+        Store payloads that are new, and return the place of each. They are durable after the next `sync`.
 
         Args:
-            items: Payloads are borrowed, and must not change while they are among the recent ones.
+            items: Payloads are borrowed, and must not change while they are cached.
 
         Raises:
-            RunFailed: The disk is full or broken. Nothing further can be stored.
+            RunFailed: The disk is full or broken, now or in an earlier call.
         """
         with self._writing():
             places = [self._place(entry, payload) for entry, payload in items]
-            if self._tail is not None:
-                self._tail.flush()
+            if self._writer is not None:
+                self._writer.flush()
         return places
 
     def sync(self) -> None:
-        """
-        Put everything appended on disk.
-
-        Raises:
-            RunFailed: It is not known what is on disk, and what is not.
-        """
+        """Make everything appended durable. Raises as `append`."""
         with self._writing():
-            if self._tail is not None:
-                self.num_syncs += self._tail.sync()
+            if self._writer is not None:
+                self.num_syncs += self._writer.sync()
 
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
-        """The payload, if it is in memory."""
-        payload = self._recent.get(ref.segment, ref.offset)
+        """The payload, if it is cached in memory."""
+        payload = self._cache.get(ref.segment, ref.offset)
         return payload if payload is not None and payload.nbytes == ref.length else None
 
     def read(self, ref: SpoolRef | Place) -> memoryview:
         """
-        The payload, from memory or disk, of the length and checksum ``ref`` says.
+        The payload, from memory or disk, with the length and checksum of ``ref``.
 
         Raises:
-            LedgerError: It was trimmed, was never here, or is damaged; names the file and the offset.
+            LedgerError: The payload was trimmed, was never stored, or is damaged; names the file and the offset.
         """
         recent = self.recent(ref)
         if recent is not None:
@@ -127,16 +116,15 @@ class Segments:
         return memoryview(payload)
 
     def missing(self, refs: Iterable[SpoolRef]) -> list[SpoolRef]:
-        """Those of ``refs`` that are not stored here as they say."""
+        """The refs that no stored payload matches."""
         stored = set(self._index.values())
         return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
     def trim(self, segment: int) -> list[Path]:
         """
-        Forget segments older than ``segment``, except the newest, whose number must stay known.
+        Drop segments older than ``segment`` from the index, but never the newest, which keeps the segment number.
 
-        Returns:
-            Their files, for `remove`: that takes long, and nothing written need wait for it.
+        Returns the files to pass to `remove`, which is slow and need not delay writes.
         """
         keep_from = min(segment, self._newest)
         doomed = [number for number in self._keys if number < keep_from]
@@ -144,62 +132,59 @@ class Segments:
             for key in self._keys.pop(number):
                 if self._index[key].segment == number:
                     del self._index[key]
-        self._recent.drop_below(keep_from)
+        self._cache.drop_below(keep_from)
         return [segment_path(self._directory, number) for number in doomed]
 
     def close(self) -> None:
-        """Sync, close, and let another process open the directory. Idempotent."""
+        """Sync, close and unlock the directory. Idempotent."""
         try:
             if not self._broken:
                 self.sync()
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-        self._broken = self._broken or f"{self._directory} was closed"
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+            self._broken = self._broken or f"{self._directory} was closed"
 
     def _place(self, entry: Entry, payload: memoryview) -> Place:
         key = entry.key
         place = self._index.get(key)
         if place is None:
-            place = self._writable_tail().add(entry, payload)
+            place = self._open_writer().add(entry, payload)
             self._remember(key, place)
-            self._recent.add(place.segment, place.offset, payload)
+            self._cache.add(place.segment, place.offset, payload)
         return place
 
     def _remember(self, key: Key, place: Place) -> None:
         self._index[key] = place
         self._keys[place.segment].append(key)
 
-    def _writable_tail(self) -> Tail:
-        """The segment being written; a new one if it is full, or if there is none."""
-        tail = self._tail
-        if tail is not None and tail.end >= self._segment_bytes:
-            self.num_syncs += tail.sync()
-            self._tail = None
-            tail.close()
-            tail = None
-        if tail is None:
-            tail = self._tail = Tail(self._directory, self._newest + 1)
-            self._newest = tail.segment
-            self._keys[tail.segment] = []
-        return tail
+    def _open_writer(self) -> SegmentWriter:
+        """Writer of the newest segment; starts a new segment if that is full, or if there is none."""
+        writer = self._writer
+        if writer is not None and writer.end >= self._segment_bytes:
+            self.num_syncs += writer.sync()
+            self._writer = None
+            writer.close()
+            writer = None
+        if writer is None:
+            writer = self._writer = SegmentWriter(self._directory, self._newest + 1)
+            self._newest = writer.segment
+            self._keys[writer.segment] = []
+        return writer
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn a write error into the end of the run, for this call and all later ones."""
+        """Turn an OSError of this call into RunFailed, and refuse all later writes."""
         if self._broken:
             raise RunFailed(self._broken)
         try:
             yield
         except OSError as error:
-            # After a failed fsync the kernel forgets which pages were lost, so trying again would lie.
+            # After a failed fsync the kernel forgets which pages were lost, so a second fsync would wrongly succeed.
             self._broken = (
                 f"the spool cannot write to {self._directory}: {error.strerror}; nothing acknowledged is lost: {REMEDY}"
             )
@@ -213,14 +198,14 @@ class Segments:
             is_newest = number == found[-1][0]
             scanned = scan(path, sealed=not is_newest)
             if is_newest:
-                self._settle(path, scanned)
+                self._repair(path, scanned)
             self._newest = number
             self._keys[number] = []
             for entry, place in scanned.records:
                 self._remember(entry.key, place)
 
-    def _settle(self, path: Path, scanned: Scan) -> None:
-        """Cut the torn tail; and what a killed process left in the page cache is promised only once it is on disk."""
+    def _repair(self, path: Path, scanned: Scan) -> None:
+        """Truncate the torn tail, and fsync records that a killed process left in the page cache only."""
         with path.open("r+b") as file:
             if scanned.torn_bytes:
                 file.truncate(scanned.end)
@@ -229,12 +214,7 @@ class Segments:
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """
-    Take the files of trimmed segments off the disk.
-
-    Raises:
-        RunFailed: The disk is broken.
-    """
+    """Delete the files of trimmed segments. Raises RunFailed if one cannot be deleted."""
     try:
         for path in paths:
             path.unlink(missing_ok=True)
@@ -265,7 +245,7 @@ def _segment_paths(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _pread(path: Path, ref: SpoolRef | Place) -> bytes:
-    """Opened for each read: a segment may be trimmed at any time, and a number of a closed file may be reused."""
+    """Open the file for each read: a segment may be trimmed at any time, and closed descriptors are reused."""
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size

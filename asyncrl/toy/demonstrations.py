@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100
-"""Label of a token that is not learned: prompt and padding."""
+"""Label of tokens without a loss: prompt and padding."""
 
 
 class Encoded(Struct, frozen=True):
-    """One demonstration."""
+    """Token ids of one demonstration."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -32,44 +32,40 @@ class Encoded(Struct, frozen=True):
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]) -> list[Encoded]:
-    """Token ids of each prompt with its completion."""
-    asked, written = tokenizer(list(prompts)).input_ids, tokenizer(list(completions)).input_ids
-    return [
-        Encoded(prompt_ids, [*completion_ids, tokenizer.eos_token_id])
-        for prompt_ids, completion_ids in zip(asked, written, strict=True)
-    ]
+    ids = zip(tokenizer(list(prompts)).input_ids, tokenizer(list(completions)).input_ids, strict=True)
+    return [Encoded(prompt_ids, [*completion_ids, tokenizer.eos_token_id]) for prompt_ids, completion_ids in ids]
 
 
-def of_like_length(demonstrations: list[Encoded], batch_size: int) -> list[list[Encoded]]:
-    """All of them in batches with little padding, shortest first."""
+def batches_by_length(demonstrations: list[Encoded], batch_size: int) -> list[list[Encoded]]:
+    """Batches of similar length, so with little padding; shortest first."""
     by_length = sorted(demonstrations, key=len)
     return [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
 
 
 def loss(model: PreTrainedModel, batch: Sequence[Encoded]) -> Tensor:
-    """[] mean cross-entropy of the completion tokens, nats."""
+    """Return the mean cross-entropy of the completion tokens: [], nats."""
     logits, labels = _predictions(model, batch)
     return F.cross_entropy(logits, labels)
 
 
 @torch.no_grad()
-def share_written(model: PreTrainedModel, demonstrations: list[Encoded], batch_size: int = 64) -> float:
+def exact_match_share(model: PreTrainedModel, demonstrations: list[Encoded], batch_size: int = 64) -> float:
     """
-    Share of prompts to which greedy decoding answers with exactly the completion given.
+    Share of prompts for which greedy decoding would give exactly the demonstrated completion.
 
-    Nothing is decoded: greedy decoding follows a completion if and only if each of its tokens is the likeliest one
-    after those before it, which one forward pass tells.
+    One forward pass is enough: greedy decoding gives a completion if and only if each of its tokens is the likeliest
+    after the tokens before it.
     """
-    written = 0
-    for batch in of_like_length(demonstrations, batch_size):
+    matches = 0
+    for batch in batches_by_length(demonstrations, batch_size):
         logits, labels = _predictions(model, batch)
         hits = iter((logits.argmax(-1) == labels).tolist())
-        written += sum(all(list(islice(hits, len(row.completion_ids)))) for row in batch)
-    return written / len(demonstrations)
+        matches += sum(all(list(islice(hits, len(row.completion_ids)))) for row in batch)
+    return matches / len(demonstrations)
 
 
 def _predictions(model: PreTrainedModel, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """[N, V] logits and [N] labels of the N completion tokens, row after row."""
+    """Return [N, V] logits and [N] labels of the batch's N completion tokens, row after row."""
     width = max(map(len, batch))
     input_ids, labels = torch.zeros(len(batch), width, dtype=torch.long), torch.full((len(batch), width), IGNORED)
     for row, (one, row_labels) in enumerate(zip(batch, labels, strict=True)):

@@ -1,11 +1,11 @@
 """
-Tokenizers made on the spot: one that knows a list of words, one that learns its pieces from text.
+Toy tokenizers: one knows a list of words, one is a byte-level BPE trained on text.
 
-    of_words   "Tom a+5"  ─▶  Tom │ a│+│5        for a language whose words are known
-    of_texts   "She sold" ─▶  She │ sold         byte-level BPE: any text
+    tokenizer_from_words   "Tom a+5"  ─▶  Tom │ a│+│5     for a language whose words are known
+    tokenizer_from_texts   "She sold" ─▶  She │ sold      for any text
 
-Invariant: text that was encoded decodes to the same text, as long as it is made of known words (`of_words`) or at all
-(`of_texts`). Nothing is added in front or behind; a demonstration ends with `EOS` because its writer says so.
+Invariant: encoded text decodes to the same text: text of known words (`tokenizer_from_words`), any text
+(`tokenizer_from_texts`). No token is added before or after a text; writers of demonstrations append `EOS` themselves.
 """
 
 import re
@@ -20,46 +20,39 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 NUM_BYTES = 256
 
 
-def of_words(words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """A token for each word, spaces included as they stand; text in between becomes `UNKNOWN`."""
+def tokenizer_from_words(words: Sequence[str]) -> PreTrainedTokenizerBase:
+    """Tokenizer with one token per word, its spaces included; other text becomes `UNKNOWN`."""
     ids = {word: token_id for token_id, word in enumerate((PAD, EOS, UNKNOWN, *words))}
     longest_first = sorted(words, key=len, reverse=True)
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return _finished(tokenizer, unk_token=UNKNOWN)
+    return _wrapped(tokenizer, unk_token=UNKNOWN)
 
 
-def of_texts(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
-    """
-    A byte-level BPE of at most ``size`` tokens, learned from ``texts``; fewer if they hold no more pieces.
-
-    Raises:
-        ConfigError: ``size`` has no room for the single bytes.
-    """
+def tokenizer_from_texts(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE of at most ``vocab_size`` tokens; raises `ConfigError` if single bytes do not fit."""
     least = NUM_BYTES + len((PAD, EOS))
-    if size < least:
-        raise ConfigError(
-            f"model.scratch.vocab_size is {size}, but every byte and two special tokens need {least}; raise it"
-        )
+    if vocab_size < least:
+        raise ConfigError(f"vocab_size is {vocab_size}, but every byte and two special tokens need {least}; raise it")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size,
         special_tokens=[PAD, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _finished(tokenizer)
+    return _wrapped(tokenizer)
 
 
-def _finished(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
+def _wrapped(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
-        clean_up_tokenization_spaces=False,  # it would take spaces from " ." and the like
+        clean_up_tokenization_spaces=False,  # cleaning would remove spaces from " ." and the like
         **special,
     )

@@ -1,18 +1,18 @@
 """
-Turns batches into published versions.
+Trainer's actor: turns batches into published policy versions and checkpoints.
 
     Take(k) ─▶ Batch ─▶ fetch payloads ─▶ learner.train ─▶ Stepped
-                 └ Take(k + 1) is asked, and its payloads fetched, while step k trains
+                 └ Take(k + 1) is sent, and its payloads are fetched, while step k trains
     every T steps: stage ─▶ Publishing ─▶ transfers, while the next step trains ─▶ Published
 
-A trainer that starts again begins where its checkpoint ends: it publishes those weights under the version they had,
-says again what its last steps were, and is given the same batches as before for the steps that follow.
+A resumed trainer starts from its checkpoint: it publishes the weights under the version they had, sends its last
+`Stepped` messages again, and receives the same batches as before for the following steps.
 
-The compute runs in one thread, so that the loop stays free for beats and transfers. Weights are copied to staging
-before they travel, so a transfer never sees a step half done; the next version is copied while the last one travels.
-A checkpoint is copied too, and written by a thread of its own.
+All computation runs in one thread, which keeps the event loop free for beats and transfers. Weights are copied to
+staging buffers before a transfer, which therefore never sees a half-updated model; the next version is copied while the
+last one is transferred. A checkpoint is copied too, and written by another thread.
 
-Safe to run inside someone else's process: no signal handler, no logging configuration; its threads end with `run`.
+Safe to run inside another process: no signal handler, no logging configuration; its threads end with `run`.
 """
 
 import asyncio
@@ -27,8 +27,9 @@ import structlog
 from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
-from asyncrl.actor.link import Link
+from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
@@ -38,7 +39,6 @@ from asyncrl.messages import (
     Commit,
     Evaluated,
     Evaluating,
-    Message,
     Published,
     Publishing,
     Ready,
@@ -54,94 +54,77 @@ from asyncrl.messages import (
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 from asyncrl.trainer.fetching import fetch_step
-from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.step import Step
-from asyncrl.weights.publish import Publisher
+from asyncrl.trainer.trainable import Trainable, WeightPublisher
 
 log = structlog.get_logger()
 Result = TypeVar("Result")
 
 BATCHES_AHEAD = 2
-"""Batches here at once: the one in training, and the next. So many steps can be taken without a broker."""
-
-
-class _Times(Struct, frozen=True):
-    """Where the seconds of one step went."""
-
-    wait_s: float
-    """For its batch."""
-    train_s: float
-    stage_s: float
-    """For the version before the last to be live, and for the copy of the new one; 0 if this step publishes nothing."""
+"""Batches held at once, in training and next: the number of steps that can be trained without a broker."""
 
 
 class Start(Struct, frozen=True):
-    """Where a trainer begins: a new run, or what a checkpoint contains."""
+    """Progress that a trainer starts from: none for a new run, or that of a checkpoint."""
 
     step: int = 0
-    """Steps done."""
+    """Optimizer steps done."""
     policy_version: int = 0
-    """Of the weights."""
     checkpoint: str = ""
-    """Where they came from; empty for a new run."""
+    """Path of the checkpoint; empty for a new run."""
     stepped: list[Stepped] = []
-    """What was said of the last of these steps, and may not have been heard."""
+    """Reports of the last steps, which the broker may not have received."""
 
 
 class TrainerActor:
     """
-    The trainer.
+    Actor of the trainer's first rank.
 
     Args:
-        learner: The policy and its optimizer.
         publisher: Sends weights. Owned by the caller.
-        link: To the broker, after Hello and Welcome.
-        spool: To the spool.
-        tokenizer: Goes into checkpoints.
-        layout_hash: Of the publisher's plan.
-        checkpoints: Folder they go to.
-        start: What the learner has done already.
-        tell: Says something to the other ranks, if there are any.
+        connection: Links after Hello and Welcome.
+        layout_hash: Hash of the publisher's layout.
+        checkpoints: Directory of the checkpoints.
+        broadcast: Sends a message to the other ranks, if there are any.
     """
 
     def __init__(
         self,
         config: Config,
-        learner: Learner,
-        publisher: Publisher,
-        link: Link,
-        spool: Link,
+        learner: Trainable,
+        publisher: WeightPublisher,
+        connection: Connection,
         *,
         tokenizer: Tokenizer,
         layout_hash: str,
         checkpoints: Path,
         start: Start = Start(),  # noqa: B008  immutable
-        tell: Callable[[Batch | Work], None] = lambda _: None,
+        broadcast: Callable[[Batch | Work], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._learner = learner
         self._publisher = publisher
-        self._link = link
-        self._payloads = PayloadClient(spool)
+        self._link = connection.broker
+        self._payloads = PayloadClient(connection.spool)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
-            checkpoints, config.checkpoint, tokenizer=tokenizer, link=link, clock=clock
+            checkpoints, config.checkpoint, tokenizer=tokenizer, link=self._link, clock=clock
         )
         self._start = start
-        self._tell = tell
+        self._broadcast = broadcast
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._upcoming: asyncio.Task[Step] | None = None
-        """The batch of the next step, on its way."""
+        """Fetch of the next step."""
         self._version = start.policy_version - 1
-        """The newest staged."""
+        """Newest staged version."""
         self._live_version = self._version
         self._went_live = asyncio.Event()
         self._stepped = deque(start.stepped, maxlen=max(config.checkpoint.every_steps, 1) + BATCHES_AHEAD)
-        """The newest: all that a checkpoint may contain and the broker, if it died, may not have heard."""
+        """Reports of the newest steps: all that a checkpoint contains and a broker that died may not have received."""
         self._num_tokens = 0
         self._publish_s = 0.0
         self._publish_bytes = 0
@@ -150,10 +133,10 @@ class TrainerActor:
 
     async def run(self) -> None:
         """
-        Train every step, then serve joiners until the broker says Stop.
+        Train every step, then serve joining rollouts until the broker sends Stop.
 
         Raises:
-            LinkRefused: The broker rejected us.
+            LinkRefused: The broker rejected this trainer.
             LinkReset: The broker restarted.
             LinkError: The spool did not answer.
             DecodeError: The spool lost a trajectory of a batch.
@@ -170,7 +153,6 @@ class TrainerActor:
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
-        """A sign of life, with running totals."""
         return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
@@ -179,9 +161,9 @@ class TrainerActor:
         async for message in self._link:
             if isinstance(message, Stop):
                 return
-            self._take(message)
+            self._handle(message)
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Batch(step=step):
                 if (future := self._batches.get(step)) and not future.done():
@@ -194,7 +176,7 @@ class TrainerActor:
                 self._live_version = max(self._live_version, version)
                 self._went_live.set()
             case Evaluating() | Evaluated():
-                self._tasks.create_task(self._checkpoints.heard(message))
+                self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
@@ -222,27 +204,30 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        self._tell(Work("train", step, version_before))
+        self._broadcast(Work("train", step, version_before))
         metrics = await self._in_thread(self._learner.train, trained, version_before)
         reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
         if is_last or _every(self._config.schedule.steps_per_publish, step):
             await self._publish(next_step=step + 1)
-        times = _Times(taken_s - started_s, trained_s - taken_s, self._clock() - trained_s)
-        await self._step_done(step, version, metrics, times)
+        wait_s, train_s, stage_s = taken_s - started_s, trained_s - taken_s, self._clock() - trained_s
+        timing = self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
+        self._num_tokens += int(metrics["num_tokens"])
+        self._stepped.append(Stepped(step, version, metrics | timing))
+        await self._link.send(self._stepped[-1])
         if is_last or _every(self._config.checkpoint.every_steps, step):
             await self._checkpoint(step)
 
     def _version_before(self, step: int) -> int | None:
-        """What the weights that ``step`` begins with were published as; None between two publishes."""
+        """Published version of the weights before ``step``; None between two publishes."""
         is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
         return self._version if is_published else None
 
     async def _next_batch(self, following: int | None) -> Step:
-        """What was asked for last, with the step after it asked for as soon as this one is here."""
+        """Wait for the requested step, then request the ``following`` one."""
         if self._upcoming is None:
-            raise BrokenInvariant("a step began before its batch was asked for")
+            raise BrokenInvariant("a step began before its batch was requested")
         step = await self._upcoming
         self._upcoming = None if following is None else self._tasks.create_task(self._batch(following))
         return step
@@ -253,48 +238,45 @@ class TrainerActor:
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
-        self._tell(batch)
+        self._broadcast(batch)
         group_size = self._config.schedule.group_size
         return await fetch_step(batch, self._learner, self._payloads, rank=0, group_size=group_size)
 
-    async def _step_done(self, step: int, version: int, metrics: dict[str, float], times: _Times) -> None:
-        step_s = times.wait_s + times.train_s + times.stage_s
-        tokens = metrics["num_tokens"]
-        self._num_tokens += int(tokens)
-        timing = {
+    def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
+        # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.
+        step_s = wait_s + train_s + stage_s
+        return {
             "step_s": step_s,
-            "train_s": times.train_s,
-            "wait_s": times.wait_s,
-            "stage_s": times.stage_s,
+            "train_s": train_s,
+            "wait_s": wait_s,
+            "stage_s": stage_s,
             "publish_s": self._publish_s,
             "publish_bytes": float(self._publish_bytes),
-            "wait_trainer": times.wait_s / step_s if step_s else 0.0,
-            "tokens_per_s": tokens / step_s if step_s else 0.0,
+            "wait_trainer": wait_s / step_s if step_s else 0.0,
+            "tokens_per_s": num_tokens / step_s if step_s else 0.0,
         }
-        self._stepped.append(Stepped(step, version, metrics | timing))
-        await self._link.send(self._stepped[-1])
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
     async def _publish(self, *, next_step: int) -> None:
         """
-        Copy the weights and offer them. Returns once the copy is made; they travel while the next steps train.
+        Copy the weights and offer them to the broker. Returns after the copy; transfers run while the next steps train.
 
-        One version may wait while another travels; the next waits here until one of them is live. It does not take the
-        place of the one that waits: the broker may be about to name that, and would break the transfer for everybody.
-        (Of those it was offered the broker names the newest. One whose transfer broke may so be passed over.)
+        One version may wait while another is transferred; the next waits here until one of the two is live. It must not
+        replace the waiting one: the broker may be about to request that, and the transfer would break for every member.
+        (The broker requests the newest version offered, and so may skip one whose transfer broke.)
         """
         while self._live_version < self._version - 1:
             self._went_live.clear()
             await self._went_live.wait()
-        self._tell(Work("gather", next_step))
+        self._broadcast(Work("gather", next_step))
         await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
         self._version += 1
         reach("trainer.staged")
         await self._link.send(Publishing(self._version, next_step))
 
     async def _transfer(self) -> None:
-        """Transfers one after the other, in the order the broker asked."""
+        """Run transfers one after the other, in the order requested by the broker."""
         while True:
             transfer = await self._transfers.get()
             try:
@@ -309,9 +291,9 @@ class TrainerActor:
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
-        """Copy all that it will hold; it is written while the next steps train."""
-        await self._checkpoints.idle()
-        self._tell(Work("snapshot", step))
+        """Copy the contents of a checkpoint, which is written while the next steps train."""
+        await self._checkpoints.wait_idle()
+        self._broadcast(Work("snapshot", step))
         snapshot = await self._in_thread(self._learner.snapshot)
         self._checkpoints.begin(
             self._tasks, step=step + 1, policy_version=self._version, stepped=self._stepped, snapshot=snapshot
@@ -326,5 +308,5 @@ class TrainerActor:
 
 
 def _every(interval: int, step: int) -> bool:
-    """Does ``step`` end one more ``interval`` of steps? An interval of 0 never ends."""
+    """True if ``step`` is the last of an interval; an interval of 0 never ends."""
     return bool(interval) and (step + 1) % interval == 0

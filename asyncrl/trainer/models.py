@@ -1,11 +1,11 @@
 """
-The networks of a trainer, and what there is to save of them.
+Models of a trainer.
 
-    policy      in training                                          always
-    reference   the policy it is held to; never changes              with algorithm.kl_coef
-    critic      what to expect from where the policy stands          with algorithm.advantage = "gae"
+    policy      the model in training                                always
+    reference   frozen; the policy is regularised towards it         with algorithm.kl_coef
+    critic      the value model                                      with algorithm.advantage = "gae"
 
-Spread over ranks they are used together: every call here is collective then.
+With several ranks they are sharded, and every call here is collective.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,20 +23,19 @@ from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.ranks import Ranks
 
 ADAPTERS = "adapters"
-"""What `tensors` calls those of LoRA: in the checkpoint's model they are merged."""
+"""Name of LoRA's adapters in `Models.tensors`; the weights of a checkpoint have them merged."""
 
 
 class Models:
     """
-    Loaded, and spread over ``ranks``.
+    Models of one rank, loaded and sharded.
 
     Args:
-        config: Its ``model``, ``trainer``, ``critic`` and ``sampling.temperature`` are read.
-        model_path: Where the policy starts.
-        base_path: The reference, and where a critic starts that has no path of its own.
+        model_path: Initial policy.
+        base_path: Reference, and initial critic unless ``critic.path`` is set.
 
     Raises:
-        ConfigError: One of them cannot be loaded, or not be trained as configured.
+        ConfigError: A model cannot be loaded, or not be trained as configured.
     """
 
     def __init__(self, config: Config, recipe: Recipe, model_path: Path, base_path: Path, ranks: Ranks) -> None:
@@ -54,22 +53,14 @@ class Models:
         if ranks.mesh is not None:
             for model in filter(None, (self.policy, self.reference)):
                 model.shard(ranks.mesh)
-        self.descent = Optimizer(
+        self.optimizer = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )
         critic_path = Path(config.critic.path) if config.critic.path else base_path
         self.critic = Critic(config, critic_path, ranks.mesh, device=ranks.device) if VALUES in recipe.wanted else None
 
-    def look(self, batch: MicroBatch, wanted: Collection[str]) -> dict[str, Tensor]:
-        """
-        What they say of N tokens as they are now.
-
-        Args:
-            wanted: Names of columns, by `Recipe.wanted`.
-
-        Returns:
-            [N] of each name.
-        """
+    def score(self, batch: MicroBatch, wanted: Collection[str]) -> dict[str, Tensor]:
+        """Score N completion tokens with policy, reference and critic: [N] for each name in ``wanted``."""
         found: dict[str, Tensor | None] = {}
         if LOGPROBS in wanted or SUM_PI_SQUARED in wanted:
             scores = self.policy.score(batch, temperature=self._temperature, sum_pi_squared=SUM_PI_SQUARED in wanted)
@@ -81,21 +72,16 @@ class Models:
         return {name: values for name, values in found.items() if name in wanted and values is not None}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds beside the policy's weights, by the name of its file. Borrowed."""
-        found = {OPTIMIZER: self.descent.state()}
+        """Tensors of a checkpoint besides the policy's weights, by file name. Borrowed."""
+        found = {OPTIMIZER: self.optimizer.state()}
         if self._has_adapters:
             found[ADAPTERS] = {name: weight.detach() for name, weight in self.policy.parameters().items()}
         return found | (self.critic.tensors() if self.critic else {})
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """
-        Take back what `tensors` gave, whole. Copied.
-
-        Raises:
-            LedgerError: They are not of these models.
-        """
+        """Copy unsharded tensors from `tensors`; raises `LedgerError` if they are not of these models."""
         if self._has_adapters:
             self.policy.restore_adapters(tensors.get(ADAPTERS, {}))
-        self.descent.restore(tensors[OPTIMIZER])
+        self.optimizer.restore(tensors[OPTIMIZER])
         if self.critic:
             self.critic.restore(tensors)

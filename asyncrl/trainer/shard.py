@@ -1,13 +1,13 @@
 """
-A further rank of the trainer: it holds a share of the model, and does what the first rank says.
+Further rank of the trainer: holds a shard of the model, and does what the first rank tells it to do.
 
-    rank 0 ── Batch, Work ─▶ shard ── Fetch ─▶ spool          each rank fetches what it trains, and no more
+    rank 0 ── Batch, Work ─▶ shard ── Fetch ─▶ spool          each rank fetches only the trajectories it trains
        └────── collectives ────┘
 
-It knows no broker: who publishes, commits and reports is the first rank. It is told of every collective when the first
-rank begins it, so that nobody waits in one for something that may take for ever, such as rollouts that have to come.
+It does not know the broker: only the first rank publishes, commits and reports. The first rank announces each
+collective when it begins it, so no rank waits inside a collective for something unbounded, such as a batch.
 
-Safe to run inside someone else's process, as the trainer's actor is.
+Safe to run inside another process, like `TrainerActor`.
 """
 
 import asyncio
@@ -28,16 +28,7 @@ Result = TypeVar("Result")
 
 
 class ShardActor:
-    """
-    One rank.
-
-    Args:
-        learner: This rank's part of it.
-        rank: From 1.
-        group_size: Trajectories of a prompt to train on.
-        link: To the first rank, after Hello and Welcome.
-        spool: To the spool.
-    """
+    """Actor of one further rank, 1 or higher. ``link`` goes to the first rank, after Hello and Welcome."""
 
     def __init__(self, learner: Learner, rank: int, group_size: int, link: Link, spool: Link) -> None:
         self._learner = learner
@@ -52,28 +43,26 @@ class ShardActor:
 
     async def run(self) -> None:
         """
-        Work until the first rank says Stop, or is gone.
+        Work until the first rank sends Stop or closes the link.
 
         Raises:
-            LinkError: The spool did not answer.
-            DecodeError: The spool lost a trajectory of a batch.
+            LinkError, DecodeError: The spool did not answer, or lost a trajectory of a batch.
             RankDied: Another rank is gone.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._obey)]
-                    await self._listen(tasks)
+                    jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._work_in_order)]
+                    await self._receive(tasks)
                     for task in (*jobs, *self._steps.values()):
                         task.cancel()
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
-        """A sign of life, with running totals."""
         return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
 
-    async def _listen(self, tasks: asyncio.TaskGroup) -> None:
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
                 message = await self._link.receive()
@@ -90,8 +79,7 @@ class ShardActor:
                 case Stop():
                     return
 
-    async def _obey(self) -> None:
-        """One thing after the other, in the order told."""
+    async def _work_in_order(self) -> None:
         while True:
             work = await self._work.get()
             match work.kind:

@@ -1,9 +1,9 @@
 """
-One optimizer step on a mini-batch: of the policy, and of the critic if there is one.
+One optimizer update of the policy, and of the critic if there is one, from a mini-batch.
 
-    mini-batch ─▶ micro-batches ─▶ forward, loss, backward, each ─▶ clip, AdamW, once
+    mini-batch ─▶ micro-batches ─▶ forward, loss, backward for each ─▶ clip, AdamW, once
 
-Gradients add up over micro-batches, and over ranks when the last one is done. Both are collective, with further ranks.
+Gradients add up over micro-batches and over ranks. With further ranks every update is collective.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from asyncrl.trainer.ranks.ranks import Ranks, collective
 
 
 class Updates:
-    """Takes them. Of the configuration, what is said of the algorithm, the critic and micro-batches is read."""
+    """Updates of the models by the configured algorithm."""
 
     def __init__(self, config: Config, recipe: Recipe, models: Models, ranks: Ranks) -> None:
         self._config = config
@@ -34,56 +34,46 @@ class Updates:
 
     def policy(self, mini_batch: MiniBatch, lr: float, policy_version: int | None) -> dict[str, float]:
         """
-        Update the policy, and count what happened to the tokens.
+        Update the policy, and return the metrics of the update.
 
-        Args:
-            policy_version: What the weights were published as; None if they were not.
+        ``policy_version`` is the version of the weights before it; None if they were not published.
         """
         algorithm, device = self._config.algorithm, self._ranks.device
-        taught = mini_batch.places if self._recipe.needs_all else mini_batch.taught
-        tally = StepMetrics()
-        for places in mini_batch.step.passes(taught, self._ranks, self._max_tokens):
-            samples = mini_batch.step.of(places)
-            batch = collate(samples, device=device)
+        trained = mini_batch.places if self._recipe.needs_all else mini_batch.with_advantage
+        step_metrics = StepMetrics()
+        for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
+            trajectories = mini_batch.step.at(places)
+            batch = collate(trajectories, device=device)
             with collective():
                 scores = self._models.policy.score(
                     batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
                 )
-            compared = self._comparable.tokens(samples, policy_version) if samples else None
-            constants = mini_batch.constants(places, compared, device=device)
-            parts = objective(self._recipe, algorithm, scores, constants)
-            self._backward(parts.loss)
-            tally.add(batch, scores.logprobs, constants, parts)
-        metrics = tally.metrics(self._ranks)
-        return metrics | self._models.descent.step(metrics["loss"], lr=lr)
+            is_compared = self._comparable.tokens(trajectories, policy_version) if trajectories else None
+            inputs = mini_batch.loss_inputs(places, is_compared, device=device)
+            result = objective(self._recipe, algorithm, scores, inputs)
+            self._backward(result.loss)
+            step_metrics.add(batch, scores.logprobs, inputs, result)
+        metrics = step_metrics.metrics(self._ranks)
+        return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
 
-    def critic(self, mini_batch: MiniBatch, lr_share: float) -> dict[str, float]:
-        """
-        Update the critic; nothing if there is none.
-
-        Args:
-            lr_share: Of ``critic.lr``.
-        """
+    def critic(self, mini_batch: MiniBatch, lr_scale: float) -> dict[str, float]:
+        """Update the critic, if there is one, and return the metrics; ``lr_scale`` is a factor of ``critic.lr``."""
         if (critic := self._models.critic) is None:
             return {}
         total = clipped = 0.0
-        for places in mini_batch.step.passes(mini_batch.places, self._ranks, self._max_tokens):
-            batch = collate(mini_batch.step.of(places), device=self._ranks.device)
+        for places in mini_batch.step.micro_batches(mini_batch.places, self._ranks, self._max_tokens):
+            batch = collate(mini_batch.step.at(places), device=self._ranks.device)
             with collective():
                 values = critic.values(batch)
-            known = mini_batch.values(places, device=self._ranks.device)
-            part = value_loss(values, known.old, known.targets, value_clip=self._config.critic.value_clip)
-            loss = part.losses[known.keep].sum() / mini_batch.num_tokens
+            inputs = mini_batch.value_inputs(places, device=self._ranks.device)
+            part = value_loss(values, inputs.old_values, inputs.targets, value_clip=self._config.critic.value_clip)
+            loss = part.losses[inputs.keep].sum() / mini_batch.num_kept
             self._backward(loss)
             total += float(loss.detach())
-            clipped += float(part.is_clipped[known.keep].sum()) / mini_batch.num_tokens
-        said = b"".join(self._ranks.gather(np.array([total, clipped]).tobytes()))
-        total, clipped = np.frombuffer(said, np.float64).reshape(-1, 2).sum(0).tolist()
-        return {
-            "critic_loss": total,
-            "critic_clip_fraction": clipped,
-            **critic.step(total, lr_share=lr_share),
-        }
+            clipped += float(part.is_clipped[inputs.keep].sum()) / mini_batch.num_kept
+        sums = b"".join(self._ranks.all_gather(np.array([total, clipped]).tobytes()))
+        total, clipped = np.frombuffer(sums, np.float64).reshape(-1, 2).sum(0).tolist()
+        return {"critic_loss": total, "critic_clip_fraction": clipped, **critic.step(total, lr_scale=lr_scale)}
 
     @property
     def _max_tokens(self) -> int:
@@ -91,5 +81,5 @@ class Updates:
 
     def _backward(self, loss: Tensor) -> None:
         with collective():
-            # Sharded gradients are averaged over ranks, but the weights of tokens make them a sum already.
+            # FSDP averages gradients over ranks, but the token weights make their sum the gradient of the step.
             torch.autograd.backward(loss * self._ranks.size)

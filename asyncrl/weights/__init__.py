@@ -1,1 +1,1 @@
-"""Tensors in transit: from the trainer's process group to the rollouts'."""
+"""Weight transfer from the trainer to the rollouts."""

@@ -1,12 +1,13 @@
 """
-The versions a trainer has ready, each in staging buffers of its own.
+The trainer's copies of policy versions, each in its own staging buffers.
 
-    write(v + 1) ─▶ the oldest copy that nobody needs        read(v) ─▶ its copy, for as long as it moves
+    write(v + 1) ─▶ the oldest free copy        read(v) ─▶ the copy of v, locked during the transfer
 
-Two copies let version v + 1 be written while v moves. A third keeps what receivers have, to send what changed since.
+With two copies, version v + 1 can be written while v is sent. A third copy keeps the version that receivers hold, as
+the base of deltas.
 
-Invariants: the newest whole version is never written over, nor is one that is read, nor the one that is kept; a copy
-that was not written to its end is no version.
+Invariants: the newest complete version, versions being read, and the kept version are never overwritten; a copy whose
+write was interrupted holds no version.
 """
 
 import threading
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
-from asyncrl.weights.contents.header import NOTHING
+from asyncrl.weights.contents.header import NO_VERSION
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.staging import Staging
 
@@ -23,45 +24,38 @@ from asyncrl.weights.staging import Staging
 class _Copy:
     def __init__(self, staging: Staging) -> None:
         self.staging = staging
-        self.policy_version = NOTHING
+        self.policy_version = NO_VERSION
         self.num_readers = 0
 
 
 class Copies:
-    """
-    Written by one thread, read by another.
+    """Thread-safe for one writer and one reader. ``keeps_base`` adds a third copy, so `keep` delays no writer."""
 
-    Args:
-        plan: The layout of each.
-        device: Where they lie.
-        keeps_base: Have a copy more, so that `keep` costs no waiting.
-    """
-
-    def __init__(self, plan: Layout, device: torch.device, *, keeps_base: bool) -> None:
-        self._copies = [_Copy(Staging(plan, device)) for _ in range(3 if keeps_base else 2)]
+    def __init__(self, layout: Layout, device: torch.device, *, keeps_base: bool) -> None:
+        self._copies = [_Copy(Staging(layout, device)) for _ in range(3 if keeps_base else 2)]
         self._newest: _Copy | None = None
         self._kept: _Copy | None = None
         self._changed = threading.Condition()
 
     @property
     def newest(self) -> int:
-        """The version written last; `NOTHING` before the first."""
-        return self._newest.policy_version if self._newest else NOTHING
+        """The last complete version; `NO_VERSION` before the first."""
+        return self._newest.policy_version if self._newest else NO_VERSION
 
     @contextmanager
     def write(self, policy_version: int) -> Iterator[Staging]:
-        """Buffers to write a version to, whole when the block ends; waits for a read if all others are needed."""
+        """Yield buffers for a version, which is complete when the block ends. Waits until a copy is free."""
         with self._changed:
             self._changed.wait_for(self._free)
             copy = min(self._free(), key=lambda copy: copy.policy_version)
-            copy.policy_version = NOTHING
+            copy.policy_version = NO_VERSION
         yield copy.staging
         with self._changed:
             copy.policy_version, self._newest = policy_version, copy
 
     @contextmanager
     def read(self, policy_version: int) -> Iterator[Staging | None]:
-        """Buffers that hold the version until the block ends; None if there are none."""
+        """Yield the buffers of a version, locked until the block ends; None if no copy holds the version."""
         with self._changed:
             copy = self._find(policy_version)
             if copy:
@@ -75,16 +69,16 @@ class Copies:
                 self._changed.notify_all()
 
     def keep(self, policy_version: int) -> None:
-        """Have this version stay, instead of the one kept before. Only what is being read may be kept."""
+        """Keep this version, which must be locked by `read`, in place of the version kept before."""
         with self._changed:
             self._kept = self._find(policy_version)
 
     def kept(self) -> tuple[int, Staging] | None:
-        """The version that stays, if any does."""
+        """The kept version and its buffers; None if no version is kept."""
         return (self._kept.policy_version, self._kept.staging) if self._kept else None
 
     def _free(self) -> list[_Copy]:
         return [copy for copy in self._copies if not copy.num_readers and copy not in (self._newest, self._kept)]
 
     def _find(self, policy_version: int) -> _Copy | None:
-        return next((copy for copy in self._copies if copy.policy_version == policy_version != NOTHING), None)
+        return next((copy for copy in self._copies if copy.policy_version == policy_version != NO_VERSION), None)

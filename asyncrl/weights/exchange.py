@@ -1,12 +1,12 @@
 """
-What travels in one transfer after the header, in the order in which both ends broadcast it.
+Broadcasts of one transfer after the header, in order.
 
-    each bucket     whole ─────▶ the bucket             as many bytes as the plan says
-                    a delta ───▶ form, size; payload    as many bytes as was said just before
-    at the end      checked ───▶ checksums              8 bytes a bucket
+    each bucket     whole ─────▶ the bucket             number of bytes: from the layout
+                    a delta ───▶ form, size; payload    number of bytes: the announced size
+    at the end      checked ───▶ checksums              8 bytes per bucket
 
-Sender and receivers work on one bucket while the next is on its way: buckets are encoded, applied and summed up as they
-come. What is not there is not broadcast: an empty bucket, a delta of nothing.
+Each bucket is encoded, applied and checksummed before the next one is broadcast. Empty tensors (an empty bucket, a
+delta without changes) are not broadcast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,110 +25,108 @@ from asyncrl.weights.groups.group import Group
 from asyncrl.weights.staging import Staging
 
 OnBucket = Callable[[Mapping[str, Tensor]], None]
-"""Takes the tensors of one bucket, by name, before it returns: the next bucket is received over them."""
+"""Consumes the tensors of one bucket, by name. They are overwritten after it returns."""
 
 
-class Sent(Struct):
-    """What moved."""
+class SendStats(Struct):
+    """Counts of one transfer, updated by `send`."""
 
     num_bytes: int = 0
-    """Of weights, as they travelled."""
+    """Bytes of weights that were sent, after delta encoding."""
     num_changed: int = 0
-    """Elements that differ from the base; of deltas only."""
+    """Elements that differ from the base; 0 without one."""
 
 
 class Channel:
-    """A group, for the length of one transfer. What rank 0 moves, the others get."""
+    """A group and the deadline of one transfer."""
 
     def __init__(self, group: Group, deadline: Deadline) -> None:
         self._group = group
         self._deadline = deadline
 
-    def move(self, tensor: Tensor) -> None:
-        """Copy the sender's into everybody's, which has as many bytes."""
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copy rank 0's tensor into the same-sized tensors of the other ranks."""
         if tensor.numel():
             self._group.broadcast(tensor, 0, self._deadline)
 
 
 def send(
-    channel: Channel, plan: Layout, staging: Staging, *, base: Staging | None, checksum: Checksum | None, sent: Sent
+    channel: Channel, staging: Staging, *, base: Staging | None, checksum: Checksum | None, stats: SendStats
 ) -> None:
     """
-    Send a version.
+    Send the version in ``staging``, without checksums if ``checksum`` is None.
 
     Args:
-        staging: The version.
-        base: What all receivers hold; None sends everything.
-        checksum: None sends no checksums.
-        sent: Is added to.
+        base: Version that all receivers hold, to send deltas from; None sends whole buckets.
     """
     sums = []
     for i, bucket in enumerate(staging.buckets):
         payload = bucket
         if base:
-            form, payload, num_changed = delta.encode(bucket, base.buckets[i], plan.buckets[i].item_bytes)
-            channel.move(torch.tensor([form, len(payload)], device=bucket.device))
-            sent.num_changed += num_changed
-        channel.move(payload)
-        sent.num_bytes += len(payload)
+            form, payload, num_changed = delta.encode(bucket, base.buckets[i], staging.layout.buckets[i].item_bytes)
+            channel.broadcast(torch.tensor([form, len(payload)], device=bucket.device))
+            stats.num_changed += num_changed
+        channel.broadcast(payload)
+        stats.num_bytes += len(payload)
         if checksum:
-            sums.append(checksum.of(bucket))
+            sums.append(checksum(bucket))
     if checksum and sums:
-        channel.move(torch.tensor(sums, device=staging.buckets[0].device))
+        channel.broadcast(torch.tensor(sums, device=staging.buckets[0].device))
 
 
 def receive(
-    channel: Channel, plan: Layout, staging: Staging, *, is_delta: bool, checksum: Checksum | None, on_bucket: OnBucket
+    channel: Channel, staging: Staging, *, is_delta: bool, checksum: Checksum | None, on_bucket: OnBucket
 ) -> None:
     """
-    Receive a version.
+    Receive a version into ``staging``, which must hold the base of a delta.
 
     Args:
-        staging: Is written to; holds the base if deltas come.
-        is_delta: The sender has a base.
-        checksum: None if no checksums come.
-        on_bucket: Called for every bucket of the plan, in its order, before its checksum is known to be right.
+        checksum: None if the sender sends no checksums.
+        on_bucket: Called for every bucket, in the layout's order, before its checksum is compared.
 
     Raises:
-        TransferError: A bucket is not what was sent. Nothing in ``staging`` is of use then.
+        TransferError: A bucket is damaged; the contents of ``staging`` are invalid.
     """
     sums = []
     for i, bucket in enumerate(staging.buckets):
         if is_delta:
-            _receive_delta(channel, bucket, plan.buckets[i].item_bytes)
+            _receive_delta(channel, bucket, staging.layout.buckets[i].item_bytes)
         else:
-            channel.move(bucket)
+            channel.broadcast(bucket)
         if checksum:
-            sums.append(checksum.of(bucket))
+            sums.append(checksum(bucket))
         on_bucket(staging.views[i])
     if checksum and sums:
         expected = torch.empty(len(sums), dtype=torch.int64, device=staging.buckets[0].device)
-        channel.move(expected)
-        _compare(plan, sums, expected.tolist())
+        channel.broadcast(expected)
+        _compare(staging.layout, sums, expected.tolist())
 
 
 def _receive_delta(channel: Channel, bucket: Tensor, item_bytes: int) -> None:
     announced = torch.empty(2, dtype=torch.int64, device=bucket.device)
-    channel.move(announced)
+    channel.broadcast(announced)
     form, num_bytes = announced.tolist()
     is_known = form in set(Form) and 0 <= num_bytes <= len(bucket)
     if not is_known or (form == Form.FULL and num_bytes < len(bucket)):
-        raise TransferError(f"the sender announced a delta of form {form} and {num_bytes} bytes; expected another")
+        raise TransferError(
+            f"the sender announced a delta of form {form} and {num_bytes} bytes, which does not fit a bucket of "
+            f"{len(bucket)} bytes"
+        )
     if form == Form.FULL:
-        channel.move(bucket)
+        channel.broadcast(bucket)
     else:
         payload = bucket.new_empty(num_bytes)
-        channel.move(payload)
+        channel.broadcast(payload)
         delta.apply(Form(form), payload, bucket, item_bytes)
 
 
-def _compare(plan: Layout, sums: Sequence[int], expected: Sequence[int]) -> None:
+def _compare(layout: Layout, sums: Sequence[int], expected: Sequence[int]) -> None:
     for i, (ours, theirs) in enumerate(zip(sums, expected, strict=True)):
         if ours != theirs:
-            first = plan.buckets[i].slots[0].spec.name
+            first = layout.buckets[i].slots[0].spec.name
             raise TransferError(
                 f"bucket {i} of {len(sums)}, which begins with {first}, is damaged: its checksum is {_hex(ours)}, the "
-                f"sender's {_hex(theirs)}"
+                f"sender's is {_hex(theirs)}"
             )
 
 

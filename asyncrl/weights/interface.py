@@ -1,13 +1,13 @@
 """
-What NCCL and HCCL are told through the environment, which is the only way they listen to.
+Environment variables that configure NCCL and HCCL, which have no other interface for this.
 
-Both choose a network interface themselves, by name. ``weights.interface`` is an address, so the interface that has it
-is looked up (ioctl SIOCGIFADDR, /proc/net/if_inet6) and named, exactly, in NCCL_SOCKET_IFNAME or HCCL_SOCKET_IFNAME.
-And both have a watchdog that ends the process when a collective is late, unless their waits are said to block: what is
-late is the business of our deadlines here.
+Network interface: both libraries select one by name. ``weights.interface`` is an address, so its interface is looked up
+(ioctl SIOCGIFADDR, /proc/net/if_inet6) and set, for an exact match, in NCCL_SOCKET_IFNAME or HCCL_SOCKET_IFNAME.
+Watchdog: both end the process when a collective is late, unless their waits are set to block; here the deadlines of
+`asyncrl.weights.groups` handle late collectives.
 
-Invariants: only the process that forms a group is told, while it does; what a person has set stays as it is. NCCL reads
-its interface once: a group of somebody else's that came first in the process has chosen it already.
+Invariants: the variables are set only while a group is formed; a variable that the user set is not changed. NCCL reads
+its interface once per process: an earlier group of other code has already chosen it.
 """
 
 import fcntl
@@ -31,17 +31,8 @@ IPV6_INTERFACES = Path("/proc/net/if_inet6")
 
 
 @contextmanager
-def told(backend: str, address: str) -> Iterator[None]:
-    """
-    Tell a library how to behave, while the body runs.
-
-    Args:
-        backend: ``nccl`` or ``hccl``.
-        address: Of the network interface that it is to use.
-
-    Raises:
-        ConfigError: No interface has the address.
-    """
+def collective_environment(backend: str, address: str) -> Iterator[None]:
+    """Set the variables of ``nccl`` or ``hccl`` during the block; raises as `interface_name` does."""
     values = settings(backend, address, os.environ)
     os.environ.update(values)
     try:
@@ -53,7 +44,7 @@ def told(backend: str, address: str) -> Iterator[None]:
 
 def settings(backend: str, address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """
-    What is missing in an environment.
+    Variables to set in addition to ``environment``.
 
     Example:
         settings("nccl", "127.0.0.1", {}) == {"TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_SOCKET_IFNAME": "=lo"}
@@ -65,28 +56,23 @@ def settings(backend: str, address: str, environment: Mapping[str, str]) -> dict
 
 
 def interface_name(address: str) -> str:
-    """
-    The network interface that has an address.
-
-    Raises:
-        ConfigError: None of this machine's has it; lists those there are.
-    """
+    """Name of the network interface that has an address; raises `ConfigError` with all addresses if none has."""
     found = _ipv6_addresses() if ":" in address else _ipv4_addresses()
-    for name, its_address in found:
-        if its_address == address:
+    for name, candidate in found:
+        if candidate == address:
             return name
     raise ConfigError(
-        f"weights.interface is {address!r}, which no network interface here has; expected one of "
-        f"{', '.join(f'{its_address} ({name})' for name, its_address in found)}"
+        f"weights.interface is {address!r}, which no network interface of this machine has; expected one of "
+        f"{', '.join(f'{candidate} ({name})' for name, candidate in found)}"
     )
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:  # it has no IPv4 address
                 continue
             found.append((name, socket.inet_ntoa(answer[20:24])))

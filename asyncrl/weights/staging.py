@@ -1,4 +1,4 @@
-"""The bytes in between: what the trainer copied out of its model, or what an engine has yet to copy into its own."""
+"""Staging buffers: a copy of the trainer's weights to send, or received weights before the engine loads them."""
 
 from typing import Literal
 
@@ -10,27 +10,24 @@ from asyncrl.weights.contents.layout import Bucket, Layout
 
 class Staging:
     """
-    A buffer for every bucket of a plan, allocated once, and a view of every tensor in them.
+    A buffer for every bucket of a layout, allocated once, and a view of every tensor.
 
-    Args:
-        plan: The layout.
-        device: Where the buffers lie.
-        holds: ``whole`` gives each bucket a buffer of its own. ``bucket`` lets all begin at the same byte of a single
-            one, as large as the largest: it holds one bucket at a time.
+    ``holds="bucket"`` allocates a single buffer, as large as the largest bucket, which holds one bucket at a time.
     """
 
-    def __init__(self, plan: Layout, device: torch.device, *, holds: Literal["whole", "bucket"] = "whole") -> None:
-        sizes = [bucket.num_bytes for bucket in plan.buckets]
+    def __init__(self, layout: Layout, device: torch.device, *, holds: Literal["whole", "bucket"] = "whole") -> None:
+        self.layout = layout
+        sizes = [bucket.num_bytes for bucket in layout.buckets]
         if holds == "whole":
             self.buckets = [_buffer(size, device) for size in sizes]
-            """[num_bytes] uint8 each. Zero between the tensors."""
+            """[num_bytes] uint8 per bucket; the padding is zero."""
         else:
             shared = _buffer(max(sizes, default=0), device)
             self.buckets = [shared[:size] for size in sizes]
-        self.views = [_views(*pair) for pair in zip(plan.buckets, self.buckets, strict=True)]
-        """Tensors of each bucket by name, in the plan's shapes and dtypes."""
+        self.views = [_views(*pair) for pair in zip(layout.buckets, self.buckets, strict=True)]
+        """Tensors of each bucket by name, in the layout's shapes and dtypes."""
         self.tensors: dict[str, Tensor] = {name: view for views in self.views for name, view in views.items()}
-        """All of them."""
+        """Tensors of all buckets by name."""
 
 
 def _buffer(num_bytes: int, device: torch.device) -> Tensor:

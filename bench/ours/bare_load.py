@@ -17,9 +17,9 @@ class BareLoad(WorkerExtension):
 
     def asyncrl_bare_load(self, path: str) -> None:
         """Load what lies staged once more, by vLLM's own `reload_weights`, and write down the seconds in ``path``."""
-        if self._asyncrl_end is None:
+        if self._asyncrl_receiver is None:
             raise RuntimeError("nothing was staged yet")
-        tensors = self._asyncrl_end.receiver.weights()
+        tensors = self._asyncrl_receiver.receiver.weights()
         start_s = time.perf_counter()
         inplace.reload_weights(self.vllm_config, self.model_runner.get_model(), iter(tensors.items()), None, True)
         Path(path).write_text(str(time.perf_counter() - start_s))

@@ -24,6 +24,7 @@ from msgspec import Struct
 from payloads import PROMPT_TEXT, SUMMARY
 from processes import Processes, report
 
+from asyncrl.actor.message import Message
 from asyncrl.broker.actor import TICK_S
 from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.scheduler import Scheduler
@@ -39,7 +40,6 @@ from asyncrl.messages import (
     Hello,
     Lease,
     Live,
-    Message,
     Offer,
     Published,
     Publishing,
@@ -57,7 +57,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.node.broker import collect_rarely
+from asyncrl.node.broker import raise_gc_threshold
 
 GROUP_SIZE = 8
 CAPACITY = 2 * GROUP_SIZE
@@ -100,7 +100,7 @@ async def cost(processes: Processes, num_nodes: int, num_groups: int) -> Cost:
 
 
 def play(num_nodes: str, num_groups: str, directory: str) -> None:
-    collect_rarely()
+    raise_gc_threshold()
     cluster = Cluster(int(num_nodes), Path(directory))
     cluster.begin()
     join_s = cluster.spent_s["join"]

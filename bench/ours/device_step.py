@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import micro_batches
-from asyncrl.trainer.packing.step import described
+from asyncrl.trainer.packing.step import trajectory_info
 
 COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
 SHAPES = {
@@ -67,8 +67,8 @@ def main(name: str, device: str, num_tokens: int, spread: float, peak_tflops: fl
     policy.model.to(device)
     optimizer = torch.optim.AdamW(policy.parameters().values(), lr=1e-6, fused=True)
     samples = trajectories(num_tokens, spread)
-    sizes = [described(sample).size for sample in samples]
-    lengths = [size.alone for size in sizes]
+    sizes = [trajectory_info(sample).size for sample in samples]
+    lengths = [size.total for size in sizes]
     times_s = []
     for _ in range(1 + STEPS):
         started_s = time.perf_counter()

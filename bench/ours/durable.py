@@ -22,7 +22,7 @@ from payloads import PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, beat, identity, join, spool_link
+from asyncrl.client.handshake import Identity, identity, join, send_beats, spool_link
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.messages import (
     Batch,
@@ -244,7 +244,7 @@ async def call(address: str, seconds: str, result: str) -> None:
 async def _join(address: str, who: Identity) -> tuple[ZmqLink, ZmqLink, Identity]:
     """Links to broker and spool; the process beats for as long as it lives."""
     link, welcome = await join(address, who, PATIENCE_S)
-    beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+    beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     beats.add_done_callback(lambda task: task.cancelled() or task.exception())
     _kept.append(beats)
     return link, spool_link(welcome, who), who

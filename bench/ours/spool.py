@@ -21,7 +21,7 @@ from processes import Processes, free_address, report
 
 from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.messages import Leased, Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
+from asyncrl.messages import CODEC, Leased, Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 
@@ -46,15 +46,15 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
 
 
 async def keep(control: str, bulk: str, directory: str) -> None:
-    hub = ZmqHub(bulk, max_frame_bytes=DATA_FRAME_BYTES)
+    hub = ZmqHub(bulk, CODEC, max_frame_bytes=DATA_FRAME_BYTES)
     segments = Segments(Path(directory), segment_bytes=SEGMENT_BYTES)
-    await SpoolActor("spool", segments, hub, ZmqLink(control, "spool")).run()
+    await SpoolActor("spool", segments, hub, ZmqLink(control, "spool", CODEC)).run()
 
 
 async def produce(control: str, bulk: str, batch: str) -> None:
     size = int(batch)
-    link = ZmqLink(control, "producer.1")
-    spool = ZmqLink(bulk, "producer.1", max_frame_bytes=DATA_FRAME_BYTES)
+    link = ZmqLink(control, "producer.1", CODEC)
+    spool = ZmqLink(bulk, "producer.1", CODEC, max_frame_bytes=DATA_FRAME_BYTES)
     fresh = _items()
     credit = WINDOW
     await link.send(Ready())
@@ -83,8 +83,8 @@ async def consume(  # noqa: PLR0917  they come from a command line
 class _Consumer:
     def __init__(self, control: str, bulk: str, batch: int, meter: Meter) -> None:
         self.meter = meter
-        self._hub = ZmqHub(control)
-        self._payloads = PayloadClient(ZmqLink(bulk, "consumer", max_frame_bytes=DATA_FRAME_BYTES))
+        self._hub = ZmqHub(control, CODEC)
+        self._payloads = PayloadClient(ZmqLink(bulk, "consumer", CODEC, max_frame_bytes=DATA_FRAME_BYTES))
         self._batch = batch
         self._stored: list[StoredItem] = []
         self._num_fetched = 0

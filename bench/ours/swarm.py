@@ -25,7 +25,7 @@ from ours.durable import start_broker
 from processes import Processes, report
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, beat, identity, join
+from asyncrl.client.handshake import Identity, identity, join, send_beats
 from asyncrl.messages import (
     Batch,
     Beat,
@@ -121,7 +121,7 @@ class Swarm:
 
     async def _join(self, who: Identity) -> ZmqLink:
         link, welcome = await join(self._address, who, PATIENCE_S)
-        self._begin(beat(link, welcome.beat_s, Beat))
+        self._begin(send_beats(link, welcome.beat_s, Beat))
         return link
 
     def _begin(self, job: Coroutine[Any, Any, None]) -> None:

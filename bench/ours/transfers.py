@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is public, and not exported
 
 from asyncrl.actor.link import Hub
+from asyncrl.actor.message import Message
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.broker.versions.rendezvous import Rendezvous
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Bye, Member, Message, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
+from asyncrl.messages import CODEC, Bye, Member, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
@@ -84,11 +85,11 @@ class Bare:
 
 async def obey(address: str, rank: int, size: str, dtype: str, *, is_delta: bool, folder: str) -> None:
     """A rollout, until `Stop`."""
-    link = ZmqLink(address, MEMBERS[rank].node)
+    link = ZmqLink(address, MEMBERS[rank].node, CODEC)
     config = Weights(delta=is_delta)
-    plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
-    receiver = Receiver(plan, MEMBERS[rank], link.send, config)
-    bare = Bare(folder, rank, 0 if is_delta else plan.num_bytes)
+    layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
+    receiver = Receiver(layout, MEMBERS[rank], link.send, config)
+    bare = Bare(folder, rank, 0 if is_delta else layout.num_bytes)
     await link.send(Bye("ready"))
 
     async def take(order: Transfer) -> None:
@@ -118,11 +119,11 @@ class Party:
         config = Weights(delta=is_delta)
         self._model = model
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self.plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
-        self.hub = ZmqHub("tcp://127.0.0.1:0")
-        self._link = ZmqLink(self.hub.address, "trainer")
-        self.publisher = Publisher(self.plan, MEMBERS[0], self._link.send, config)
-        self._bare = Bare(folder, 0, 0 if is_delta else self.plan.num_bytes)
+        self.layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
+        self.hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        self._link = ZmqLink(self.hub.address, "trainer", CODEC)
+        self.publisher = Publisher(self.layout, MEMBERS[0], self._link.send, config)
+        self._bare = Bare(folder, 0, 0 if is_delta else self.layout.num_bytes)
         self.said: asyncio.Queue[Message] = asyncio.Queue()
         """What rollouts said to us."""
         self._last_group = self._transfer_group = 1

@@ -92,8 +92,8 @@ async def _fed(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIt
     hub, config = MemoryHub(), Weights()
     trainer, node = hub.connect("trainer"), hub.connect("rollout")
     member = Member("rollout", "1", engine.ranks)
-    plan = Layout(shapes.specs(size, dtype), config.bucket_bytes)
-    publisher = Publisher(plan, MEMBERS[0], trainer.send, config)
+    layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
+    publisher = Publisher(layout, MEMBERS[0], trainer.send, config)
     receiver = await engine.receiver(member, node.send, config)
     jobs = [serve(hub, asyncio.Queue()), _deliver(trainer, publisher), _deliver(node, receiver)]
     tasks = [asyncio.create_task(job) for job in jobs]

@@ -52,7 +52,7 @@ def course_of(record: RunRecord) -> Course:
         tokens=[int(value) for _, value in record.curve("tokens")],
         accuracies=[
             (found.policy_version * per_publish, max(live_s[found.policy_version], 0.0), found.accuracy)
-            for found in record.held_out()
+            for found in record.evaluations()
         ],
         notes={
             "trainer_busy_s": sum(value for key in ("train_s", "stage_s") for _, value in record.curve(key)),

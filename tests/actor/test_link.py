@@ -11,7 +11,7 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.errors import LinkClosed, LinkReset
-from asyncrl.messages import Bye, Offer, Stop
+from asyncrl.messages import CODEC, Bye, Offer, Stop
 
 DEADLINE_S = 30.0
 """Far beyond what any of this takes: a test that hangs says so."""
@@ -22,11 +22,13 @@ class Place:
 
     def __init__(self, kind: str, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self.hub: Hub = MemoryHub() if kind == "memory" else ZmqHub("tcp://127.0.0.1:0")
+        self.hub: Hub = MemoryHub() if kind == "memory" else ZmqHub("tcp://127.0.0.1:0", CODEC)
         stack.push_async_callback(self.hub.aclose)
 
     def connect(self, peer: str) -> Link:
-        link: Link = self.hub.connect(peer) if isinstance(self.hub, MemoryHub) else ZmqLink(self.hub.address, peer)
+        link: Link = (
+            self.hub.connect(peer) if isinstance(self.hub, MemoryHub) else ZmqLink(self.hub.address, peer, CODEC)
+        )
         self._stack.push_async_callback(link.aclose)
         return link
 

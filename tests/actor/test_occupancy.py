@@ -14,7 +14,7 @@ class Clock:
         return self.now_s
 
 
-def test_time_with_something_in_hand_is_busy_and_the_rest_is_wait() -> None:
+def test_time_with_something_active_is_busy_and_the_rest_is_wait() -> None:
     clock = Clock()
     occupancy = Occupancy(clock)
     for now_s, change in [(2.0, occupancy.begin), (3.0, occupancy.begin), (5.0, occupancy.end), (9.0, occupancy.end)]:
@@ -34,7 +34,7 @@ def test_both_always_add_up_to_the_time_since_the_start(changes: list[tuple[int,
         clock.now_s += passed_s
         if begins:
             occupancy.begin()
-        elif occupancy.in_hand:
+        elif occupancy.active:
             occupancy.end()
 
         assert occupancy.busy_s + occupancy.wait_s == clock.now_s

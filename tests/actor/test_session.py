@@ -1,29 +1,23 @@
 """Whatever the wire loses, repeats or reorders, the other end takes in exactly what was sent, in order."""
 
-import contextlib
-
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.actor.codec import RESET_FRAME, Ack, Envelope, Resend, encode
+from asyncrl.actor.message import Message
 from asyncrl.actor.session import (
     ACK_EVERY_BYTES,
     ACK_EVERY_MESSAGES,
     FRAME_OVERHEAD_BYTES,
     REPEAT_FRAMES,
     REPEAT_TICKS,
-    RESET_FRAME,
-    Ack,
-    Envelope,
-    Resend,
     Session,
-    decode,
-    encode,
 )
-from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
-from asyncrl.messages import Message, Offer, StoreSet
+from asyncrl.errors import BrokenInvariant, LinkReset
+from asyncrl.messages import CODEC, Offer, StoreSet
 
+decode = CODEC.decode
 ROOM = 1 << 20
 
 
@@ -284,7 +278,7 @@ def test_an_answer_of_another_life_of_the_other_end_resets_the_session() -> None
         b.send(2)
 
     a.accept(earlier.wire[0])
-    with pytest.raises(LinkReset, match="took up a session that its earlier life had begun"):
+    with pytest.raises(LinkReset, match="in the middle of this session"):
         a.accept(later.wire[1])
 
 
@@ -294,32 +288,3 @@ def test_an_end_that_does_not_sign_is_taken_as_it_is() -> None:
     for frame in a.wire:
         b.accept(frame)
     assert b.received == a.sent
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"",
-        b"\xc1",
-        b"not msgpack",
-        b"\x91" * 100_000,
-        msgspec.msgpack.encode([1, 0, ["Offer", 1]])[:-1] + b"\x91" * 100_000,
-        msgspec.msgpack.encode([1, 0, ["Offer", 1, None]])[:-1] + b"\x91" * 100_000,
-        b"\xdd\xff\xff\xff\xff",
-        b"\x93\x01\x00\xc6\xff\xff\xff\xff",
-        msgspec.msgpack.encode([1, 0, ["Unheard", 1]]),
-        msgspec.msgpack.encode([1, 0, ["Offer", "one"]]),
-        msgspec.msgpack.encode([1, 0, ["Bye", "?"]])[:-1] + b"\xff",
-        msgspec.msgpack.encode([1.5, 0, ["Ack"]]),
-    ],
-    ids=lambda frame: repr(frame[:16]),
-)
-def test_bytes_that_are_no_message_are_a_decode_error(frame: bytes) -> None:
-    with pytest.raises(DecodeError, match="not a message"):
-        decode(frame)
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(frame: bytes) -> None:
-    with contextlib.suppress(DecodeError):
-        decode(frame)

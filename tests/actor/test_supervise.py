@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.supervise import Child, Exit, RestartBudget, Verdict, describe_exit, keep_alive
+from asyncrl.actor.supervise import AfterExit, Child, Exit, RestartBudget, describe_exit, keep_alive
 from asyncrl.errors import BrokenInvariant
 
 DEADLINE_S = 30.0
@@ -196,11 +196,11 @@ def test_output_without_a_log_goes_to_standard_error_and_its_last_line_is_kept(
 # ── kept alive ──────────────────────────────────────────────────────────────────────────────
 
 
-def kept(tmp_path: Path, script: str, verdict: Verdict, *, max_restarts: int = 0) -> tuple[int, list[Exit]]:
+def kept(tmp_path: Path, script: str, verdict: AfterExit, *, max_restarts: int = 0) -> tuple[int, list[Exit]]:
     """The exit code of its last life, and what its keeper heard. It is over once it was heard thrice."""
     heard: list[Exit] = []
 
-    async def judge(code: int) -> Verdict:
+    async def after_exit(code: int) -> AfterExit:
         return "leave" if code == 0 else verdict
 
     async def exited(left: Exit) -> None:
@@ -210,7 +210,7 @@ def kept(tmp_path: Path, script: str, verdict: Verdict, *, max_restarts: int = 0
         child = shell(tmp_path, script)
         await child.start()
         budget = RestartBudget(max_restarts, window_s=1000.0)
-        return await keep_alive(child, budget, judge=judge, exited=exited, is_over=lambda: len(heard) == 3)
+        return await keep_alive(child, budget, after_exit=after_exit, exited=exited, is_over=lambda: len(heard) == 3)
 
     return asyncio.run(scene()), heard
 

@@ -11,10 +11,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from asyncrl.actor import fd_socket, session, zmq_link
-from asyncrl.actor.session import Ack, Envelope, Reset, encode
+from asyncrl.actor.codec import Ack, Envelope, Reset, encode
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.errors import BrokenInvariant, LinkClosed, LinkError, LinkReset
-from asyncrl.messages import Bye, Offer, Stop, StoreSet, StoreValue
+from asyncrl.messages import CODEC, Bye, Offer, Stop, StoreSet, StoreValue
 
 ANY_PORT = "tcp://127.0.0.1:0"
 DEADLINE_S = 60.0
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 @asynccontextmanager
 async def hub_at(address: str = ANY_PORT, *, max_frame_bytes: int = 1 << 20) -> AsyncIterator[ZmqHub]:
-    hub = ZmqHub(address, max_frame_bytes=max_frame_bytes)
+    hub = ZmqHub(address, CODEC, max_frame_bytes=max_frame_bytes)
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield hub
@@ -32,7 +32,7 @@ async def hub_at(address: str = ANY_PORT, *, max_frame_bytes: int = 1 << 20) -> 
 
 @asynccontextmanager
 async def link_to(address: str, identity: str, *, max_frame_bytes: int = 1 << 20) -> AsyncIterator[ZmqLink]:
-    link = ZmqLink(address, identity, max_frame_bytes=max_frame_bytes)
+    link = ZmqLink(address, identity, CODEC, max_frame_bytes=max_frame_bytes)
     try:
         yield link
     finally:
@@ -271,7 +271,7 @@ async def bound_again(address: str) -> ZmqHub:
     """ZeroMQ lets go of a port some time after it was told to."""
     while True:
         try:
-            return ZmqHub(address)
+            return ZmqHub(address, CODEC)
         except LinkError:
             await asyncio.sleep(0)
 
@@ -384,7 +384,7 @@ def test_a_busy_port_is_one_sentence() -> None:
     async def scene() -> None:
         async with hub_at() as hub:
             with pytest.raises(LinkError) as raised:
-                ZmqHub(hub.address)
+                ZmqHub(hub.address, CODEC)
             assert str(raised.value) == (
                 f"cannot bind {hub.address}: the port is in use; stop what holds it, or bind port 0"
             )
@@ -396,9 +396,9 @@ def test_a_busy_port_is_one_sentence() -> None:
 def test_an_address_zeromq_cannot_use_is_one_sentence(address: str) -> None:
     async def scene() -> None:
         with pytest.raises(LinkError, match=f"cannot bind {address}: "):
-            ZmqHub(address)
+            ZmqHub(address, CODEC)
         with pytest.raises(LinkError, match=f"cannot connect to {address} as 'a.1': "):
-            ZmqLink(address, "a.1")
+            ZmqLink(address, "a.1", CODEC)
 
     asyncio.run(scene())
 
@@ -406,7 +406,7 @@ def test_an_address_zeromq_cannot_use_is_one_sentence(address: str) -> None:
 def test_an_identity_zeromq_cannot_use_is_one_sentence() -> None:
     async def scene() -> None:
         with pytest.raises(LinkError, match=r"cannot connect to tcp://127\.0\.0\.1:9 as 'aaa"):
-            ZmqLink("tcp://127.0.0.1:9", "a" * 256)
+            ZmqLink("tcp://127.0.0.1:9", "a" * 256, CODEC)
 
     asyncio.run(scene())
 
@@ -440,7 +440,7 @@ def test_a_peer_that_falls_silent_after_answering_is_given_up_by_name(monkeypatc
             await link.receive()
             await hub.aclose()
             await link.send(Offer(2))
-            with pytest.raises(LinkError, match="silent") as caught:
+            with pytest.raises(LinkError, match="has not answered for") as caught:
                 async with asyncio.timeout(DEADLINE_S):
                     await link.receive()
             return f"{hub.address} {caught.value}"
@@ -455,7 +455,7 @@ def test_a_peer_that_was_said_to_be_there_and_never_answers_is_given_up_too(monk
     monkeypatch.setattr(zmq_link, "SILENT_TICKS", 20)
 
     async def wait() -> None:
-        link = ZmqLink("tcp://127.0.0.1:9", "left.1", is_there=True)
+        link = ZmqLink("tcp://127.0.0.1:9", "left.1", CODEC, is_there=True)
         await link.send(Offer(1))
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -463,5 +463,5 @@ def test_a_peer_that_was_said_to_be_there_and_never_answers_is_given_up_too(monk
         finally:
             await link.aclose()
 
-    with pytest.raises(LinkError, match=r"tcp://127\.0\.0\.1:9 has been silent for .* it is gone"):
+    with pytest.raises(LinkError, match=r"tcp://127\.0\.0\.1:9 has not answered for"):
         asyncio.run(wait())

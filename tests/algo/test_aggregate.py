@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from asyncrl.algo.aggregate import AGGREGATIONS, Totals
+from asyncrl.algo.aggregate import Totals, resolve_aggregation
+from asyncrl.config.catalogue import AGGREGATIONS
 
 
 @pytest.mark.parametrize(
@@ -15,8 +16,8 @@ from asyncrl.algo.aggregate import AGGREGATIONS, Totals
         pytest.param("seq-mean-token-mean", 2.75, id="seq-mean-token-mean: (1.5 + 4) / 2"),
     ],
 )
-def test_two_trajectories_by_hand(name, loss) -> None:
-    weigh, totals = AGGREGATIONS[name], Totals(num_tokens=5, num_trajectories=2, norm=10.0)
+def test_two_trajectories_by_hand(name: str, loss: float) -> None:
+    weigh, totals = resolve_aggregation(name), Totals(num_tokens=5, num_trajectories=2, norm=10.0)
     assert 3 * weigh(2, totals) + 12 * weigh(3, totals) == pytest.approx(loss)
 
 
@@ -31,11 +32,11 @@ def test_two_trajectories_by_hand(name, loss) -> None:
         ("seq-mean-token-mean", 5.5 / 3),
     ],
 )
-def test_a_trajectory_without_tokens_counts_among_trajectories(name, loss) -> None:
-    weigh, totals = AGGREGATIONS[name], Totals(num_tokens=5, num_trajectories=3, norm=10.0)
+def test_a_trajectory_without_tokens_counts_among_trajectories(name: str, loss: float) -> None:
+    weigh, totals = resolve_aggregation(name), Totals(num_tokens=5, num_trajectories=3, norm=10.0)
     assert 3 * weigh(2, totals) + 12 * weigh(3, totals) + 0 * weigh(0, totals) == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_a_step_without_tokens_divides_by_nothing(name) -> None:
-    assert np.isfinite(AGGREGATIONS[name](0, Totals(num_tokens=0, num_trajectories=0, norm=1.0)))
+def test_a_step_without_tokens_divides_by_nothing(name: str) -> None:
+    assert np.isfinite(resolve_aggregation(name)(0, Totals(num_tokens=0, num_trajectories=0, norm=1.0)))

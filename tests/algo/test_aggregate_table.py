@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algo.aggregate import AGGREGATIONS, Totals
+from asyncrl.algo.aggregate import Totals, resolve_aggregation
+from asyncrl.config.catalogue import AGGREGATIONS
 from tests.algo.losses.padded import aggregated, random_padded, slope
+from tests.algo.losses.worked import grad_of
 
 NORM = 37.0
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_values_and_gradients_match_the_masked_formula_in_float64(name, seed) -> None:
+def test_values_and_gradients_match_the_masked_formula_in_float64(name: str, seed: int) -> None:
     """Some trajectories have no token, of some every token is a tool's: they count, and add nothing."""
     batch = random_padded(seed)
     assert (batch.lengths == 0).sum() >= 2
     totals = Totals(int(batch.mask.sum()), len(batch.mask), norm=NORM)
-    weights = [AGGREGATIONS[name](int(length), totals) for length in batch.lengths]
+    weights = [resolve_aggregation(name)(int(length), totals) for length in batch.lengths]
 
     losses = batch.flat(batch.logprobs, requires_grad=True)
     step = torch.dot(losses, torch.tensor(np.repeat(weights, batch.lengths)))
@@ -25,14 +27,14 @@ def test_values_and_gradients_match_the_masked_formula_in_float64(name, seed) ->
 
     assert step.item() == pytest.approx(aggregated(name, batch.logprobs, batch.mask, NORM).sum(), rel=1e-6)
     gradient = slope(lambda rectangle: aggregated(name, rectangle, batch.mask, NORM), batch.logprobs)[batch.mask]
-    np.testing.assert_allclose(losses.grad.numpy(), gradient, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(grad_of(losses).numpy(), gradient, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_a_step_cut_in_two_adds_up_to_the_step(name) -> None:
+def test_a_step_cut_in_two_adds_up_to_the_step(name: str) -> None:
     batch = random_padded(0)
     totals = Totals(int(batch.mask.sum()), len(batch.mask), norm=NORM)
     sums = (batch.logprobs * batch.mask).sum(1)
-    weights = np.array([AGGREGATIONS[name](int(length), totals) for length in batch.lengths])
+    weights = np.array([resolve_aggregation(name)(int(length), totals) for length in batch.lengths])
     parts = [np.dot(weights[rows], sums[rows]) for rows in (slice(0, 7), slice(7, None))]
     assert sum(parts) == pytest.approx(aggregated(name, batch.logprobs, batch.mask, NORM).sum(), rel=1e-6)

@@ -15,7 +15,7 @@ from asyncrl.errors import ConfigError
         pytest.param(-1.0, 0.09, id="an estimate may be negative"),
     ],
 )
-def test_the_coefficient_moves_towards_its_target(kl, coef) -> None:
+def test_the_coefficient_moves_towards_its_target(kl: float, coef: float) -> None:
     controller = KlController(coef=0.1, target=0.05, horizon=1000)
     controller.update(kl, num_trajectories=500)
     assert controller.coef == pytest.approx(coef)

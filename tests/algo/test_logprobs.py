@@ -1,11 +1,16 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.algo.logprobs import Scores, score_states
+from tests.algo.losses.worked import grad_of
 
 N, H, V = 23, 8, 50
+Inputs = tuple[Any, Any, Any, Any]
+"""[N, H] states, [V, H] weight and [V] bias of the head, [N] token ids."""
 
 
 class Formula:
@@ -21,7 +26,7 @@ class Formula:
         self.inputs = states, weight, ids, temperature
 
     def gradients(self, push: np.ndarray, push_entropy: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Of sum(push · logprobs + push_entropy · entropy), in states, weight and bias."""
+        """Gradients of sum(push · logprobs + push_entropy · entropy) with respect to states, weight and bias."""
         states, weight, ids, temperature = self.inputs
         of_logprob = np.eye(V)[ids] - self.p
         of_entropy = -self.p * (np.log(self.p) + self.entropy[:, None])
@@ -30,15 +35,17 @@ class Formula:
 
 
 @pytest.fixture
-def inputs() -> tuple[np.ndarray, ...]:
+def inputs() -> Inputs:
     random = np.random.default_rng(4)
-    shapes = (N, H), (V, H), (V,)
-    return *(random.normal(scale=1.5, size=shape) for shape in shapes), random.integers(0, V, N)
+    states, weight, bias = (random.normal(scale=1.5, size=shape) for shape in ((N, H), (V, H), (V,)))
+    return states, weight, bias, random.integers(0, V, N)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
 @pytest.mark.parametrize("rows", [1, 4, N - 1, N], ids=lambda rows: f"{rows} rows at a time")
-def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(inputs, rows, temperature) -> None:
+def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(
+    inputs: Inputs, rows: int, temperature: float
+) -> None:
     formula = Formula(*inputs, temperature)
     tensors = [torch.tensor(array, requires_grad=array.dtype == np.float64) for array in inputs]
     scores = score_states(
@@ -50,18 +57,19 @@ def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(input
         chunk=rows * V,
     )
     push, push_entropy = np.random.default_rng(5).normal(size=(2, N))
+    assert scores.entropy is not None
     (scores.logprobs @ torch.tensor(push) + scores.entropy @ torch.tensor(push_entropy)).backward()
 
     for name in Scores._fields:
         np.testing.assert_allclose(getattr(scores, name).detach(), getattr(formula, name), rtol=1e-10, atol=1e-12)
     for tensor, expected in zip(tensors, formula.gradients(push, push_entropy), strict=False):
-        np.testing.assert_allclose(tensor.grad, expected, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(grad_of(tensor), expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"entropy": True}, {"sum_pi_squared": True}], ids=str)
-def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs, wanted) -> None:
-    tensors = [torch.tensor(array) for array in inputs]
-    scores = score_states(*tensors, temperature=1.0, dtype=torch.float64, **wanted)
+def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, bool]) -> None:
+    states, weight, bias, ids = (torch.tensor(array) for array in inputs)
+    scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64, **wanted)
 
     assert {name for name in Scores._fields[1:] if getattr(scores, name) is not None} == set(wanted)
     np.testing.assert_allclose(scores.logprobs, Formula(*inputs, 1.0).logprobs, rtol=1e-10)
@@ -72,39 +80,40 @@ def test_two_even_tokens_have_log_prob_minus_log_two_and_entropy_log_two() -> No
     scores = score_states(
         torch.ones(1, 1), head, None, torch.tensor([1]), temperature=0.5, entropy=True, sum_pi_squared=True
     )
-    assert [float(part) for part in scores] == pytest.approx([-0.693147, 0.693147, 0.5], abs=1e-6)
+    assert [float(part) for part in scores if part is not None] == pytest.approx([-0.693147, 0.693147, 0.5], abs=1e-6)
 
 
-def test_a_frozen_head_gets_no_gradient_and_costs_none(inputs) -> None:
+def test_a_frozen_head_gets_no_gradient_and_costs_none(inputs: Inputs) -> None:
     states, weight, bias, ids = (torch.tensor(array) for array in inputs)
     states.requires_grad_()
     score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64).logprobs.sum().backward()
     assert weight.grad is None
-    np.testing.assert_allclose(states.grad, Formula(*inputs, 1.0).gradients(np.ones(N), np.zeros(N))[0], rtol=1e-9)
+    np.testing.assert_allclose(grad_of(states), Formula(*inputs, 1.0).gradients(np.ones(N), np.zeros(N))[0], rtol=1e-9)
 
 
-def test_bfloat16_products_come_out_as_float32_and_stay_near(inputs) -> None:
+def test_bfloat16_products_come_out_as_float32_and_stay_near(inputs: Inputs) -> None:
     states, weight, bias, ids = (torch.tensor(array) for array in inputs)
-    tensors = [tensor.float().requires_grad_() for tensor in (states, weight, bias)]
-    scores = score_states(*tensors, ids, temperature=1.0, dtype=torch.bfloat16, chunk=4 * V)
+    tensors = states, weight, bias = [tensor.float().requires_grad_() for tensor in (states, weight, bias)]
+    scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.bfloat16, chunk=4 * V)
     scores.logprobs.sum().backward()
 
     assert scores.logprobs.dtype == torch.float32
-    assert all(tensor.grad.dtype == torch.float32 for tensor in tensors)
+    assert all(grad_of(tensor).dtype == torch.float32 for tensor in tensors)
     np.testing.assert_allclose(scores.logprobs.detach(), Formula(*inputs, 1.0).logprobs, atol=0.1)
 
 
-def test_no_tokens_give_no_scores_and_gradients_of_zero(inputs) -> None:
-    tensors = [torch.tensor(array, requires_grad=True) for array in inputs[:3]]
+def test_no_tokens_give_no_scores_and_gradients_of_zero(inputs: Inputs) -> None:
+    tensors = states, weight, bias = [torch.tensor(array, requires_grad=True) for array in inputs[:3]]
     none = torch.zeros(0, dtype=torch.int64)
-    scores = score_states(tensors[0][:0], *tensors[1:], none, temperature=1.0, dtype=torch.float64, entropy=True)
+    scores = score_states(states[:0], weight, bias, none, temperature=1.0, dtype=torch.float64, entropy=True)
+    assert scores.entropy is not None
     (scores.logprobs.sum() + scores.entropy.sum()).backward()
 
     assert scores.logprobs.shape == scores.entropy.shape == (0,)
-    assert all(not tensor.grad.any() for tensor in tensors)
+    assert all(not grad_of(tensor).any() for tensor in tensors)
 
 
-def test_logits_of_all_tokens_exist_at_no_time(inputs) -> None:
+def test_logits_of_all_tokens_exist_at_no_time(inputs: Inputs) -> None:
     """Forward and backward: no tensor that torch hands out has more numbers than a chunk."""
     tensors = [torch.tensor(array, requires_grad=array.dtype == np.float64) for array in inputs]
     with _Largest() as largest:

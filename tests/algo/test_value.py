@@ -4,6 +4,7 @@ import torch
 
 from asyncrl.algo.value import explained_variance, value_loss
 from tests.algo.losses.padded import random_padded, slope
+from tests.algo.losses.worked import grad_of
 
 
 @pytest.mark.parametrize(
@@ -17,18 +18,20 @@ from tests.algo.losses.padded import random_padded, slope
         pytest.param(3.0, 2.0, 2.0, False, id="moved beyond the return: full push back"),
     ],
 )
-def test_a_prediction_that_has_moved_enough_is_not_pushed_on(value, loss, grad, is_clipped) -> None:
+def test_a_prediction_that_has_moved_enough_is_not_pushed_on(
+    value: float, loss: float, grad: float, is_clipped: bool
+) -> None:
     values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
     result = value_loss(values, torch.zeros(1), torch.ones(1), value_clip=0.5)
     result.losses.sum().backward()
 
     assert result.losses.item() == pytest.approx(loss)
-    assert values.grad.item() == pytest.approx(grad)
+    assert grad_of(values).item() == pytest.approx(grad)
     assert result.is_clipped.item() == is_clipped
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_values_and_gradients_match_the_masked_formula_in_float64(seed) -> None:
+def test_values_and_gradients_match_the_masked_formula_in_float64(seed: int) -> None:
     batch = random_padded(seed)
     values, old, returns = batch.logprobs, batch.old_logprobs, 2 * batch.advantages
 
@@ -42,7 +45,7 @@ def test_values_and_gradients_match_the_masked_formula_in_float64(seed) -> None:
 
     np.testing.assert_allclose(losses.detach().numpy(), formula(values)[batch.mask], rtol=1e-6, atol=1e-6)
     gradient = slope(formula, values)[batch.mask]
-    np.testing.assert_allclose(predicted.grad.numpy(), gradient, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(grad_of(predicted).numpy(), gradient, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_values_and_gradients_match_the_masked_formula_in_float64(seed) -> None:
     ],
     ids=["all of it", "all but a constant", "nothing", "worse than nothing", "most of it"],
 )
-def test_explained_variance_is_the_share_of_it_that_was_foreseen(values, share) -> None:
+def test_explained_variance_is_the_share_of_it_that_was_foreseen(values: list[float], share: float) -> None:
     returns = np.array([1.0, 3.0, 2.0])
     assert explained_variance(np.array(values), returns) == pytest.approx(share)
 

@@ -1,4 +1,4 @@
-"""What may go wrong in a cluster, and the promises that hold all the same."""
+"""Random faults in a simulated cluster, and checks that hold in spite of them."""
 
 from collections import Counter
 from itertools import chain
@@ -16,35 +16,37 @@ from tests.broker.driver import Cluster, Node, Reward, Rollout, Trainer, a_confi
 
 MAX_ACTIONS = 20_000
 MAX_DEATHS = 4
-"""More while one version is published, and the run gives up, as it should."""
+"""More deaths during the transfers of one version would end the run, as they should."""
 
 
-def age_rules(staleness: int, order: str, lag: int, on_straggler: str | None) -> dict[str, object]:
-    """What a config may say of ``order`` and ``max_staleness``, nearest to what was asked for."""
+def age_rules(staleness: int, order: str, max_staleness: int, on_straggler: str | None) -> dict[str, object]:
+    """Valid schedule settings for ``order`` and ``max_staleness``, nearest to the requested ones."""
     if on_straggler is None:
         return {"order": order}
     if on_straggler == "wait":
-        lag = max(lag, staleness)
-    elif lag >= staleness:
+        max_staleness = max(max_staleness, staleness)
+    elif max_staleness >= staleness:
         order = "completion"
-    return {"order": order, "max_staleness": lag, "on_straggler": on_straggler}
+    return {"order": order, "max_staleness": max_staleness, "on_straggler": on_straggler}
 
 
 CONFIGS = st.builds(
-    lambda groups, size, publish, staleness, every, samples, attempts, order, lag, on_straggler, filter_: a_config(
-        run={"steps": 5},
-        data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
-        schedule={
-            "groups_per_step": groups,
-            "group_size": size,
-            "steps_per_publish": publish,
-            "staleness": float(staleness),
-            "max_attempts": attempts,
-            "filter": filter_,
-            **age_rules(staleness, order, lag, on_straggler),
-        },
-        evaluation={"every_versions": every, "samples": samples, "temperature": 1.0},
-        checkpoint={"every_steps": every * publish},
+    lambda groups, size, publish, staleness, every, samples, attempts, order, max_staleness, on_straggler, filter_: (
+        a_config(
+            run={"steps": 5},
+            data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+            schedule={
+                "groups_per_step": groups,
+                "group_size": size,
+                "steps_per_publish": publish,
+                "staleness": float(staleness),
+                "max_attempts": attempts,
+                "filter": filter_,
+                **age_rules(staleness, order, max_staleness, on_straggler),
+            },
+            evaluation={"every_versions": every, "samples": samples, "temperature": 1.0},
+            checkpoint={"every_steps": every * publish},
+        )
     ),
     groups=st.integers(1, 3),
     size=st.integers(2, 3),
@@ -54,7 +56,7 @@ CONFIGS = st.builds(
     samples=st.integers(1, 3),
     attempts=st.integers(1, 3),
     order=st.sampled_from(["fifo", "completion"]),
-    lag=st.integers(0, 2),
+    max_staleness=st.integers(0, 2),
     on_straggler=st.sampled_from([None, "wait", "reissue", "train"]),
     filter_=st.sampled_from(["none", "zero_variance"]),
 )
@@ -63,14 +65,13 @@ SEEDS = st.integers(0, 2**32)
 
 
 class Chaos:
-    """Picks what happens next; now and then something that should not."""
+    """Picks the next action at random; now and then a fault."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._deaths = 0
 
     def act(self, dice: Random) -> None:
-        """One more thing happens."""
         faults = [fault for node in self._cluster.nodes.values() for fault in node.faults()]
         actions = self._cluster.actions()
         match dice.randrange(20):
@@ -84,7 +85,7 @@ class Chaos:
                 dice.choice(actions)[1]()
 
     def _replace(self, dice: Random) -> None:
-        """A node dies; another start of it says Hello, unless there is one left without it."""
+        """Kill a node and start it again; of several nodes of a role one may stay away."""
         kind = dice.choice([Rollout, Rollout, Reward, Trainer])
         alive = [node for node in self._cluster.nodes.values() if isinstance(node, kind)]
         victim = dice.choice(alive)
@@ -95,7 +96,6 @@ class Chaos:
 
 
 def restart(cluster: Cluster, node: Node) -> None:
-    """Another start of a node."""
     match node:
         case Rollout(name=name):
             cluster.start_rollout(name)
@@ -106,7 +106,7 @@ def restart(cluster: Cluster, node: Node) -> None:
 
 
 def start_all(cluster: Cluster) -> None:
-    """A trainer, and two of all others."""
+    """Start a trainer, two rollouts and two reward nodes."""
     cluster.start_trainer()
     for name in ("a", "b"):
         cluster.start_rollout(name)
@@ -114,18 +114,17 @@ def start_all(cluster: Cluster) -> None:
 
 
 def run_to_the_end(cluster: Cluster, dice: Random) -> None:
-    """Without further faults, in any order."""
+    """Act without faults, in random order, until the run is over."""
     num_actions = 0
     while not cluster.is_over:
         actions = cluster.actions()
-        assert actions, f"nothing is left to do, and the run is not finished: {cluster.scheduler.groups}"
+        assert actions, f"nothing is left to do, and the run is not finished: {cluster.scheduler.groups.train}"
         assert (num_actions := num_actions + 1) < MAX_ACTIONS
         dice.choice(actions)[1]()
         check(cluster)
 
 
 def check_promises(cluster: Cluster) -> None:
-    """What holds at the end."""
     if cluster.cause:
         assert "could not be published in 5 tries" in cluster.cause
         return
@@ -135,7 +134,7 @@ def check_promises(cluster: Cluster) -> None:
 
 
 def check(cluster: Cluster) -> None:
-    """What holds after every action."""
+    """Checks after every action."""
     config, scheduler = cluster.config, cluster.scheduler
     assert scheduler.window.num_open <= config.schedule.window
     for node in cluster.nodes.values():
@@ -144,7 +143,7 @@ def check(cluster: Cluster) -> None:
 
 
 def check_accounts(cluster: Cluster) -> None:
-    """What the ledger says at the end."""
+    """Every group and trajectory is accounted for in the ledger."""
     config = cluster.config
     by_kind: dict[type, list[Any]] = {}
     for record in cluster.records:
@@ -168,36 +167,35 @@ def check_accounts(cluster: Cluster) -> None:
 
 
 def check_training(cluster: Cluster) -> None:
-    """What the trainer saw: every trajectory of what was taken, once, none too old, and all of one beginning."""
+    """The trainer saw every trajectory of its batches once, none too old, with the reward of its own payload."""
     config, schedule = cluster.config, cluster.config.schedule
     consumed = [
-        (version_of(config, step), sample)
+        (version_of(config, step), trajectory)
         for step, batch in cluster.disk.batches.items()
-        for sample in batch.trajectories
+        for trajectory in batch.trajectories
     ]
-    units = [sample.unit for _, sample in consumed]
+    units = [trajectory.unit for _, trajectory in consumed]
     assert len(set(units)) == len(units) == config.run.steps * schedule.groups_per_step * schedule.group_size
-    staleness = [version - sample.summary.oldest_version for version, sample in consumed]
+    staleness = [version - trajectory.summary.oldest_version for version, trajectory in consumed]
     assert max(staleness) <= most_versions(config)
-    assert all(s.metrics["offset"] == s.ref.offset for _, s in consumed), "a verdict is on what it is trained with"
+    assert all(t.metrics["offset"] == t.ref.offset for _, t in consumed), "a reward belongs to the trained payload"
 
 
 def most_versions(config: Config) -> float:
-    """How stale a trajectory may be when it is trained on."""
+    """Bound on the staleness of a trained trajectory, in versions."""
     schedule = config.schedule
     by_window = ceil(schedule.staleness) if schedule.order == "fifo" else inf
-    by_lag = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
-    return min(by_window, by_lag)
+    by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
+    return min(by_window, by_bound)
 
 
 def audited(cluster: Cluster) -> Audit:
-    """What `asyncrl audit` says of it."""
     schedule = cluster.config.schedule
     return audit(cluster.records, schedule)
 
 
 def check_evaluations(cluster: Cluster) -> None:
-    """Each answer was written by the one version it is said to measure, and the last version was measured."""
+    """Each held-out completion was written by the evaluated version alone, and the last version was evaluated."""
     results = cluster.scheduler.evaluation.results
     assert results[-1].policy_version == cluster.scheduler.final_version
     assert len({result.policy_version for result in results}) == len(results)

@@ -1,21 +1,23 @@
 """
-A whole cluster around a real Scheduler, without sockets, clocks or tensors: links, a spool, a ledger, and nodes that do
-what real ones do, one action at a time. Who acts next, and what goes wrong, is the caller's choice.
+A fake cluster around a real Scheduler, without sockets, clocks or tensors: links, a spool, a ledger, and nodes that
+behave like real ones, one action at a time. The caller chooses each next action or fault.
 
     Cluster.actions() ─▶ [(name, do it), ...] ─▶ the caller picks one ─▶ check what must always hold ─▶ again
 
-A link keeps its order and loses nothing until an end dies; different links are as slow as the caller likes. What the
-spool tells the broker comes in any order, and twice if a rollout puts it again. Messages that must wait for the ledger
-leave by the action "commit".
+A link keeps its order and loses nothing until an end dies; different links are as slow as the caller likes. Reports of
+the spool arrive in any order, and twice if a rollout puts a trajectory again. Messages that must wait for the ledger
+leave with the action "commit".
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
+from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.replay import replay
-from asyncrl.broker.scheduler import Event, Outgoing, Scheduler
+from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
@@ -34,7 +36,6 @@ from asyncrl.messages import (
     Hold,
     Lease,
     Live,
-    Message,
     Offer,
     Prompt,
     Published,
@@ -62,11 +63,11 @@ N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]
 SPOOL = "spool.0"
 ROWS = 10
-"""Of the make-believe dataset."""
+"""Rows of the fake dataset."""
 
 
 def a_config(**sections: dict[str, object]) -> Config:
-    """Two groups of two trajectories a step, four steps, unless told otherwise; nothing is evaluated."""
+    """Four steps of two groups of two trajectories, without evaluation, unless ``sections`` say otherwise."""
     defaults: dict[str, dict[str, object]] = {
         "run": {"steps": 4},
         "model": {"path": "model"},
@@ -77,36 +78,32 @@ def a_config(**sections: dict[str, object]) -> Config:
 
 
 class Prompts:
-    """An endless stream of questions."""
-
     def at(self, group_id: int) -> Draw:
-        transfer_group, row = divmod(group_id, ROWS)
-        return Draw(group_id, transfer_group, row, Prompt(text=f"question {row}", answer=str(row)))
+        epoch, row = divmod(group_id, ROWS)
+        return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
 
 
 def a_scheduler(config: Config, *, num_held_out: int = 0, broker_term: int = 1) -> Scheduler:
-    """A real one, with ``Prompts`` for a dataset."""
     held_out = [Prompt(text=f"held out {i}", answer=str(i)) for i in range(num_held_out)]
     return Scheduler(config, Prompts(), held_out, broker_term)  # type: ignore[arg-type]
 
 
 def right(unit: Unit) -> float:
-    """Everything is."""
     return 1.0
 
 
 def told_apart(unit: Unit) -> float:
-    """One trajectory of a group is worse than the others; but every third group is right throughout."""
+    """Reward 0 for the first trajectory of a group and 1 for the others; all 1 in every third group."""
     return float(unit.index > 0 or is_easy(unit.group_id))
 
 
 def is_easy(group_id: int) -> bool:
-    """Does nothing tell the trajectories of this group apart?"""
+    """True if all trajectories of this group have the same reward."""
     return group_id % 3 == 0
 
 
 class Node:
-    """One end of a link to the broker. A subclass answers messages in `take` and does its work in `actions`."""
+    """A fake node. A subclass handles messages in `take` and offers its work as `actions`."""
 
     role: Role
 
@@ -118,24 +115,21 @@ class Node:
         self.outbox: deque[Message] = deque([Hello(PROTOCOL, self.role, name, self.incarnation)])
 
     def take(self, message: Message) -> None:
-        """One message from the broker."""
+        """Handle one message from the broker."""
 
     def actions(self) -> list[Action]:
-        """What it could do now."""
+        """Actions possible now."""
         return []
 
     def faults(self) -> list[Action]:
-        """What could go wrong with it now, short of its death."""
+        """Faults possible now, without its death."""
         return []
 
     def say(self, *messages: Message) -> None:
-        """To the broker."""
         self.outbox.extend(messages)
 
 
 class Transferring(Node):
-    """A node that takes part in weight transfers."""
-
     def __init__(self, name: str, incarnation: int = 0) -> None:
         super().__init__(name, incarnation)
         self.transfers: deque[Transfer] = deque()
@@ -147,7 +141,7 @@ class Transferring(Node):
         return [("break a transfer", self._break)] if self.transfers else []
 
     def transferred(self) -> Transfer:
-        """The oldest transfer in hand is done."""
+        """Complete the oldest ongoing transfer."""
         transfer = self.transfers.popleft()
         self.say(Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 100))
         return transfer
@@ -158,7 +152,7 @@ class Transferring(Node):
 
 
 class Rollout(Transferring):
-    """Samples: one action starts at a lease and is finished, failed or carried over new weights later."""
+    """Samples leased trajectories: each is finished or failed by an action, possibly after a swap."""
 
     role = "rollout"
 
@@ -172,7 +166,7 @@ class Rollout(Transferring):
         self.staged_version = -1
         self.is_held = False
         self.running: dict[Unit, tuple[int, int]] = {}
-        """Lease token and the version that wrote the first token."""
+        """Lease id, and the version that wrote the first token."""
         self.unsettled: dict[Unit, StoredItem] = {}
         self.say(Ready("plan"))
         self._offer()
@@ -222,12 +216,12 @@ class Rollout(Transferring):
         return transfer
 
     def swap(self) -> None:
-        """Decode with what is staged; what is running goes on."""
+        """Decode with the staged version; running trajectories go on."""
         self.policy_version = self.staged_version
         self.say(Live(self.policy_version, 0.01, 0.1))
 
     def finish(self, unit: Unit) -> None:
-        """The last token of a trajectory."""
+        """Finish a trajectory and put it into the spool."""
         lease_id, oldest = self.running.pop(unit)
         summary = TrajectorySummary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
         self._num_finished += 1
@@ -236,13 +230,12 @@ class Rollout(Transferring):
         self._spool.append(Stored(self.name, self.incarnation, [item]))
 
     def fail(self, unit: Unit) -> None:
-        """The engine gives up on a trajectory."""
         lease_id, _ = self.running.pop(unit)
         self.say(Failed(unit, lease_id, "rollout", "out of memory", True))
         self._give_back()
 
     def put_again(self) -> None:
-        """No `Settled` came for a while."""
+        """Put unsettled trajectories again, as after a while without `Settled`."""
         self._spool.append(Stored(self.name, self.incarnation, list(self.unsettled.values())))
 
     def _give_back(self) -> None:
@@ -254,8 +247,6 @@ class Rollout(Transferring):
 
 
 class Reward(Node):
-    """Judges."""
-
     role = "reward"
 
     def __init__(
@@ -275,17 +266,16 @@ class Reward(Node):
         return [("judge", self.judge)] if self.in_hand else []
 
     def faults(self) -> list[Action]:
-        return [("no verdict", self.fail)] if self.in_hand else []
+        return [("fail a grading", self.fail)] if self.in_hand else []
 
     def judge(self) -> None:
-        """A verdict on the oldest in hand."""
+        """Reward the oldest trajectory."""
         item = self.in_hand.popleft()
         reward = self._verdict(item.unit)
         metrics = {"correct": reward, "offset": float(item.ref.offset)}
         self._done(Scored([ScoredItem(item.unit, reward, metrics, item.lease_id)]))
 
     def fail(self) -> None:
-        """The verifier raised."""
         item = self.in_hand.popleft()
         self._done(Failed(item.unit, item.lease_id, "reward", "the verifier raised", True))
 
@@ -295,17 +285,17 @@ class Reward(Node):
 
 
 class Disk:
-    """What starts of the trainer leave to one another."""
+    """State that the trainer's incarnations share."""
 
     def __init__(self) -> None:
         self.checkpoints: list[int] = [0]
-        """Steps done in each; the first is the base model."""
+        """Steps done in each checkpoint; the first is the base model."""
         self.batches: dict[int, Batch] = {}
-        """What every step was given: never anything else."""
+        """Batch of each step, which never changes."""
 
 
 class Trainer(Transferring):
-    """Takes a batch ahead, trains, publishes; waits only for the version before the last to be live."""
+    """Takes batches one step ahead, trains and publishes; waits until the version before the last is live."""
 
     role = "trainer"
 
@@ -318,7 +308,7 @@ class Trainer(Transferring):
         self.live_version = self.policy_version - 1
         self.batches: dict[int, Batch] = {}
         self.consumed: list[tuple[int, ScoredTrajectory]] = []
-        """Version and sample of everything trained on."""
+        """Version and trajectory, for all that was trained on."""
         self.say(Ready("plan"), Publishing(self.policy_version, self.next_step))
         if self.next_step:
             self.say(Commit(self.next_step - 1, f"step_{self.next_step:06d}"))
@@ -340,9 +330,8 @@ class Trainer(Transferring):
         return [*super().actions(), *([("train", self.train)] if can_train else [])]
 
     def train(self) -> None:
-        """One step."""
         step, steps, version = self.next_step, self._config.run.steps, self.policy_version
-        self.consumed += [(version, sample) for sample in self.batches.pop(step).trajectories]
+        self.consumed += [(version, trajectory) for trajectory in self.batches.pop(step).trajectories]
         self.next_step += 1
         is_last = self.next_step == steps
         if not is_last:
@@ -358,7 +347,7 @@ class Trainer(Transferring):
 
 
 def version_of(config: Config, step: int) -> int:
-    """The newest version published when ``step`` steps are done."""
+    """Newest version published after ``step`` steps."""
     publish = config.schedule.steps_per_publish
     return -(-step // publish) if step == config.run.steps else step // publish
 
@@ -368,10 +357,10 @@ class Cluster:
     A run.
 
     Args:
-        before: The same run until its broker died: what is on disk is still there, and nobody is.
+        before: The same run until its broker died. Its disk state is kept, its nodes are gone.
 
     Attributes:
-        cause: Why the run failed; empty as long as it has not.
+        cause: Reason of the failure; empty while the run has not failed.
     """
 
     def __init__(self, config: Config, *, num_held_out: int = 0, before: "Cluster | None" = None) -> None:
@@ -394,32 +383,29 @@ class Cluster:
     # ── who is there ────────────────────────────────────────────────────────────────────────
 
     def start_rollout(self, name: str, capacity: int = 4) -> Rollout:
-        """A new process of a rollout."""
         return self._start(Rollout(name, self._count(), self.spool, capacity))
 
     def start_reward(self, name: str) -> Reward:
-        """A new process of a reward node."""
         verdict = told_apart if self.config.schedule.filter == "zero_variance" else right
         return self._start(Reward(name, self._count(), verdict=verdict))
 
     def start_trainer(self) -> Trainer:
-        """A new process of the trainer, which begins at the newest checkpoint."""
+        """Start the trainer at the newest checkpoint."""
         return self._start(Trainer("trainer", self.config, self._count(), self.disk))
 
     def kill(self, node: Node) -> None:
-        """It dies without a word, and the broker notices before it hears anything else of it."""
+        """Kill a node without a Bye; the broker notices at once."""
         del self.nodes[node.peer]
-        self._ask(lambda: self.scheduler.left(node.peer, "was killed by SIGKILL", self.now_s))
+        self._run(lambda: self.scheduler.left(node.peer, "was killed by SIGKILL", self.now_s))
 
     # ── what can happen ─────────────────────────────────────────────────────────────────────
 
     @property
     def is_over(self) -> bool:
-        """Finished or failed."""
         return bool(self.cause) or (self.scheduler.is_finished and not self.uncommitted)
 
     def actions(self) -> list[Action]:
-        """Everything that could happen next if nothing goes wrong."""
+        """All actions possible next, without faults."""
         actions: list[Action] = []
         for node in self.nodes.values():
             if node.inbox:
@@ -433,42 +419,42 @@ class Cluster:
         return actions
 
     def hear(self, node: Node) -> None:
-        """The broker takes in the next message of a node."""
+        """The broker handles the next message of a node."""
         message = node.outbox.popleft()
         match message:
             case Hello():
-                self._ask(lambda: self.scheduler.joined(node.peer, message, self.now_s))
+                self._run(lambda: self.scheduler.joined(node.peer, message, self.now_s))
             case Bye(reason=reason):
                 del self.nodes[node.peer]
-                self._ask(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
+                self._run(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
             case Stepped():
                 pass  # The shell writes a line, and the rules need not know.
             case _:
-                self._ask(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
+                self._run(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
 
     def store(self, place: int = 0) -> None:
-        """The spool tells the broker of something it stored."""
+        """The broker handles one report of the spool."""
         stored = self.spool.pop(place)
-        self._ask(lambda: self.scheduler.handle(SPOOL, stored, self.now_s))
+        self._run(lambda: self.scheduler.handle(SPOOL, stored, self.now_s))
 
     def commit(self) -> None:
-        """The ledger is on disk; what waited for that leaves."""
+        """Commit the ledger, and deliver the messages that waited for it."""
         self.records += self.uncommitted
         unsent, self.uncommitted, self.unsent = self.unsent, [], []
         for outgoing in unsent:
             self._deliver(outgoing)
 
     def tick(self, seconds: float = 0.25, silent: Collection[str] = ()) -> None:
-        """Time passes, and everybody but the peers that are ``silent`` is heard."""
+        """Let time pass, with beats of all peers but ``silent``."""
         self.now_s += seconds
         for peer in {SPOOL, *self.nodes} - set(silent):
             self.scheduler.handle(peer, Beat(), self.now_s)
-        self._ask(lambda: self.scheduler.tick(self.now_s))
+        self._run(lambda: self.scheduler.tick(self.now_s))
 
     # ── until nothing more happens ──────────────────────────────────────────────────────────
 
     def settle(self, pick: Callable[[Sequence[Action]], Action] = lambda actions: actions[0]) -> int:
-        """Act, without faults, until the run is over or nothing is left to do. Returns how many actions it took."""
+        """Act without faults until the run is over or no action is left. Returns the number of actions."""
         count = 0
         while not self.is_over and (actions := self.actions()):
             pick(actions)[1]()
@@ -476,7 +462,7 @@ class Cluster:
         return count
 
     def exchange(self) -> None:
-        """Let messages and the ledger flow until all is heard; nobody works."""
+        """Deliver messages and commit until none is left, without any other action."""
         while any(node.inbox or node.outbox for node in self.nodes.values()) or self.spool or self.uncommitted:
             for node in list(self.nodes.values()):
                 while node.outbox:
@@ -495,10 +481,10 @@ class Cluster:
         self.num_started += 1
         return self.num_started
 
-    def _ask(self, question: Callable[[], object]) -> None:
-        """As the broker's shell does: carry out what the rules decide."""
+    def _run(self, rules: Callable[[], object]) -> None:
+        """Run scheduler code and deliver its output, like `BrokerActor`."""
         try:
-            question()
+            rules()
         except RunFailed as failure:
             self.cause = self.cause or str(failure)
         outbox, records, events = self.scheduler.drain()

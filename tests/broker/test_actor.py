@@ -1,6 +1,7 @@
-"""The shell: who is let in, what is said to whom, and what is in the run directory however it ends."""
+"""Broker actor: admission of nodes, messages, and the run directory after every kind of end."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub, MemoryLink
+from asyncrl.actor.message import Message
 from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded
 from asyncrl.broker.replay import replay
 from asyncrl.config.sections import Checkpoint, Config, from_json
@@ -26,7 +28,6 @@ from asyncrl.messages import (
     Exited,
     Finished,
     Hello,
-    Message,
     Progress,
     Publishing,
     Ready,
@@ -56,7 +57,7 @@ CONFIG = a_config(
 
 
 class WatchedDirectory(RunDirectory):
-    """Says when something was appended."""
+    """Sets an event after each append."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -82,8 +83,7 @@ class House:
         self.hub = MemoryHub()
         self.ledger = Ledger(self.directory.ledger)
         self.scheduler = a_scheduler(config, num_held_out=2, broker_term=self.ledger.broker_term)
-        with LedgerReader(self.directory.ledger) as reader:
-            replay(self.scheduler, reader.records())
+        replay(self.scheduler, read_records(self.directory.ledger))
         self.broker = BrokerActor(
             config,
             self.scheduler,
@@ -97,7 +97,7 @@ class House:
         )
 
     async def joined(self, role: Role, name: str, incarnation: str = "0", *, protocol: int = PROTOCOL) -> MemoryLink:
-        """A link on which Hello was said."""
+        """Connect and say Hello."""
         link = self.hub.connect(f"{name}.{incarnation}")
         await link.send(Hello(protocol, role, name, incarnation))
         return link
@@ -108,7 +108,7 @@ class House:
         return link
 
     async def play(self, node: Node, spool: list[Stored]) -> None:
-        """A node of the driver lives until it is told to stop."""
+        """Run a fake node until it gets `Stop`."""
         link = self.hub.connect(node.peer)
         while True:
             while node.outbox:
@@ -125,13 +125,11 @@ class House:
             node.take(message)
 
     async def happened(self, kind: str) -> None:
-        """Wait until there is an event of this kind."""
         while not self.events(kind):
             self.directory.appended.clear()
             await self.directory.appended.wait()
 
     async def stepped(self, step: int) -> None:
-        """Wait until this step is done."""
         while not any(line["step"] == step for line in self.directory.read_metrics()):
             self.directory.appended.clear()
             await self.directory.appended.wait()
@@ -152,13 +150,13 @@ class House:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the clock often, and do not wait for nodes that tests do not let say Bye."""
+    """Tick fast, and do not wait for nodes that never say Bye."""
     monkeypatch.setattr(actor, "TICK_S", 0.001)
     monkeypatch.setattr(actor, "GOODBYE_S", 0.05)
 
 
 def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config = CONFIG) -> House:
-    """Run ``script`` beside the broker until it ends; the broker is then stopped, if it has not ended by itself."""
+    """Run ``script`` beside the broker, then stop the broker."""
 
     async def main() -> House:
         house = House(parent, config)
@@ -181,7 +179,7 @@ def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config
 
 
 async def ended(*links: MemoryLink) -> list[Message]:
-    """Wait for the end; what was said to each link last. Everybody then says Bye."""
+    """Wait for the end and say Bye on each link. Returns the last message to each."""
     last: list[Message] = []
     for link in links:
         while not isinstance(message := await link.receive(), Stop | Finished):
@@ -244,14 +242,14 @@ def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(t
     assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another start of it said Hello")
 
 
-def test_a_node_with_another_model_is_refused_and_told_whose_differs(tmp_path: Path) -> None:
+def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
         await trainer.send(Ready("1" * 64))
         await rollout.send(Ready("2" * 64))
         reject = await rollout.receive()
         assert reject == Reject(
-            "a has another model than t: weight plans 222222222222 and 111111111111 differ; "
+            "a has another model than t: weight layouts 222222222222 and 111111111111 differ; "
             "give both the same model.path"
         )
 
@@ -294,10 +292,9 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
     assert [e["policy_version"] for e in house.events("eval.finished")] == [0, 3]
     assert sorted(str(e["node"]) for e in house.events("node.left")) == ["a", "b", "r", "supervisor", "t"]
     assert house.events("node.lost") == []
-    with LedgerReader(house.directory.ledger) as reader:
-        counts = reader.counts()
+    counts = Counter(type(record).__name__ for record in read_records(house.directory.ledger))
     assert (counts["Admitted"], counts["Taken"], counts["Committed"], counts["VersionLive"]) == (6, 3, 3, 4)
-    assert counts["Result"] == counts["Verdict"] == 6 * 2 + 2 * 2
+    assert counts["Result"] == counts["Rewarded"] == 6 * 2 + 2 * 2
 
 
 def test_log_probs_that_differ_are_warned_of_once_in_all_lives_and_summed_up(tmp_path: Path) -> None:
@@ -323,7 +320,7 @@ def test_log_probs_that_differ_are_warned_of_once_in_all_lives_and_summed_up(tmp
     assert (house.summary.logprob_gap_mean, house.summary.logprob_gap_max) == (0.5, 2.0)
 
 
-def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
+def test_joining_and_leaving_nodes_are_in_the_ledger(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         leaver, lost = await house.welcomed("rollout", "leaver"), await house.welcomed("rollout", "lost")
         await lost.send(Ready("plan"))  # First, so that it has been silent since when time moves.
@@ -334,8 +331,8 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
 
     house = run(tmp_path, script)
 
-    with LedgerReader(house.directory.ledger) as reader:
-        happened = [(r.node, r.event, r.detail) for r in reader.records() if isinstance(r, NodeEvent)]
+    records = read_records(house.directory.ledger)
+    happened = [(r.node, r.event, r.detail) for r in records if isinstance(r, NodeEvent)]
     assert happened == [
         ("leaver", "joined", ""),
         ("lost", "joined", ""),
@@ -344,11 +341,11 @@ def test_who_came_and_went_is_in_the_ledger(tmp_path: Path) -> None:
     ]
 
 
-def test_a_verdict_goes_to_the_ledger_with_the_next_record_of_another_kind(
+def test_a_reward_goes_to_the_ledger_with_the_next_record_of_another_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor, "TICK_S", 3600)
-    verdict, dropped = Rewarded(Unit(0, 0), 1.0), Dropped(0, "failed", 0)
+    rewarded, dropped = Rewarded(Unit(0, 0), 1.0), Dropped(0, "failed", 0)
     committed: list[list[AnyRecord]] = []
 
     async def commit(_ledger: Ledger, records: list[AnyRecord]) -> None:
@@ -368,8 +365,8 @@ def test_a_verdict_goes_to_the_ledger_with_the_next_record_of_another_kind(
 
         link = await house.welcomed("reward", "r")
         await happens()
-        assert await happens(verdict) == []
-        assert await happens(dropped) == [[verdict, dropped]]
+        assert await happens(rewarded) == []
+        assert await happens(dropped) == [[rewarded, dropped]]
 
     run(tmp_path, script)
 
@@ -414,7 +411,6 @@ def test_who_cannot_leave_is_said_at_once(tmp_path: Path) -> None:
 
 
 def live(parent: Path, disk: Disk, until_step: int | None = None) -> House:
-    """Nodes run until the end; or until a step was done and the broker dies, before any checkpoint is written."""
     config = CONFIG if until_step is None else replace(CONFIG, checkpoint=Checkpoint())
 
     async def main() -> House:
@@ -439,7 +435,7 @@ def live(parent: Path, disk: Disk, until_step: int | None = None) -> House:
 
 def test_a_broker_that_died_goes_on_where_it_was_and_counts_every_step_once(tmp_path: Path) -> None:
     disk = Disk()
-    first = live(tmp_path, disk, until_step=1)  # The trainer begins anew, and repeats what was done.
+    first = live(tmp_path, disk, until_step=1)  # The trainer restarts and repeats its steps.
     before = first.directory.read_metrics()
     house = live(tmp_path, disk)
 
@@ -604,7 +600,7 @@ def test_a_broken_invariant_ends_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, script).cause == "group 3 retired twice"
 
 
-def test_who_comes_after_the_end_is_told_that_it_is_over(tmp_path: Path) -> None:
+def test_a_node_that_joins_after_the_end_is_refused(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         rollout = await house.welcomed("rollout", "a")
         house.broker.stop("the broker was told to stop")
@@ -623,18 +619,16 @@ def test_members_of_a_weight_group_find_each_other_through_the_broker(tmp_path: 
     async def script(house: House) -> None:
         early, setter = await house.welcomed("rollout", "early"), await house.welcomed("trainer", "setter")
         late = await house.welcomed("rollout", "late")
-        await early.send(StoreGet("epoch-1", "address"))
-        await setter.send(StoreSet("epoch-1", "address", b"here"))
-        await late.send(StoreGet("epoch-1", "address"))
-        value = StoreValue("epoch-1", "address", b"here")
+        await early.send(StoreGet("group-1", "address"))
+        await setter.send(StoreSet("group-1", "address", b"here"))
+        await late.send(StoreGet("group-1", "address"))
+        value = StoreValue("group-1", "address", b"here")
         assert [await early.receive(), await late.receive()] == [value, value]
 
     run(tmp_path, script)
 
 
 def test_a_disk_that_takes_no_events_ends_the_run_and_the_nodes_hear_why(tmp_path: Path) -> None:
-    """Nor does it take a summary then: the cause is in what is raised."""
-
     async def main() -> None:
         house = House(tmp_path)
         running = asyncio.create_task(house.broker.run())

@@ -1,4 +1,4 @@
-"""A broker that dies at any point and starts again forgets nothing that it promised, and invents nothing."""
+"""A broker that restarts at any point loses no durable state, and invents none."""
 
 from collections.abc import Iterable
 from random import Random
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
+from asyncrl.actor.message import Message
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.ledger.records import (
     Admitted,
@@ -35,7 +36,6 @@ from asyncrl.messages import (
     Hello,
     Lease,
     Live,
-    Message,
     Offer,
     Published,
     Publishing,
@@ -61,7 +61,7 @@ SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")
 
 
 def replayed(records: Iterable[AnyRecord], config: Config = PLAIN) -> Scheduler:
-    """The second broker of a run, after its replay, which says and records nothing."""
+    """Scheduler of the second broker of a run, after a replay without output."""
     scheduler = a_scheduler(config, num_held_out=2 if config.data.held_out else 0, broker_term=2)
     replay(scheduler, records)
     assert scheduler.drain() == ([], [], [])
@@ -72,7 +72,7 @@ def replayed(records: Iterable[AnyRecord], config: Config = PLAIN) -> Scheduler:
 
 
 def durable(scheduler: Scheduler) -> dict[str, Any]:
-    """All that must outlive the broker. Leases and gradings in hand do not."""
+    """State that must outlive the broker. Leases and ongoing gradings do not."""
 
     def seen(group: Group) -> list[Any]:
         slots = [
@@ -82,27 +82,28 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
         ]  # fmt: skip
         return [group.prompt, group.min_version, group.num_scored, slots]
 
-    window, batches, evaluation = scheduler.window, scheduler.batches, scheduler.evaluation
+    window, training, evaluation = scheduler.window, scheduler.training, scheduler.evaluation
+    batches, admission = training.batches, training.admission
     return {
-        "groups": {group_id: seen(group) for group_id, group in scheduler.groups.items()},
+        "groups": {group_id: seen(group) for group_id, group in scheduler.groups.train.items()},
         "window": (window._open, window._consumed, window.num_admitted, window.num_retired, window.peak),
         "queue": [group.group_id for group in batches],
         "complete": [group.group_id for group in batches.complete],
         "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
-        "next": (batches.next_step, scheduler.admission.next_group_id, scheduler.admission.num_needed),
-        "reached": (scheduler.committed_step, scheduler.transfers.live_version),
+        "next": (batches.next_step, admission.next_group_id, admission.num_needed),
+        "reached": (training.committed_step, scheduler.transfers.live_version),
         "measured": evaluation.results,
-        "is owed": not evaluation.is_finished,
+        "is due": not evaluation.is_finished,
     }
 
 
 def num_stored(scheduler: Scheduler) -> int:
-    """Training trajectories without a verdict."""
-    return sum(len(group.indices(State.STORED)) for group in scheduler.groups.values())
+    """Training trajectories without a reward."""
+    return sum(len(group.indices(State.STORED)) for group in scheduler.groups.train.values())
 
 
 def live_through(cluster: Cluster, dice: Random, most: int) -> None:
-    """All start; then up to ``most`` things happen, good and bad."""
+    """Start all nodes, then act up to ``most`` times, with faults."""
     start_all(cluster)
     faults = Chaos(cluster)
     for _ in range(dice.randrange(most)):
@@ -112,7 +113,7 @@ def live_through(cluster: Cluster, dice: Random, most: int) -> None:
 
 
 def send_late(cluster: Cluster) -> None:
-    """Rollouts that outlive the broker finish what is in hand, and send all that was not settled."""
+    """Rollouts that outlive the broker finish their trajectories, and put all unsettled ones again."""
     for node in cluster.nodes.values():
         if isinstance(node, Rollout):
             for unit in list(node.running):
@@ -121,8 +122,8 @@ def send_late(cluster: Cluster) -> None:
 
 
 def damage_newest_checkpoint(cluster: Cluster) -> None:
-    """The one before it, or the base model, has to do; unless that was done to the one before."""
-    if cluster.disk.checkpoints[-1] > max(cluster.scheduler.committed_step, 0):
+    """Remove the newest checkpoint, unless the one before was removed already."""
+    if cluster.disk.checkpoints[-1] > max(cluster.scheduler.training.committed_step, 0):
         cluster.disk.checkpoints.pop()
 
 
@@ -159,7 +160,7 @@ def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> Non
     again = replayed(cluster.records, config)
 
     assert durable(again) == durable(cluster.scheduler)
-    missing = [group.group_id for group in again.groups.values() if group.indices(State.MISSING)]
+    missing = [group.group_id for group in again.groups if group.indices(State.MISSING)]
     assert sorted(again.dispatcher.unleased._groups) == missing
     assert again.grading.num_waiting == num_stored(again) == num_stored(cluster.scheduler)
 
@@ -176,7 +177,7 @@ def result(group_id: int, index: int, split: str = "train") -> Result:
 
 
 def complete(*group_ids: int) -> list[AnyRecord]:
-    """Results and verdicts of groups, in the order in which the groups became complete."""
+    """Results and rewards of groups, in the order in which the groups became complete."""
     units = [(group_id, index) for group_id in group_ids for index in (0, 1)]
     return [record for unit in units for record in (result(*unit), Rewarded(Unit(*unit), 1.0, {"correct": 1.0}))]
 
@@ -186,7 +187,7 @@ STEP_0: list[AnyRecord] = [FIRST_LIVE, *admitted(0, 1, 2, 3), *complete(0, 1), T
 
 
 class Desk:
-    """A broker after its replay, and nodes that say one thing after the other."""
+    """A scheduler after its replay, with scripted nodes."""
 
     def __init__(self, *records: AnyRecord, config: Config = PLAIN) -> None:
         self.scheduler = replayed(records, config)
@@ -210,12 +211,11 @@ class Desk:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
     def published(self, version: int, next_step: int) -> None:
-        """A trainer and a rollout join, and the rollout gets the version."""
         self.join("trainer", "t", Ready("plan"), Publishing(version, next_step))
         self.join("rollout", "a", Ready("plan"), Offer(8))
         transfer = self.heard(Transfer)[-1]
         for name in ("t", "a"):
-            self.say(name, Transferred(transfer.epoch, version, 0.1, 8))
+            self.say(name, Transferred(transfer.transfer_group, version, 0.1, 8))
         self.say("a", Live(version, 0.1, 0.1))
 
 
@@ -233,18 +233,18 @@ def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled(
     ]
     scheduler = replayed(records)
 
-    groups = scheduler.groups
+    groups = scheduler.groups.train
     assert [groups[i].prompt.text for i in (0, 1, 2)] == ["question 0", "question 1", "question 2"]
     assert [groups[i].min_version for i in (0, 1, 2)] == [0, 0, 1]
     assert [groups[i].indices(State.SCORED) for i in (0, 1, 2)] == [[0, 1], [], []]
     assert [groups[i].indices(State.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
-    assert groups[0].slots[1].sample().metrics == {"correct": 1.0}
+    assert groups[0].slots[1].scored_trajectory().metrics == {"correct": 1.0}
     assert groups[2].slots[0].attempts == 2
     assert scheduler.dispatcher.unleased.first() is groups[1], "the oldest first"
     assert [slot.unit for slot in scheduler.grading.assign("r", 9)] == [Unit(1, 1)]
 
 
-def test_leases_are_given_anew_with_tokens_of_this_life() -> None:
+def test_leases_are_granted_again_with_ids_of_this_term() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0, 1), result(0, 1))
     desk.published(0, 0)
 
@@ -261,18 +261,18 @@ def test_a_late_result_of_an_earlier_life_counts_once() -> None:
     desk.say("s", Stored("a", "0", [item]), Stored("a", "0", [item]))
 
     assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3, Duplicate]
-    assert desk.scheduler.groups[0].indices(State.STORED) == [0]
+    assert desk.scheduler.groups.train[0].indices(State.STORED) == [0]
 
 
 def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() -> None:
-    """It was leased by a broker whose admission of the group never became durable."""
+    """An earlier broker leased it, but its record of the group's admission was lost."""
     desk = Desk(FIRST_LIVE, VersionLive(1, 0), *admitted(0, version=1))
     desk.join("spool", "s")
 
     desk.say("s", Stored("a", "0", [StoredItem(Unit(0, 0), 1 << 32, REF, SUMMARY)]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(0, 0)]
-    assert desk.scheduler.groups[0].indices(State.MISSING) == [0, 1]
+    assert desk.scheduler.groups.train[0].indices(State.MISSING) == [0, 1]
 
 
 def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> None:
@@ -281,7 +281,7 @@ def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> Non
 
     assert [[s.unit.group_id for s in batch.trajectories] for batch in desk.heard(Batch)] == [[0, 0, 1, 1]] * 2
     assert not [record for record in desk.records if isinstance(record, Taken)]
-    assert desk.scheduler.batches.next_step == 1
+    assert desk.scheduler.training.batches.next_step == 1
 
 
 @pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("completion", [3, 2])])
@@ -308,19 +308,20 @@ def test_a_dropped_group_does_not_come_back_and_is_made_up_for() -> None:
     desk.join("rollout", "a", Ready("plan"))
 
     assert [record.group_id for record in desk.records if isinstance(record, Admitted)] == [2]
-    assert set(desk.scheduler.groups) == {1, 2}
-    assert desk.scheduler.admission.num_needed == 0
+    assert set(desk.scheduler.groups.train) == {1, 2}
+    assert desk.scheduler.training.admission.num_needed == 0
 
 
 def test_steps_since_the_checkpoint_before_the_newest_can_be_asked_for() -> None:
     records: list[AnyRecord] = [*STEP_0, *complete(2, 3), Committed(0, "step_000001"), Taken(1, [2, 3])]
-    assert set(replayed(records).groups) == {0, 1, 2, 3}
+    assert set(replayed(records).groups.train) == {0, 1, 2, 3}
 
     again = replayed([*records, Committed(1, "step_000002")])
 
-    assert set(again.groups) == {2, 3}
-    assert again.committed_step == 1
-    assert (again.batches.taken(0), again.batches.taken(1)) == (None, [again.groups[2], again.groups[3]])
+    assert set(again.groups.train) == {2, 3}
+    assert again.training.committed_step == 1
+    assert again.training.batches.taken(0) is None
+    assert again.training.batches.taken(1) == list(again.groups.train.values())
 
 
 def test_a_checkpoint_named_again_changes_nothing() -> None:
@@ -329,14 +330,14 @@ def test_a_checkpoint_named_again_changes_nothing() -> None:
 
     assert not desk.records
     assert "checkpoint.written" not in desk.events
-    assert set(desk.scheduler.groups) == {0, 1, 2, 3}
+    assert set(desk.scheduler.groups.train) == {0, 1, 2, 3}
 
 
-# ── filtered and begun anew ─────────────────────────────────────────────────────────────────
+# ── filtered and restarted ───────────────────────────────────────────────────────────────────
 
 
 def test_a_group_whose_end_by_the_filter_was_not_written_any_more_ends_now() -> None:
-    """Its last verdict was on disk, and then the broker died."""
+    """The broker died after recording the last reward."""
     config = a_config(run={"steps": 1}, schedule={"groups_per_step": 2, "group_size": 2, "filter": "zero_variance"})
     desk = Desk(FIRST_LIVE, *admitted(0, 1), *complete(0), config=config)
 
@@ -349,17 +350,17 @@ def test_filtered_groups_are_counted_for_the_step_they_were_filtered_before() ->
     config = a_config(schedule={"groups_per_step": 2, "group_size": 2, "filter": "zero_variance"})
     scheduler = replayed([*STEP_0, Dropped(2, "zero_variance", 16), Dropped(3, "lost", 0)], config)
 
-    assert [scheduler.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [0.0, 1.0]
+    assert [scheduler.training.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [0.0, 1.0]
 
 
-def test_a_group_that_began_anew_has_what_was_sampled_since_then() -> None:
+def test_a_restarted_group_has_only_what_was_sampled_since() -> None:
     records = [FIRST_LIVE, *admitted(0), *complete(0), VersionLive(1, 1), Restarted(0, 1, [8, 8]), result(0, 1)]
     scheduler = replayed(records)
 
-    group = scheduler.groups[0]
+    group = scheduler.groups.train[0]
     assert (group.min_version, group.num_restarts, group.num_scored) == (1, 1, 0)
     assert (group.indices(State.MISSING), group.indices(State.STORED)) == ([0], [1])
-    assert scheduler.batches.complete == []
+    assert scheduler.training.batches.complete == []
     assert scheduler.window.num_open == 1
 
 
@@ -401,13 +402,13 @@ def test_what_was_measured_is_known() -> None:
 @pytest.mark.parametrize(
     "records",
     [
-        pytest.param([FIRST_LIVE], id="not begun"),
+        pytest.param([FIRST_LIVE], id="not started"),
         pytest.param([FIRST_LIVE, result(0, 0, "held_out"), Rewarded(Unit(0, 0, "held_out"), 1.0)], id="under way"),
         pytest.param([FIRST_LIVE, Measured(0, 1.0, 2), VersionLive(1, 1)], id="of the newest version"),
         pytest.param([FIRST_LIVE, VersionLive(1, 1), Measured(0, 1.0, 2)], id="ended after the next fell due"),
     ],
 )
-def test_an_evaluation_without_a_result_is_owed_again(records: list[AnyRecord]) -> None:
+def test_an_evaluation_without_a_result_is_due_again(records: list[AnyRecord]) -> None:
     assert replayed(records, HELD_OUT).evaluation.is_waiting
 
 
@@ -439,5 +440,5 @@ def test_a_record_of_what_never_was_is_refused(record: AnyRecord) -> None:
 
 def test_replay_is_for_a_fresh_scheduler() -> None:
     scheduler = replayed(STEP_0)
-    with pytest.raises(BrokenInvariant, match="before anybody joins"):
+    with pytest.raises(BrokenInvariant, match="no node may have joined"):
         replay(scheduler, STEP_0)

@@ -1,5 +1,6 @@
-"""The rules together, message by message."""
+"""The scheduler, message by message."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -20,7 +21,7 @@ from asyncrl.broker.ledger.records import (
     Taken,
     VersionLive,
 )
-from asyncrl.broker.scheduler import Event, Outgoing
+from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
@@ -46,7 +47,7 @@ from asyncrl.messages import (
     Trim,
     Unit,
 )
-from tests.broker.driver import SPOOL, Cluster, Node, Reward, Rollout, Trainer, a_config
+from tests.broker.driver import SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config
 
 T = TypeVar("T")
 
@@ -67,17 +68,16 @@ def a_cluster(config: Config | None = None, *, num_held_out: int = 0) -> Cluster
 
 
 def heard(node: Node, kind: type[T]) -> list[T]:
-    """What lies in a node's inbox."""
     return [message for message in node.inbox if isinstance(message, kind)]
 
 
 def of(cluster: Cluster, kind: type[T]) -> list[T]:
-    """Records of one kind, on disk or on their way."""
+    """Records of one kind, committed or not."""
     return [record for record in [*cluster.records, *cluster.uncommitted] if isinstance(record, kind)]
 
 
 def overheard(cluster: Cluster) -> list[Outgoing]:
-    """Grows with everything the broker says from now on."""
+    """List that grows with every message the broker sends from now on."""
     sent: list[Outgoing] = []
     scheduler, drain = cluster.scheduler, cluster.scheduler.drain
 
@@ -95,7 +95,6 @@ def events(cluster: Cluster, kind: str) -> list[Event]:
 
 
 def publish(cluster: Cluster) -> None:
-    """Everybody does their part of the transfers there are."""
     cluster.exchange()
     while any(getattr(node, "transfers", None) for node in cluster.nodes.values()):
         for node in cluster.nodes.values():
@@ -106,8 +105,8 @@ def publish(cluster: Cluster) -> None:
         cluster.exchange()
 
 
-def sample(cluster: Cluster, node: Rollout) -> None:
-    """A rollout finishes everything in hand, and it is judged."""
+def finish_all(cluster: Cluster, node: Rollout) -> None:
+    """A rollout finishes all its trajectories, and they are rewarded."""
     for unit in list(node.running):
         node.finish(unit)
     cluster.exchange()
@@ -125,7 +124,6 @@ def judge(cluster: Cluster) -> None:
 def a_published(
     config: Config | None = None, *, rollouts: int = 1, num_held_out: int = 0, capacity: int = 4
 ) -> Cluster:
-    """Version 0 is live."""
     cluster = a_cluster(config, num_held_out=num_held_out)
     for name in "abc"[:rollouts]:
         cluster.start_rollout(name, capacity)
@@ -151,7 +149,7 @@ def test_a_group_lives_from_its_lease_to_the_step_that_retires_it() -> None:
     (node,) = rollouts(cluster)
     assert set(node.running) == {Unit(0, 0), Unit(0, 1), Unit(1, 0), Unit(1, 1)}
 
-    sample(cluster, node)
+    finish_all(cluster, node)
     batch = trainer(cluster).batches[0]
     assert [(s.unit, s.reward) for s in batch.trajectories] == [(Unit(g, i), 1.0) for g in (0, 1) for i in (0, 1)]
 
@@ -192,7 +190,7 @@ def test_nobody_is_leased_anything_before_the_first_weights_are_live() -> None:
 def test_synchronous_means_nothing_is_admitted_before_the_weights_of_the_last_step_are_live() -> None:
     cluster = a_published(a_config(schedule={"staleness": 0.0}), capacity=100)
     (node,) = rollouts(cluster)
-    sample(cluster, node)
+    finish_all(cluster, node)
     trainer(cluster).train()
     cluster.exchange()
     assert len(of(cluster, Admitted)) == 2
@@ -225,7 +223,7 @@ def test_settled_batch_and_trim_and_nothing_else_wait_for_the_ledger() -> None:
     assert went == {Lease, Grade, Hold, Release, Transfer, Published, Evaluating, Evaluated}
 
 
-def test_a_trainer_hears_which_version_is_measured_and_what_came_out_also_one_that_comes_later() -> None:
+def test_a_trainer_hears_of_each_evaluation_and_its_result_even_if_it_joins_later() -> None:
     cluster = a_published(HELD_OUT, num_held_out=2)
     sent = overheard(cluster)
     cluster.settle()
@@ -237,7 +235,7 @@ def test_a_trainer_hears_which_version_is_measured_and_what_came_out_also_one_th
         return [one.message for one in sent if one.peer == peer and isinstance(one.message, Evaluating | Evaluated)]
 
     results = cluster.scheduler.evaluation.results
-    assert said(first.peer) == [results[0], Evaluating(4), results[1]], "version 0 was begun before we listened"
+    assert said(first.peer) == [results[0], Evaluating(4), results[1]], "version 0 was started before"
     assert said(later.peer) == results
 
 
@@ -257,7 +255,7 @@ def test_a_result_is_settled_with_its_record() -> None:
 
 def test_a_batch_asked_for_twice_is_the_same_batch_and_is_taken_once() -> None:
     cluster = a_published()
-    sample(cluster, rollouts(cluster)[0])
+    finish_all(cluster, rollouts(cluster)[0])
     first = trainer(cluster).batches.pop(0)
 
     trainer(cluster).say(Take(0))
@@ -282,10 +280,10 @@ def test_after_a_loss_only_the_missing_indices_are_leased_again_and_before_fresh
     assert [(r.unit, r.cause) for r in of(cluster, Reissued)] == [
         (unit, "node_lost") for unit in (Unit(0, 0), Unit(2, 0), Unit(2, 1))
     ]
-    sample(cluster, b)
+    finish_all(cluster, b)
 
     assert list(b.running) == [Unit(0, 0), Unit(2, 0), Unit(2, 1)], "the oldest first, then the window is full"
-    sample(cluster, b)
+    finish_all(cluster, b)
     assert [s.unit for s in trainer(cluster).batches[0].trajectories] == [Unit(g, i) for g in (0, 1) for i in (0, 1)]
 
 
@@ -308,7 +306,7 @@ def test_a_late_result_of_a_lost_lease_counts_and_the_second_one_is_a_settled_du
     assert not b.unsettled, "a duplicate is settled too"
 
 
-def test_a_late_result_of_what_is_still_to_be_leased_again_is_not_leased_again() -> None:
+def test_a_unit_whose_late_result_arrives_in_time_is_not_leased_again() -> None:
     cluster = a_published(capacity=2)
     (a,) = rollouts(cluster)
     for unit in (Unit(0, 0), Unit(0, 1)):
@@ -335,7 +333,7 @@ def test_an_overdue_lease_is_given_to_somebody_else() -> None:
 
     assert [event.fields["node"] for event in events(cluster, "lease.expired")] == [a.peer]
     assert {r.unit for r in of(cluster, Reissued) if r.cause == "expired"} == held
-    sample(cluster, b)
+    finish_all(cluster, b)
     assert set(b.running) == held
 
 
@@ -402,7 +400,7 @@ def test_another_start_of_a_node_ends_the_one_before() -> None:
     assert len(cluster.scheduler.dispatcher.leases) == 2
 
 
-def test_a_lost_reward_node_loses_no_verdicts() -> None:
+def test_a_lost_reward_node_loses_no_rewards() -> None:
     cluster = a_published()
     for unit in list(rollouts(cluster)[0].running):
         rollouts(cluster)[0].finish(unit)
@@ -421,7 +419,7 @@ def test_a_draining_node_gets_no_more_leases() -> None:
     cluster = a_published(capacity=2)
     (node,) = rollouts(cluster)
     node.say(Draining())
-    sample(cluster, node)
+    finish_all(cluster, node)
 
     assert not node.running
 
@@ -429,7 +427,7 @@ def test_a_draining_node_gets_no_more_leases() -> None:
 # ── failure ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failed_generation_is_tried_again_and_after_the_last_attempt_its_group_is_made_up_for() -> None:
+def test_a_failed_generation_is_retried_and_after_the_last_attempt_its_group_is_replaced() -> None:
     cluster = a_published(a_config(schedule={"max_attempts": 2, "staleness": 0.0}), capacity=4)
     (node,) = rollouts(cluster)
     node.fail(Unit(0, 1))
@@ -444,7 +442,7 @@ def test_a_failed_generation_is_tried_again_and_after_the_last_attempt_its_group
     assert [(r.group_id, r.reason) for r in of(cluster, Dropped)] == [(0, "rollout: out of memory")]
     assert set(node.running) == {Unit(g, i) for g in (1, 2) for i in (0, 1)}, "the other index was cancelled"
     assert [r.group_id for r in of(cluster, Admitted)] == [0, 1, 2]
-    sample(cluster, node)
+    finish_all(cluster, node)
     assert {s.unit.group_id for s in trainer(cluster).batches[0].trajectories} == {1, 2}
 
 
@@ -465,7 +463,7 @@ def test_what_cannot_be_retried_is_given_up_at_once() -> None:
     ("is_filtered", "reason"), [(True, "overlong_prompt"), (False, "rollout: the prompt has 900 tokens")]
 )
 def test_a_prompt_that_is_too_long_makes_room_for_exactly_one_other(is_filtered: bool, reason: str) -> None:
-    """Both of its indices fail, and it is dropped once; either way a dead letter tells which row it was."""
+    """Both indices fail and the group is dropped once; the dead letter names its row in either case."""
     cluster = a_published(a_config(data={"train": "train.jsonl", "filter_overlong_prompts": is_filtered}))
     (node,) = rollouts(cluster)
     admitted = len(of(cluster, Admitted))
@@ -496,7 +494,7 @@ def test_a_group_that_becomes_complete_forgives_the_drops_before_it() -> None:
         if node.running:
             node.fail(max(node.running))
             cluster.exchange()
-        sample(cluster, node)
+        finish_all(cluster, node)
         while trainer(cluster).next_step in trainer(cluster).batches:
             trainer(cluster).train()
             publish(cluster)
@@ -512,7 +510,7 @@ def test_a_failure_of_a_lease_that_is_no_more_counts_for_nothing() -> None:
     assert not of(cluster, FailedAttempt)
 
 
-def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
+def test_a_failed_grading_is_repeated_and_never_counts_as_zero() -> None:
     cluster = a_published(a_config(schedule={"max_attempts": 2}))
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
     for unit in list(rollouts(cluster)[0].running):
@@ -537,9 +535,9 @@ def test_a_missing_verdict_is_asked_for_again_and_never_is_a_zero() -> None:
     assert failed.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
 
 
-def test_a_verdict_that_comes_twice_counts_once() -> None:
+def test_a_reward_that_comes_twice_counts_once() -> None:
     cluster = a_published()
-    sample(cluster, rollouts(cluster)[0])
+    finish_all(cluster, rollouts(cluster)[0])
     before = len(of(cluster, Rewarded))
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
 
@@ -606,11 +604,11 @@ def test_a_joiner_that_can_never_receive_is_lost_and_the_run_goes_on() -> None:
 
 def test_a_run_whose_trainer_leaves_waits_and_the_next_one_goes_on_with_the_same_batches() -> None:
     cluster = a_published(a_config(checkpoint={"every_steps": 1}), capacity=8)
-    sample(cluster, rollouts(cluster)[0])
+    finish_all(cluster, rollouts(cluster)[0])
     first = trainer(cluster)
     first.train()
     publish(cluster)
-    sample(cluster, rollouts(cluster)[0])
+    finish_all(cluster, rollouts(cluster)[0])
     expected = first.batches[1]
     first.say(Bye("OutOfMemoryError: 3 GiB missing"))
     cluster.exchange()
@@ -652,7 +650,7 @@ def test_a_trainer_on_its_way_back_to_the_live_version_is_answered_at_once() -> 
     cluster = a_published(a_config(checkpoint={"every_steps": 0}), capacity=8)
     (node,) = rollouts(cluster)
     while trainer(cluster).policy_version < 2:
-        sample(cluster, node)
+        finish_all(cluster, node)
         trainer(cluster).train()
         publish(cluster)
     cluster.kill(trainer(cluster))
@@ -675,7 +673,7 @@ def test_a_trainer_on_its_way_back_to_the_live_version_is_answered_at_once() -> 
 
 def test_a_trainer_that_begins_before_the_last_two_checkpoints_ends_the_run_with_the_reason() -> None:
     cluster = a_published(a_config(run={"steps": 3}, checkpoint={"every_steps": 1}))
-    cluster.settle(lambda actions: actions[0 if cluster.scheduler.committed_step < 1 else -1])
+    cluster.settle(lambda actions: actions[0 if cluster.scheduler.training.committed_step < 1 else -1])
     cluster.kill(trainer(cluster))
     cluster.disk.checkpoints[:] = [0]
     cluster.start_trainer()
@@ -702,17 +700,17 @@ def test_what_the_checkpoint_before_the_newest_contains_is_forgotten_and_its_pay
     cluster.settle()
 
     kept = {record.group_id for record in of(cluster, Admitted)} - set(range(6))
-    assert set(cluster.scheduler.groups) == kept, "of the steps since the checkpoint before the newest"
-    assert [step for step in range(4) if cluster.scheduler.batches.taken(step)] == [3]
+    assert set(cluster.scheduler.groups.train) == kept, "of the steps since the checkpoint before the newest"
+    assert [step for step in range(4) if cluster.scheduler.training.batches.taken(step)] == [3]
     assert {outgoing.peer for outgoing in sent if isinstance(outgoing.message, Trim)} == {SPOOL}
 
 
-def test_payloads_that_a_verdict_still_needs_stay() -> None:
+def test_payloads_still_to_be_graded_stay() -> None:
     cluster = a_published(HELD_OUT, num_held_out=1, capacity=8)
     (node,) = rollouts(cluster)
     (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
     sent = overheard(cluster)
-    while cluster.scheduler.committed_step < 1:
+    while cluster.scheduler.training.committed_step < 1:
         for unit in sorted(node.running, key=lambda unit: unit.split):
             node.finish(unit)
         for stored in cluster.spool:
@@ -741,14 +739,14 @@ def test_an_evaluation_holds_one_node_at_its_version_and_releases_it() -> None:
     assert asked == [Unit(0, 0, "held_out"), Unit(1, 0, "held_out")]
 
     while a.is_held:
-        sample(cluster, a)
+        finish_all(cluster, a)
 
     (finished,) = events(cluster, "eval.finished")
     assert (finished.fields["policy_version"], finished.fields["accuracy"]) == (0, 1.0)
     assert cluster.scheduler.evaluation.is_finished
 
 
-def test_held_out_prompts_are_asked_greedily_and_with_their_own_length() -> None:
+def test_held_out_prompts_are_sampled_greedily_and_with_their_own_length() -> None:
     cluster = a_cluster(HELD_OUT, num_held_out=1)
     cluster.start_trainer()
     node = cluster.start_rollout("a")
@@ -773,7 +771,7 @@ def test_a_held_out_prompt_is_leased_as_often_as_there_are_samples_within_the_cr
     assert {result.num_prompts for result in cluster.scheduler.evaluation.results} == {2}
 
 
-def test_a_held_out_sample_without_a_verdict_leaves_the_others_of_its_prompt() -> None:
+def test_a_held_out_completion_without_a_reward_leaves_the_others_of_its_prompt() -> None:
     config = a_config(
         data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
         evaluation={"every_versions": 0, "samples": 3, "temperature": 1.0, "at_end": False},
@@ -799,7 +797,7 @@ def test_weights_go_live_while_a_node_is_held() -> None:
     while not trainer(cluster).batches:
         for unit in [unit for unit in a.running if unit.split == "train"]:
             a.finish(unit)
-        sample(cluster, b)
+        finish_all(cluster, b)
     trainer(cluster).train()
     publish(cluster)
 
@@ -810,7 +808,7 @@ def test_weights_go_live_while_a_node_is_held() -> None:
     assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2 + 2]
 
 
-def test_an_evaluation_whose_node_is_lost_starts_anew_on_another() -> None:
+def test_an_evaluation_whose_node_is_lost_restarts_on_another() -> None:
     cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
     a, b = rollouts(cluster)
     a.finish(Unit(0, 0, "held_out"))
@@ -849,7 +847,7 @@ def test_a_node_that_received_a_version_which_then_broke_for_others_is_not_held_
     live = b.outbox.pop()  # on its way for long
     cluster.exchange()
 
-    cluster.kill(a)  # its transfer breaks, and the evaluation it had in hand is due again
+    cluster.kill(a)  # its transfer breaks, and its evaluation is due again
 
     assert not heard(b, Hold)
     b.say(live)
@@ -869,10 +867,10 @@ def test_a_draining_node_is_not_held() -> None:
 
 def test_a_run_is_finished_only_with_its_last_evaluation() -> None:
     cluster = a_published(HELD_OUT, num_held_out=2)
-    unfinished = []
+    unfinished: list[int] = []
 
-    def pick(actions):  # type: ignore[no-untyped-def]
-        if cluster.scheduler.committed_step == 3 and not cluster.scheduler.is_finished:
+    def pick(actions: Sequence[Action]) -> Action:
+        if cluster.scheduler.training.committed_step == 3 and not cluster.scheduler.is_finished:
             unfinished.append(cluster.scheduler.transfers.live_version)
         return actions[0]
 
@@ -897,7 +895,7 @@ def waiting(cluster: Cluster) -> list[tuple[str, str]]:
         ("trainer", "1 rollouts without weights wait"),
     ],
 )
-def test_work_nobody_does_is_said_once_after_a_minute(role: str, work: str) -> None:
+def test_work_without_a_node_is_reported_once_after_a_minute(role: str, work: str) -> None:
     cluster = a_cluster()
     if role != "trainer":
         cluster.start_trainer()
@@ -935,13 +933,13 @@ def test_a_run_that_goes_on_waits_for_nobody() -> None:
     assert waiting(cluster) == []
 
 
-def test_what_is_the_shells_to_handle_is_a_bug_here() -> None:
+def test_messages_for_the_broker_actor_are_refused() -> None:
     cluster = a_published()
-    with pytest.raises(BrokenInvariant, match="Bye is the shell's"):
+    with pytest.raises(BrokenInvariant, match="Bye is for BrokerActor"):
         cluster.scheduler.handle(rollouts(cluster)[0].peer, Bye("done"), 0.0)
 
 
-def test_strangers_are_not_listened_to() -> None:
+def test_messages_of_unknown_peers_are_ignored() -> None:
     cluster = a_published()
     before = len(of(cluster, Result))
     rollouts(cluster)[0].finish(Unit(0, 0))

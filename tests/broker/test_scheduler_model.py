@@ -1,8 +1,8 @@
 """
-Whatever happens in whatever order: the promises hold at every step, and the run ends when the faults do.
+Model-based test: the invariants hold after every action, in any order of events, and the run ends once faults stop.
 
-A state machine of the broker's rules: things go on, nodes die, time passes, the broker itself dies and reads its ledger
-again. Where a promise breaks, Hypothesis gives the shortest story that breaks it.
+Hypothesis drives a cluster: actions, faults, deaths of nodes, passing time, restarts of the broker. It reports the
+shortest sequence of events that breaks an invariant.
 """
 
 from random import Random
@@ -17,12 +17,10 @@ from tests.broker.driver import Cluster
 
 NUM_HELD_OUT = 2
 PLACES = st.integers(0, 1 << 16)
-"""Which of the things there are; taken modulo how many there are."""
+"""Index into a list of choices, modulo its length."""
 
 
 class BrokerModel(RuleBasedStateMachine):
-    """A cluster whose story Hypothesis writes."""
-
     cluster: Cluster
     num_deaths = 0
 

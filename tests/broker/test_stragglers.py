@@ -1,6 +1,4 @@
-"""
-What max_staleness promises, whatever happens in whatever order, in each mode; and how old groups end.
-"""
+"""Guarantees of each ``on_straggler`` mode under random faults, and the handling of groups that are too old."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,11 +30,11 @@ STALENESS = st.sampled_from([0.0, 0.4, 1.0, 1.5, 2.0])
 
 
 def configs(on_straggler: str, order: str = "completion") -> st.SearchStrategy[Config]:
-    """Any that allow this mode: under ``wait`` the lag has to be at least the staleness."""
+    """Configs that allow this mode: ``wait`` needs a ``max_staleness`` of at least ``staleness``."""
 
-    def made(groups: int, publish: int, staleness: float, lag: int) -> Config:
+    def made(groups: int, publish: int, staleness: float, extra: int) -> Config:
         least = ceil(staleness) if on_straggler == "wait" else 0
-        never_late = order == "fifo" and int((1 + staleness) * groups * publish) <= (lag + 1) * groups * publish
+        never_late = order == "fifo" and int((1 + staleness) * groups * publish) <= (extra + 1) * groups * publish
         return a_config(
             run={"steps": 6},
             schedule={
@@ -45,7 +43,7 @@ def configs(on_straggler: str, order: str = "completion") -> st.SearchStrategy[C
                 "steps_per_publish": publish,
                 "staleness": staleness,
                 "order": order,
-                "max_staleness": least + lag,
+                "max_staleness": least + extra,
                 "on_straggler": "wait" if never_late else on_straggler,
             },
         )
@@ -54,19 +52,18 @@ def configs(on_straggler: str, order: str = "completion") -> st.SearchStrategy[C
 
 
 def is_slow(name: str) -> bool:
-    """Is it the end of one of every third group? They finish last."""
+    """True for finishing a trajectory of every third group: these groups are slow."""
     _, is_finish, unit = name.partition("finish Unit(group_id=")
     return bool(is_finish) and int(unit.partition(",")[0]) % 3 == 0
 
 
 def others_first(actions: Sequence[Action], dice: Random) -> Action:
-    """What can be done without the slow ones is done before, mostly."""
+    """Choose an action, mostly one that is not slow."""
     fast = [action for action in actions if not is_slow(action[0])]
     return dice.choice(fast if fast and dice.random() < 0.97 else actions)
 
 
 def lived_through(config: Config, num_chaotic: int, seed: int) -> Cluster:
-    """A whole run, with faults at first."""
     dice, cluster = Random(seed), Cluster(config)
     start_all(cluster)
     faults = Chaos(cluster)
@@ -77,7 +74,7 @@ def lived_through(config: Config, num_chaotic: int, seed: int) -> Cluster:
     num_actions = 0
     while not cluster.is_over:
         actions = cluster.actions()
-        assert actions, f"nothing is left to do, and the run is not finished: {cluster.scheduler.groups}"
+        assert actions, f"nothing is left to do, and the run is not finished: {cluster.scheduler.groups.train}"
         assert (num_actions := num_actions + 1) < MAX_ACTIONS
         others_first(actions, dice)[1]()
         check(cluster)
@@ -91,16 +88,16 @@ def of(cluster: Cluster, kind: type[Any]) -> list[Any]:
     return [record for record in [*cluster.records, *cluster.uncommitted] if isinstance(record, kind)]
 
 
-def lags(cluster: Cluster) -> list[int]:
-    """The trainer's version minus the one each group was last begun at: a bound of what its tokens have."""
-    publish, begun = cluster.config.schedule.steps_per_publish, {}
+def stalenesses(cluster: Cluster) -> list[int]:
+    """The trainer's version minus each group's ``min_version``: an upper bound on the staleness of its tokens."""
+    publish, min_versions = cluster.config.schedule.steps_per_publish, {}
     found = []
     for record in cluster.records:
         match record:
             case Admitted() | Restarted():
-                begun[record.group_id] = record.policy_version
+                min_versions[record.group_id] = record.policy_version
             case Taken(step=step, group_ids=group_ids):
-                found += [step // publish - begun[group_id] for group_id in group_ids]
+                found += [step // publish - min_versions[group_id] for group_id in group_ids]
     return found
 
 
@@ -109,24 +106,24 @@ def lags(cluster: Cluster) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(config=configs("wait"), num_chaotic=LENGTHS, seed=SEEDS)
-def test_wait_keeps_max_lag(config: Config, num_chaotic: int, seed: int) -> None:
+def test_wait_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)
     if cluster.cause:
         return
-    event(f"oldest {max(lags(cluster))} of {config.schedule.max_staleness}")
-    assert max(lags(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
+    event(f"oldest {max(stalenesses(cluster))} of {config.schedule.max_staleness}")
+    assert max(stalenesses(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
     assert not of(cluster, Restarted), "nothing is thrown away for its age"
 
 
 @settings(max_examples=200, deadline=None)
 @given(config=configs("reissue") | configs("reissue", "fifo"), num_chaotic=LENGTHS, seed=SEEDS)
-def test_reissue_keeps_max_lag(config: Config, num_chaotic: int, seed: int) -> None:
+def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)
     if cluster.cause:
         return
     restarts = of(cluster, Restarted)
-    event(f"begun anew: {'some' if restarts else 'none'}")
-    assert max(lags(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
+    event(f"restarted: {'some' if restarts else 'none'}")
+    assert max(stalenesses(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
     results = Counter(r.unit.group_id for r in of(cluster, Result))
     thrown_away: Counter[int] = Counter()
     for restart in restarts:
@@ -139,7 +136,7 @@ def test_reissue_keeps_max_lag(config: Config, num_chaotic: int, seed: int) -> N
 
 @settings(max_examples=200, deadline=None)
 @given(config=configs("train"), num_chaotic=LENGTHS, seed=SEEDS)
-def test_train_counts_what_is_over_max_lag(config: Config, num_chaotic: int, seed: int) -> None:
+def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)
     if cluster.cause:
         return
@@ -153,7 +150,7 @@ def test_train_counts_what_is_over_max_lag(config: Config, num_chaotic: int, see
     event(f"over max_staleness: {'some' if any(over.values()) else 'none'}")
     assert audited(cluster).over_max_staleness == sum(over.values())
     assert not of(cluster, Restarted)
-    for step, groups in cluster.scheduler.batches._taken.items():
+    for step, groups in cluster.scheduler.training.batches._taken.items():
         line = step_report.line(Stepped(step, version_of(config, step), {}), groups, 0.0, 0.0, most)
         assert line["over_max_staleness"] * len(batches[step]) == over[step]
 
@@ -162,7 +159,7 @@ def test_train_counts_what_is_over_max_lag(config: Config, num_chaotic: int, see
 
 
 def a_race(**schedule: object) -> Cluster:
-    """One group a step, two in the window, first come first trained; version 0 is live and both are leased."""
+    """One group per step, two in the window, in completion order; version 0 is live and both are leased."""
     rules: dict[str, object] = {"groups_per_step": 1, "group_size": 2, "order": "completion", **schedule}
     cluster = Cluster(a_config(run={"steps": 3}, schedule=rules))
     cluster.start_rollout("a", capacity=8)
@@ -186,7 +183,6 @@ def trainer(cluster: Cluster) -> Trainer:
 
 
 def publish(cluster: Cluster) -> None:
-    """Everybody does their part of the transfer there is."""
     cluster.exchange()
     for node in (trainer(cluster), rollout(cluster)):
         while node.transfers:
@@ -198,7 +194,7 @@ def publish(cluster: Cluster) -> None:
 
 
 def finish(cluster: Cluster, *group_ids: int) -> None:
-    """These are sampled and judged."""
+    """Sample and reward these groups."""
     for unit in [unit for unit in rollout(cluster).running if unit.group_id in group_ids]:
         rollout(cluster).finish(unit)
     cluster.exchange()
@@ -208,7 +204,7 @@ def finish(cluster: Cluster, *group_ids: int) -> None:
 
 
 def train(cluster: Cluster) -> list[int]:
-    """One step, its version live. Returns the groups it took."""
+    """Train one step, and make its version live. Returns the groups of the step."""
     step = trainer(cluster).next_step
     taken = sorted({sample.unit.group_id for sample in trainer(cluster).batches[step].trajectories})
     trainer(cluster).train()
@@ -229,7 +225,7 @@ def test_a_step_waits_for_the_group_that_would_be_too_old_for_the_next_one() -> 
     assert train(cluster) == [2]
 
 
-def test_without_max_lag_the_first_complete_go_first_however_old_the_others_get() -> None:
+def test_without_max_staleness_the_first_complete_go_first_however_old_the_others_get() -> None:
     cluster = a_race()
     finish(cluster, 1)
     assert train(cluster) == [1]
@@ -238,11 +234,11 @@ def test_without_max_lag_the_first_complete_go_first_however_old_the_others_get(
     assert train(cluster) == [2]
 
 
-# ── sampling anew ───────────────────────────────────────────────────────────────────────────
+# ── restarting ──────────────────────────────────────────────────────────────────────────────
 
 
 def a_restart() -> Cluster:
-    """Group 1 was faster; of group 0 one trajectory is judged when version 1 goes live, and it begins anew."""
+    """Group 1 is trained first; group 0 has one reward when version 1 goes live, and restarts."""
     cluster = a_race(max_staleness=0, on_straggler="reissue")
     rollout(cluster).finish(Unit(0, 0))
     finish(cluster, 1)
@@ -250,7 +246,7 @@ def a_restart() -> Cluster:
     return cluster
 
 
-def test_a_group_that_is_too_old_begins_anew_with_the_live_version() -> None:
+def test_a_group_that_is_too_old_restarts_with_the_live_version() -> None:
     cluster = a_restart()
     before = rollout(cluster).running[Unit(0, 1)]
 
@@ -286,7 +282,7 @@ def test_its_leases_are_cancelled_and_their_credits_given_back() -> None:
     assert known.credits == 8 - len(node.running) - len(node.unsettled)
 
 
-def test_what_was_finished_before_and_is_told_after_is_not_kept() -> None:
+def test_a_result_finished_before_a_restart_and_reported_after_it_is_not_kept() -> None:
     cluster = a_restart()
     rollout(cluster).finish(Unit(0, 1))
     late = cluster.spool.pop()
@@ -302,7 +298,7 @@ def test_what_was_finished_before_and_is_told_after_is_not_kept() -> None:
     assert {s.summary.oldest_version for s in trainer(cluster).batches[1].trajectories} == {1}
 
 
-def test_what_is_said_of_an_older_lease_leaves_a_new_one_alone() -> None:
+def test_a_report_on_an_older_lease_leaves_a_new_one_alone() -> None:
     cluster = a_restart()
     rollout(cluster).finish(Unit(0, 1))
     late = cluster.spool.pop()
@@ -324,7 +320,7 @@ def test_what_is_said_of_an_older_lease_leaves_a_new_one_alone() -> None:
     assert {Unit(0, 0), Unit(0, 1)} <= set(rollout(cluster).running)
 
 
-def test_a_verdict_on_what_was_thrown_away_is_not_one_on_what_came_after() -> None:
+def test_a_reward_of_a_discarded_trajectory_is_not_given_to_the_next_one() -> None:
     cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 1)
     rollout(cluster).finish(Unit(0, 0))
@@ -346,7 +342,7 @@ def test_a_verdict_on_what_was_thrown_away_is_not_one_on_what_came_after() -> No
     assert verdict.num_restarts == 1
 
 
-def test_a_failed_verdict_on_what_was_thrown_away_is_no_attempt_on_what_came_after() -> None:
+def test_a_failed_grading_of_a_discarded_trajectory_is_no_attempt_of_the_next_one() -> None:
     cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 1)
     rollout(cluster).finish(Unit(0, 0))
@@ -358,10 +354,10 @@ def test_a_failed_verdict_on_what_was_thrown_away_is_no_attempt_on_what_came_aft
     judge_of(cluster).fail()
     cluster.exchange()
 
-    assert cluster.scheduler.groups[0].slots[0].attempts == 0
+    assert cluster.scheduler.groups.train[0].slots[0].attempts == 0
 
 
-def test_complete_groups_too_old_begin_anew_like_any_other_and_no_step_takes_them_meanwhile() -> None:
+def test_complete_groups_too_old_restart_like_any_other_and_no_step_takes_them_meanwhile() -> None:
     cluster = a_race(max_staleness=0, on_straggler="reissue")
     finish(cluster, 0, 1)
     trainer(cluster).train()
@@ -374,7 +370,7 @@ def test_complete_groups_too_old_begin_anew_like_any_other_and_no_step_takes_the
     assert of(cluster, Restarted) == [Restarted(1, 1, [8, 8])]
 
 
-def test_a_broker_that_starts_again_knows_which_have_begun_anew() -> None:
+def test_a_broker_that_starts_again_knows_which_have_restarted() -> None:
     cluster = a_restart()
     train(cluster)
     finish(cluster, 0)
@@ -382,19 +378,18 @@ def test_a_broker_that_starts_again_knows_which_have_begun_anew() -> None:
 
     again = Cluster(cluster.config, before=cluster).scheduler
 
-    for group_id, group in cluster.scheduler.groups.items():
-        known = again.groups[group_id]
+    for group_id, group in cluster.scheduler.groups.train.items():
+        known = again.groups.train[group_id]
         assert (known.min_version, known.num_restarts, known.num_scored) == (
             group.min_version, group.num_restarts, group.num_scored
         )  # fmt: skip
-    assert again.groups[0].num_restarts == 1
+    assert again.groups.train[0].num_restarts == 1
 
 
 # ── over-sampling ───────────────────────────────────────────────────────────────────────────
 
 
 def oversampled(**schedule: object) -> Cluster:
-    """Four groups for a step of two."""
     rules: dict[str, object] = {
         "groups_per_step": 2, "group_size": 2, "staleness": 1.0, "order": "completion", **schedule
     }  # fmt: skip
@@ -421,7 +416,7 @@ def test_over_sampling_trains_on_the_first_complete_groups_and_the_others_go_on(
     assert train(cluster) == [0, 4]
 
 
-def test_on_policy_over_sampling_trains_on_the_first_complete_groups_and_the_others_begin_anew() -> None:
+def test_on_policy_over_sampling_trains_on_the_first_complete_groups_and_the_others_restart() -> None:
     cluster = oversampled(max_staleness=0, on_straggler="reissue")
 
     assert train(cluster) == [1, 3]

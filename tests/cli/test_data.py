@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from asyncrl.cli.data import prepare
 from asyncrl.cli.main import main
 from asyncrl.data.table import open_rows
 
@@ -40,7 +41,6 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_kinds_are_these():
-    prepare = main.commands["data"].commands["prepare"]
     assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl"}
 
 

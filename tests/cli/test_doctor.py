@@ -6,7 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from asyncrl.cli.doctor import show, to_json
+from asyncrl.cli.doctor import show, to_plain
+from asyncrl.cli.terminal import to_json
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 
 FOUND = Diagnosis(
@@ -30,14 +31,14 @@ problem  torch sees no cuda device: install another
 """
 
 
-def test_the_table_is_aligned_and_problems_come_last_in_a_sentence_each() -> None:
+def test_the_table_is_aligned_and_ends_with_one_sentence_per_problem() -> None:
     out = StringIO()
     show(Console(file=out, width=40), FOUND)
     assert out.getvalue() == TABLE
 
 
-def test_json_says_the_same() -> None:
-    said = json.loads(to_json(FOUND))
+def test_json_has_the_same_content() -> None:
+    said = json.loads(to_json(to_plain(FOUND)))
     assert said["is_fit"] is False
     assert said["problems"] == ["torch sees no cuda device: install another"]
     assert [line["state"] for line in said["lines"]] == ["good", "absent", "bad"]
@@ -48,7 +49,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_here_two_processes_move_bytes_over_gloo_and_a_trainer_could_run() -> None:
+def test_doctor_checks_gloo_between_two_processes_and_finds_a_trainer_can_run() -> None:
     done = doctor("--role", "trainer", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line["name"]: line for line in json.loads(done.stdout)["lines"]}
@@ -58,5 +59,5 @@ def test_here_two_processes_move_bytes_over_gloo_and_a_trainer_could_run() -> No
 
 
 @pytest.mark.parametrize("arguments", [("--npu", "--role", "trainer"), ("--role", "cook")])
-def test_what_cannot_be_asked_is_refused(arguments: tuple[str, ...]) -> None:
+def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert doctor(*arguments).returncode == 2

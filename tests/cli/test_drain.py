@@ -1,18 +1,20 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from asyncrl.actor.message import Message
 from asyncrl.actor.zmq_link import ZmqHub
 from asyncrl.cli.drain import broker_of, drain
 from asyncrl.errors import ConfigError, LinkError, RunFailed
-from asyncrl.messages import Beat, Bye, Drain, Drained, Finished, Hello, Message, Welcome
+from asyncrl.messages import CODEC, Beat, Bye, Drain, Drained, Finished, Hello, Welcome
 
 WELCOME = Welcome(broker_term=1, run_dir="/runs/x", config=b"{}", spool="tcp://127.0.0.1:9", beat_s=60.0)
 
 
 async def asked(*answers: Message, wait_s: float = 5.0) -> list[Message]:
-    """`asyncrl drain` before a broker that answers so; what it heard."""
-    hub = ZmqHub("tcp://127.0.0.1:0")
+    """Run `asyncrl drain` against a broker that gives these answers; returns the messages the broker received."""
+    hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
     heard: list[Message] = []
 
     async def broker() -> None:
@@ -35,32 +37,32 @@ async def asked(*answers: Message, wait_s: float = 5.0) -> list[Message]:
     return heard
 
 
-def test_it_waits_until_the_node_has_left() -> None:
+def test_drain_waits_until_the_node_has_left() -> None:
     heard = asyncio.run(asked(Drained("rollout-1")))
     assert [type(message) for message in heard if not isinstance(message, Beat)][:2] == [Hello, Drain]
     assert all(isinstance(message, Bye | Beat) for message in heard[2:])
 
 
-def test_what_the_broker_objects_to_is_said() -> None:
+def test_a_refusal_of_the_broker_is_reported() -> None:
     with pytest.raises(RunFailed, match="there is no node rollout-1"):
         asyncio.run(asked(Drained("rollout-1", "there is no node rollout-1; those that can be drained are: none")))
 
 
-def test_a_node_that_stays_is_not_waited_for_for_ever() -> None:
-    with pytest.raises(RunFailed, match=r"rollout-1 was asked to leave and has not within 0\.1 s"):
+def test_the_time_to_wait_for_a_node_is_limited() -> None:
+    with pytest.raises(RunFailed, match=r"rollout-1 was asked to leave, but did not within 0\.1 s"):
         asyncio.run(asked(wait_s=0.1))
 
 
-def test_a_run_that_ends_meanwhile_is_said_to_have() -> None:
-    with pytest.raises(LinkError, match="the run ended before the node had left"):
+def test_a_run_that_ends_meanwhile_is_reported() -> None:
+    with pytest.raises(LinkError, match="the run ended before the node left"):
         asyncio.run(asked(Finished("finished", "")))
 
 
-def test_a_run_on_this_machine_stands_for_its_address(tmp_path) -> None:
+def test_a_local_run_directory_gives_the_address(tmp_path: Path) -> None:
     (tmp_path / "broker.address").write_text("tcp://127.0.0.1:5570\n")
     assert broker_of(str(tmp_path)) == broker_of("tcp://127.0.0.1:5570") == "tcp://127.0.0.1:5570"
 
 
-def test_what_is_neither_is_refused(tmp_path) -> None:
+def test_neither_address_nor_run_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a broker"):
         broker_of(str(tmp_path))

@@ -1,14 +1,15 @@
-"""From options to a configuration, and from answers to a table; whole examinations are in tests/integration."""
+"""From options to a configuration, and from rows to a table; whole evaluations are in tests/integration."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.cli.eval import Examined, eval_config, failures, table
+from asyncrl.cli.eval import eval_config, failures, table
 from asyncrl.errors import ConfigError
-from asyncrl.evaluation.answers import CompletionRow
+from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.evaluation.metrics import EvaluationMetrics
+from asyncrl.evaluation.offline import OfflineEvaluation
 
 RUN = """
 [model]
@@ -35,7 +36,7 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-# ── what is asked ───────────────────────────────────────────────────────────────────────────
+# ── options ───────────────────────────────────────────────────────────────────────────
 
 
 def test_without_a_run_file_one_greedy_completion_of_every_row_is_judged_by_its_data_source() -> None:
@@ -70,7 +71,7 @@ def test_a_run_file_says_what_options_do_not(run_file: Path) -> None:
     assert (config.model.path, config.model.dtype) == ("m", "bfloat16")
     assert (config.data.held_out, config.reward.function) == ("held_out.parquet", "numeric")
     assert config.evaluation.sampling(config.sampling).max_tokens == 99
-    assert config.evaluation.max_prompts > 7, "an examination asks all of them"
+    assert config.evaluation.max_prompts > 7, "an offline evaluation takes all of them"
 
 
 def test_another_reward_does_not_inherit_options_of_the_run_files(run_file: Path) -> None:
@@ -85,7 +86,7 @@ def test_overrides_come_last(run_file: Path) -> None:
     assert (config.rollout.slots, config.run.seed) == (8, 2)
 
 
-def test_there_must_be_something_to_ask() -> None:
+def test_without_prompts_the_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="give --data FILE"):
         eval_config("m")
 
@@ -95,16 +96,16 @@ def test_a_misspelt_override_is_one_sentence() -> None:
         eval_config("m", data=["a"], overrides=["rollout.slot=8"])
 
 
-# ── what came out ───────────────────────────────────────────────────────────────────────────
+# ── output ───────────────────────────────────────────────────────────────────────────
 
 
-def some_marks(accuracy: float, **further: float) -> EvaluationMetrics:
+def some_metrics(accuracy: float, **further: float) -> EvaluationMetrics:
     tail = {"reward": accuracy, "length_mean": 12.4, "truncated": 0.25, "failed": 1.0}
     return EvaluationMetrics(accuracy=accuracy, num_prompts=8, metrics=further | tail)
 
 
-def an_examination(samples: int, overall: EvaluationMetrics, **by_source: EvaluationMetrics) -> Examined:
-    return Examined(
+def an_evaluation(samples: int, overall: EvaluationMetrics, **by_source: EvaluationMetrics) -> OfflineEvaluation:
+    return OfflineEvaluation(
         model="m",
         data=["a"],
         samples=samples,
@@ -121,7 +122,7 @@ def an_examination(samples: int, overall: EvaluationMetrics, **by_source: Evalua
 
 
 def test_one_completion_of_one_source_is_one_line() -> None:
-    assert table(an_examination(1, some_marks(0.5), sums=some_marks(0.5))).splitlines() == [
+    assert table(an_evaluation(1, some_metrics(0.5), sums=some_metrics(0.5))).splitlines() == [
         "data source  prompts  accuracy  reward  tokens  truncated  failed",
         "sums               8     50.0%    0.50      12      25.0%       1",
         "1 of each prompt, greedy, at most 64 tokens, seed 3; 12,345 tokens in 2.5 s",
@@ -131,7 +132,9 @@ def test_one_completion_of_one_source_is_one_line() -> None:
 def test_several_sources_have_a_line_each_and_one_for_all() -> None:
     curve = {"avg@2": 0.5, "pass@1": 0.5, "pass@2": 0.75, "maj@2": 0.4}
     no_vote = {name: value for name, value in curve.items() if name != "maj@2"}
-    found = an_examination(2, some_marks(0.5, **curve), sums=some_marks(0.5, **curve), math=some_marks(0.5, **no_vote))
+    found = an_evaluation(
+        2, some_metrics(0.5, **curve), sums=some_metrics(0.5, **curve), math=some_metrics(0.5, **no_vote)
+    )
 
     head, sums, math, everything, how = table(found).splitlines()
 

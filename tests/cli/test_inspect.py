@@ -1,4 +1,4 @@
-"""`asyncrl audit`, `events` and `dead-letters` on a small run directory: what they print, and how they end."""
+"""Output and exit codes of `asyncrl audit`, `events` and `dead-letters` on a small run directory."""
 
 import asyncio
 import json
@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from asyncrl.broker.ledger import records
+from asyncrl.broker.ledger.audit import Audit, LengthBucket
+from asyncrl.broker.ledger.dead_letters import DeadLetter
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
+from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table
 from asyncrl.cli.main import main
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunDirectory
@@ -55,13 +59,13 @@ def test_a_ledger_that_adds_up_ends_with_0(run):
     assert rows[-1][:3] == ["everything", "adds", "up:"]
 
 
-def test_a_ledger_that_does_not_ends_with_1_and_a_line_a_problem(run):
+def test_a_ledger_that_does_not_ends_with_1_and_one_line_per_problem(run):
     write(run, Taken(2, [7]))
     result = asyncrl("audit", run.path)
     assert result.exit_code == 1
     lines = [line.strip() for line in result.output.splitlines()]
     assert "group 7 was trained in step 2, but never admitted" in lines
-    assert "step 1 was skipped: it was given no batch, but step 2 was" in lines
+    assert "step 1 was skipped: it got no batch, but step 2 did" in lines
 
 
 def test_an_audit_as_json_has_the_same_numbers_and_the_same_ending(run):
@@ -77,14 +81,14 @@ def test_an_audit_as_json_has_the_same_numbers_and_the_same_ending(run):
 
 
 @pytest.mark.parametrize("command", ["audit", "events", "dead-letters"])
-def test_what_is_no_run_directory_is_one_sentence(command, tmp_path):
+def test_a_directory_without_a_run_is_refused(command, tmp_path):
     result = asyncrl(command, tmp_path / "nowhere")
     assert (result.exit_code, result.stdout) == (78, "")
     assert result.stderr == (f"asyncrl: {tmp_path}/nowhere is not a run directory: there is no config.toml in it\n")
 
 
 @pytest.mark.parametrize("command", ["audit", "dead-letters"])
-def test_a_run_without_a_ledger_is_one_sentence(command, tmp_path, run):
+def test_a_run_without_a_ledger_is_refused(command, tmp_path, run):
     run.ledger.unlink()
     result = asyncrl(command, run.path)
     assert (result.exit_code, result.stdout) == (74, "")
@@ -111,7 +115,7 @@ def test_events_of_one_kind(run):
     assert asyncrl("events", run.path, "--kind", "node.exited").output == "no such events\n"
 
 
-def test_dead_letters_tell_the_row_of_the_prompt(run):
+def test_dead_letters_name_the_row_of_the_prompt(run):
     write(
         run, Admitted(1, epoch=2, row=41, policy_version=0), FailedAttempt(Unit(1, 1), "rollout", "too long", 3, True)
     )
@@ -119,7 +123,7 @@ def test_dead_letters_tell_the_row_of_the_prompt(run):
     assert result.exit_code == 0
     heading, letter = (line.split(maxsplit=6) for line in result.output.splitlines())
     assert dict(zip(heading, letter, strict=True)) == {
-        "unit": "1/1",
+        "trajectory": "1/1",
         "split": "train",
         "epoch": "2",
         "row": "41",
@@ -134,3 +138,108 @@ def test_dead_letters_tell_the_row_of_the_prompt(run):
 def test_a_run_without_dead_letters_says_so(run):
     assert asyncrl("dead-letters", run.path).output == "no dead letters\n"
     assert json.loads(asyncrl("dead-letters", run.path, "--json").output) == []
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────
+
+
+AUDIT = Audit(
+    steps=2,
+    issued=1_234,
+    trained=4,
+    committed=2,
+    dropped={"rollout: too\nlong": 2, "reward: hung": 1},
+    open=0,
+    skipped=0,
+    double_trained=0,
+    peak_open=4,
+    window=8,
+    reissued={"node_lost": 3, "failed": 2},
+    duplicates=1,
+    failed_attempts={},
+    dead_letters=0,
+    tokens_trained=5_000,
+    tokens_thrown_away={"dropped": 200, "duplicates": 0, "reissued": 7},
+    staleness_max=1,
+    staleness={0: 6, 1: 2},
+    lengths=[LengthBucket(max_tokens=16, trained=3, dropped=1), LengthBucket(max_tokens=32, trained=5, dropped=0)],
+    dropped_unfinished=2,
+    problems=[],
+)
+
+
+def test_an_audit_is_a_table():
+    assert audit_table(AUDIT).splitlines() == [
+        "groups",
+        "  issued               1,234",
+        "  trained                  4  in 2 steps; 2 in a checkpoint",
+        "  dropped                  3",
+        "                           2    rollout: too long",
+        "                           1    reward: hung",
+        "  open                     0  issued, and neither trained nor dropped yet",
+        "  skipped                  0",
+        "  double-trained           0",
+        "  most open at once        4  of at most 8",
+        "trajectories",
+        "  re-issued                5  node_lost 3, failed 2",
+        "  duplicates               1",
+        "  failed attempts          0",
+        "  dead letters             0  failed too often; see asyncrl dead-letters",
+        "tokens",
+        "  trained              5,000",
+        "  thrown away            207  dropped 200, reissued 7",
+        "staleness, versions  trained  share of trained trajectories",
+        "  0                        6  75.0%",
+        "  1                        2  25.0%",
+        "length, tokens       trained  dropped",
+        "  0-16                     3  1 (25.0%)",
+        "  17-32                    5  0",
+        "  unknown                     2 never finished",
+        "everything adds up: issued = trained + dropped + open, nothing skipped, nothing trained twice",
+    ]
+
+
+def test_restarts_and_old_trajectories_are_shown_if_there_are_any():
+    lengths = [LengthBucket(max_tokens=16, trained=3, dropped=1, restarted=2)]
+    lines = audit_table(structs.replace(AUDIT, restarted=7, over_max_staleness=2, lengths=lengths)).splitlines()
+    assert [" ".join(line.split()) for line in lines if "restarted" in line or "max_staleness" in line] == [
+        "restarted 7 too old to be trained on",
+        "over max_staleness 2 25.0%",
+        "0-16 3 1 (25.0%); 2 restarted",
+    ]
+
+
+def test_rare_reasons_of_drops_are_counted_together():
+    dropped = {f"reason {number}": 20 - number for number in range(11)}
+    audit = Audit(**{**{field: getattr(AUDIT, field) for field in AUDIT.__struct_fields__}, "dropped": dropped})
+    lines = audit_table(audit).splitlines()
+    assert lines[3].split() == ["dropped", str(sum(dropped.values()))]
+    assert lines[12].split(maxsplit=1) == ["33", "for 3 other reasons"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        pytest.param("rollout-0", "rollout-0", id="a word"),
+        pytest.param("killed by SIGKILL", '"killed by SIGKILL"', id="words"),
+        pytest.param("a\nb", '"a\\nb"', id="lines stay one"),
+        pytest.param("a=b", '"a=b"', id="looks like a field"),
+        pytest.param("", '""', id="empty"),
+        pytest.param(0.25, "0.25", id="a number"),
+        pytest.param(None, "null", id="nothing"),
+        pytest.param(True, "true", id="a claim"),
+        pytest.param([1, 2], "[1,2]", id="a list"),
+    ],
+)
+def test_a_field_of_an_event_is_one_word_or_json(value, shown):
+    assert event_table([{"event": "e", "at": "t", "field": value}]) == f"t  e  field={shown}"
+
+
+def test_a_reason_with_lines_is_one_line():
+    letter = DeadLetter(
+        split="held_out", group_id=3, index=0, epoch=None, row=None, stage="reward", attempts=1, reason="hung\nfor 10 s"
+    )
+    assert dead_letter_table([letter]).splitlines() == [
+        "trajectory  split     epoch  row  stage   attempts  reason",
+        "3/0         held_out      -    -  reward         1  hung for 10 s",
+    ]

@@ -1,8 +1,9 @@
-"""The commands that look and prepare: what they print, and what they refuse."""
+"""Output and errors of the commands of `asyncrl`."""
 
 import importlib.metadata
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ def asyncrl(*arguments: object) -> Result:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A run file with a model directory that need not be loaded, and a dataset."""
+    """A run file with a model directory that cannot be loaded, and a dataset."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     rows = [{"prompt": "how many", "answer": "1", "data_source": "toy"}] * 4
@@ -33,19 +34,26 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_says_its_version():
+def test_version():
     assert importlib.metadata.version("asyncrl") in asyncrl("--version").output
+
+
+def _commands(group: str) -> set[str]:
+    command = main.commands[group]
+    assert isinstance(command, click.Group)
+    return set(command.commands)
 
 
 def test_the_commands_are_these():
     looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
-    assert set(main.commands) == {"run", "resume", "drain", "plan", "make-model", "data", *looking}
-    assert set(main.commands["config"].commands) == {"show"}
-    assert set(main.commands["data"].commands) == {"prepare", "check"}
+    assert set(main.commands) == {"run", "resume", "drain", "plan", "toy", "data", *looking}
+    assert (_commands("config")) == {"show"}
+    assert (_commands("data")) == {"prepare", "check"}
+    assert (_commands("toy")) == {"step-sums", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == ["config_path", "--set", "--dry-run"]
 
 
-def test_config_show_tells_where_each_value_comes_from(config):
+def test_config_show_names_the_origin_of_each_value(config):
     result = asyncrl("config", "show", config, "--set", "seed=5")
     assert result.exit_code == 0
     lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()}
@@ -55,7 +63,7 @@ def test_config_show_tells_where_each_value_comes_from(config):
     assert lines["schedule.max_staleness"] == ["unset", "default"]
 
 
-def test_config_show_of_a_misspelt_key_is_one_sentence(config):
+def test_config_show_refuses_a_misspelt_key(config):
     result = asyncrl("config", "show", config, "--set", "schedule.stalenes=1")
     assert result.exit_code == 78
     assert result.stderr == "asyncrl: unknown key 'schedule.stalenes': did you mean 'schedule.staleness'?\n"
@@ -66,35 +74,31 @@ def test_a_dry_run_prints_what_would_run_and_starts_nothing(config, tmp_path):
     assert result.exit_code == 0, result.output
     assert "steps = 3" in result.output
     assert "would start: 1 broker (with spool), 3 rollouts, 1 reward, 1 trainer" in result.output
-    assert "3 steps of 2 groups of 4; at most 4 groups open; 24 trajectories" in result.output.replace("\n", " ")
+    assert (
+        "3 steps of 2 groups of 4 trajectories, 24 trajectories in total; at most 4 groups open"
+        in result.output.replace("\n", " ")
+    )
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_with_a_recipe_makes_no_model(config, tmp_path):
-    overrides = ["--set", f"model.path={tmp_path}/new", "--set", "model.scratch.recipe=random"]
-    result = asyncrl("run", config, "--dry-run", *overrides)
-    assert result.exit_code == 0, result.output
-    assert "would make" in result.output
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_name_on_the_hub_is_not_given_to_a_model_that_is_made(config):
-    overrides = ["--set", "model.path=Qwen/Qwen3-0.6B", "--set", "model.scratch.recipe=random", "--dry-run"]
-    result = asyncrl("run", config, *overrides)
+def test_a_name_on_the_hub_is_refused_with_the_command_that_downloads_it(config):
+    result = asyncrl("run", config, "--set", "model.path=Qwen/Qwen3-0.6B", "--dry-run")
     assert result.exit_code == 78
     assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in result.stderr
-    assert "for one that is made by [model.scratch], write ./Qwen/Qwen3-0.6B" in result.stderr
-    overrides[1] = "model.path=./Qwen/Qwen3-0.6B"
-    assert asyncrl("run", config, *overrides).exit_code == 0
 
 
-def test_a_run_without_a_model_is_refused(config):
-    result = asyncrl("run", config, "--set", "model.path=nowhere", "--dry-run")
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_run_without_a_model_is_refused(config, tmp_path, options):
+    result = asyncrl("run", config, "--set", "model.path=nowhere", *options)
     assert result.exit_code == 78
-    assert "model.path 'nowhere' is not a model directory" in result.stderr
+    assert result.stderr == (
+        "asyncrl: model.path 'nowhere' is not a model directory (no config.json in it): give one, or make a toy "
+        "model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR`\n"
+    )
+    assert not (tmp_path / "runs").exists()
 
 
-def test_rows_that_are_skipped_are_told_before_anything_starts(config, tmp_path):
+def test_skipped_rows_are_reported_before_anything_starts(config, tmp_path):
     rows = [{"prompt": "how many", "answer": "1"}, {"prompt": "", "answer": "1"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
@@ -141,7 +145,7 @@ def test_report_writes_one_page_beside_the_run(tmp_path):
     assert run.report.read_text().startswith("<!")
 
 
-def test_report_of_several_runs_goes_where_it_is_told(tmp_path):
+def test_report_of_several_runs_is_written_to_the_given_file(tmp_path):
     runs = [a_run(tmp_path, name).path for name in ("one", "two")]
     result = asyncrl("report", *runs, "-o", tmp_path / "both.html")
     assert result.exit_code == 0, result.output
@@ -150,7 +154,7 @@ def test_report_of_several_runs_goes_where_it_is_told(tmp_path):
     assert "two" in page
 
 
-def test_report_of_nothing_is_one_sentence(tmp_path):
+def test_a_report_about_no_run_is_refused(tmp_path):
     result = asyncrl("report", tmp_path / "nowhere")
     assert result.exit_code not in (0, 1)
     assert len(result.stderr.splitlines()) == 1
@@ -160,14 +164,14 @@ def test_report_of_nothing_is_one_sentence(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _logging_is_as_it_was():
-    """These commands send log lines to standard error, which under test is gone with the test."""
+def _restore_logging():
+    """These commands configure logging to standard error, which is closed after the test."""
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
 
-def test_what_cannot_be_examined_is_said_in_one_sentence(config, tmp_path):
+def test_eval_refuses_a_directory_without_a_model(config, tmp_path):
     (tmp_path / "nothing").mkdir()
     result = asyncrl("eval", tmp_path / "nothing", "--config", config, "--data", tmp_path / "train.parquet")
     assert result.exit_code == 78
@@ -177,7 +181,7 @@ def test_what_cannot_be_examined_is_said_in_one_sentence(config, tmp_path):
     )
 
 
-def test_rows_that_no_verifier_is_for_are_known_before_anything_is_loaded(config, tmp_path):
+def test_eval_refuses_rows_without_a_verifier_before_it_loads_anything(config, tmp_path):
     result = asyncrl("eval", tmp_path / "model", "--data", tmp_path / "train.parquet")
     assert result.exit_code == 78
     assert "no reward is for rows with data_source 'toy'" in result.stderr
@@ -186,7 +190,7 @@ def test_rows_that_no_verifier_is_for_are_known_before_anything_is_loaded(config
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param([], "there is no sound checkpoint in", id="no checkpoint"),
+        pytest.param([], "there is no intact checkpoint in", id="no checkpoint"),
         pytest.param(["--step", "3"], "there is no checkpoint of step 3", id="not this one"),
         pytest.param(["--step", "best"], "there is no", id="none was measured"),
         pytest.param(
@@ -194,7 +198,7 @@ def test_rows_that_no_verifier_is_for_are_known_before_anything_is_loaded(config
         ),
     ],
 )
-def test_what_cannot_be_exported_is_said_in_one_sentence(tmp_path, options, message):
+def test_export_refuses_a_missing_checkpoint(tmp_path, options, message):
     run = RunDirectory.create(tmp_path, "toy")
     result = asyncrl("export", run.path, "-o", tmp_path / "out", *options)
     assert result.exit_code == 78
@@ -202,18 +206,18 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(tmp_path, options, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_exported_over_what_is_there(tmp_path):
+def test_export_overwrites_nothing(tmp_path):
     run = RunDirectory.create(tmp_path, "toy")
     result = asyncrl("export", run.path, "-o", tmp_path)
     assert result.exit_code == 78
-    assert "nothing is written over" in result.stderr
+    assert "exists and is never overwritten" in result.stderr
 
 
-def test_a_run_that_does_not_exist_is_not_exported(tmp_path):
+def test_export_refuses_a_missing_run(tmp_path):
     assert asyncrl("export", tmp_path / "none", "-o", tmp_path / "out").exit_code == 78
 
 
-def test_a_tracker_there_is_not_is_told_before_anything_starts(config):
+def test_an_unknown_tracker_is_refused_before_anything_starts(config):
     refused = asyncrl("run", config, "--dry-run", "--set", "trackers.use=['wanbd']")
     assert refused.exit_code == 78
     assert "did you mean 'wandb'?" in refused.stderr
@@ -223,7 +227,7 @@ def test_a_tracker_there_is_not_is_told_before_anything_starts(config):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_run_can_end_later_and_not_earlier(config, tmp_path, steps):
+def test_a_run_can_be_extended_but_not_shortened(config, tmp_path, steps):
     directory = RunDirectory.create(tmp_path, "run")
     directory.write_config(to_toml(load(config)))
     before = directory.config.read_text()
@@ -231,11 +235,11 @@ def test_a_run_can_end_later_and_not_earlier(config, tmp_path, steps):
     result = asyncrl("resume", directory.path, "--steps", str(steps))
 
     assert result.exit_code == 78
-    assert f"--steps {steps}: expected more than the 3 steps the run was made for" in result.stderr
+    assert f"--steps {steps}: expected more than the run's 3 steps" in result.stderr
     assert directory.config.read_text() == before
 
 
-def test_there_is_no_run_to_make_longer_where_there_is_none(tmp_path):
+def test_a_missing_run_cannot_be_extended(tmp_path):
     result = asyncrl("resume", tmp_path, "--steps", "9")
     assert result.exit_code == 78
     assert "no run to resume" in result.stderr

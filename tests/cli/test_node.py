@@ -1,4 +1,4 @@
-"""The options of asyncrl-node are a promise to unit files and job scripts: a test that fails here breaks them."""
+"""The options of asyncrl-node. Unit files and job scripts depend on them: a change that fails here breaks those."""
 
 import importlib.metadata
 
@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from asyncrl.cli import node
 from asyncrl.cli.node import main
+from asyncrl.node.process import Job
 
 ROLLOUT = ("--role", "rollout", "--broker", "tcp://127.0.0.1:5570")
 
@@ -30,16 +31,21 @@ def test_the_roles_are_these():
     assert node.ROLES == ("broker", "rollout", "reward", "trainer")
 
 
-def test_it_says_its_version():
+def test_version():
     result = CliRunner().invoke(main, ["--version"])
     assert importlib.metadata.version("asyncrl") in result.output
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Stands in for the process: remembers what would run."""
+    """Names of the nodes that would run, in place of `run_process`."""
     runs: list[str] = []
-    monkeypatch.setattr(node, "run_process", lambda job, *, name: runs.append(name) or 0)
+
+    def run_process(job: Job, *, name: str) -> int:
+        runs.append(name)
+        return 0
+
+    monkeypatch.setattr(node, "run_process", run_process)
     return runs
 
 
@@ -50,7 +56,7 @@ def test_a_node_needs_only_its_role_and_the_brokers_address(started):
     assert name.startswith("rollout-")
 
 
-def test_its_name_may_be_given(started):
+def test_the_name_can_be_given(started):
     CliRunner().invoke(main, ["--role", "reward", "--broker", "tcp://127.0.0.1:5570", "--name", "reward-7"])
     assert started == ["reward-7"]
 
@@ -60,11 +66,11 @@ def test_its_name_may_be_given(started):
 def test_options_of_the_broker_are_refused_elsewhere(started, role, option):
     result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://127.0.0.1:5570", *option])
     assert (result.exit_code, started) == (78, [])
-    assert f"a {role} gets them from it" in result.stderr
+    assert f"a {role} gets the configuration from it" in result.stderr
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:5570", "http://127.0.0.1", ""])
-def test_an_address_that_is_none_is_refused(started, address):
+def test_a_malformed_address_is_refused(started, address):
     result = CliRunner().invoke(main, ["--role", "reward", "--broker", address])
     assert (result.exit_code, started) == (78, [])
     assert f"--broker is {address!r}: expected tcp://HOST:PORT" in result.stderr
@@ -77,16 +83,16 @@ def test_replicas_are_rollouts_of_one_machine(started, replicas):
 
 
 @pytest.mark.parametrize("replicas", ["0", "-1", "two", "1.5", ""])
-def test_a_number_of_replicas_that_is_none_is_refused(started, replicas):
+def test_a_bad_number_of_replicas_is_refused(started, replicas):
     result = CliRunner().invoke(main, [*ROLLOUT, "--replicas", replicas])
     assert (result.exit_code, started) == (78, [])
-    assert f"--replicas is {replicas!r}: expected auto or a number from 1" in result.stderr
+    assert f"--replicas is {replicas!r}: expected auto or a number of at least 1" in result.stderr
 
 
 def test_devices_without_replicas_are_refused(started):
     result = CliRunner().invoke(main, [*ROLLOUT, "--devices", "0"])
     assert (result.exit_code, started) == (78, [])
-    assert "--devices is only read with --replicas" in result.stderr
+    assert "--devices works only with --replicas" in result.stderr
 
 
 @pytest.mark.parametrize("role", ["broker", "reward", "trainer"])
@@ -97,7 +103,7 @@ def test_only_rollouts_have_replicas(started, role):
     assert f"--replicas and --devices are for rollouts, not for a {role}" in result.stderr
 
 
-def test_a_broker_makes_its_run_directory_and_keeps_the_configuration(started, tmp_path):
+def test_a_broker_creates_its_run_directory_with_the_configuration(started, tmp_path):
     (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
     arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--broker", "tcp://127.0.0.1:5570"]
     result = CliRunner().invoke(main, [*arguments, "--set", f"run.dir={tmp_path}/runs"])
@@ -106,7 +112,7 @@ def test_a_broker_makes_its_run_directory_and_keeps_the_configuration(started, t
     assert 'bind = "tcp://127.0.0.1:5570"' in kept
 
 
-def test_a_run_directory_that_is_none_is_refused(started, tmp_path):
+def test_a_missing_run_directory_is_refused(started, tmp_path):
     (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
     arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--run-dir", str(tmp_path / "nowhere")]
     result = CliRunner().invoke(main, arguments)

@@ -1,4 +1,4 @@
-"""`asyncrl plan`: what it prints, and what it refuses."""
+"""Output and errors of `asyncrl plan`."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def plan(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["plan", *map(str, arguments)])
 
 
-def test_the_table_says_step_time_speed_up_idle_shares_staleness_and_the_best_split(toy):
+def test_the_table_has_step_time_speed_up_idle_shares_staleness_and_the_best_split(toy):
     result = plan(toy)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.output.splitlines()]
@@ -53,23 +53,23 @@ def test_the_table_says_step_time_speed_up_idle_shares_staleness_and_the_best_sp
     assert ["0", "60.0%", "█" * 24] in lines
     assert ["1", "1", "+", "1", "10", "1.20x", "best"] in lines
     assert ["the", "real", "one", "2", "12.5", "10.0", "-20%"] in lines
-    assert result.output.endswith("assumed\n  - every completion is as long as the next\n")
+    assert result.output.endswith("assumptions\n  - every completion is as long as the next\n")
 
 
-def test_json_is_for_programs(toy):
+def test_json_has_the_same_numbers(toy):
     answer = json.loads(plan(toy, "--json", "--no-search", "--set", "staleness=0").output)
     assert answer["planned"]["step_s"] == pytest.approx(14)
     assert answer["found"] is None
 
 
-def test_the_picture_is_written_where_asked(toy, tmp_path):
+def test_the_page_is_written_to_the_given_file(toy, tmp_path):
     result = plan(toy, "--no-search", "--picture", tmp_path / "toy.html")
     assert result.exit_code == 0
     assert "<svg" in (tmp_path / "toy.html").read_text()
     assert result.stderr == f"{tmp_path / 'toy.html'}\n"
 
 
-def test_a_plan_that_cannot_work_is_one_sentence_and_an_exit_code(toy):
+def test_a_contradictory_plan_is_refused_in_one_sentence(toy):
     result = plan(toy, "--set", "rollout.devices=2")
     assert result.exit_code == 78
     assert result.stderr == "asyncrl: rollout.devices is 2 of 2 devices: at least one has to be left to train\n"

@@ -1,4 +1,5 @@
 import fcntl
+from pathlib import Path
 
 import pytest
 
@@ -37,14 +38,14 @@ def notes(*, breaks_at=-1):
 
 
 @pytest.fixture
-def own(tmp_path) -> str:
+def own(tmp_path: Path) -> str:
     path = tmp_path / "my.py"
     path.write_text(OWN)
     return f"{path}:notes"
 
 
 @pytest.fixture
-def directory(tmp_path) -> RunDirectory:
+def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory.create(tmp_path, "tiny")
     directory.write_config('[model]\npath = "model"\n[data]\ntrain = "rows"\n')
     directory.append_metrics({"step": 0, "reward": 0.5})
@@ -52,7 +53,7 @@ def directory(tmp_path) -> RunDirectory:
 
 
 @pytest.fixture(autouse=True)
-def signals_are_left_alone(monkeypatch) -> None:
+def keep_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.cli.track.signal.signal", lambda *_: None)
 
 
@@ -60,7 +61,7 @@ def notes(directory: RunDirectory) -> list[str]:
     return (directory.path / "notes.txt").read_text().splitlines()
 
 
-def test_an_old_run_is_handed_over_whether_it_was_configured_or_not(directory, own) -> None:
+def test_a_run_is_sent_even_if_its_configuration_names_no_tracker(directory: RunDirectory, own: str) -> None:
     track(directory.path, own, (), once=True)
     assert notes(directory) == ["start", "1 ['train/reward']", "finish None"]
     directory.append_metrics({"step": 1, "loss": 1.0})
@@ -68,21 +69,21 @@ def test_an_old_run_is_handed_over_whether_it_was_configured_or_not(directory, o
     assert notes(directory)[3:] == ["start", "2 ['train/loss']", "finish None"]
 
 
-def test_options_are_those_of_the_run_or_given_now(directory, own) -> None:
+def test_options_can_be_overridden(directory: RunDirectory, own: str) -> None:
     override = f'trackers.options={{ "{own}" = {{ breaks_at = 1 }} }}'
     with pytest.raises(TrackerError, match=r"notes\.log: OSError: no network"):
         track(directory.path, own, (override,), once=True)
 
 
-def test_two_at_once_would_write_everything_twice(directory, own) -> None:
+def test_a_second_process_for_the_same_tracker_is_refused(directory: RunDirectory, own: str) -> None:
     folder = directory.trackers / "notes"
     folder.mkdir(parents=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process hands this run over"):
+        with pytest.raises(ConfigError, match="another process already sends this run"):
             track(directory.path, own, (), once=True)
 
 
-def test_a_folder_without_a_run_is_named(tmp_path, own) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, own: str) -> None:
     with pytest.raises(ConfigError, match=r"config\.toml"):
         track(tmp_path / "nothing", own, (), once=True)

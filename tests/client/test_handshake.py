@@ -7,9 +7,9 @@ import pytest
 from asyncrl.actor import zmq_link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.client.handshake import beat, greet, identity, join, leave, spool_link
+from asyncrl.client.handshake import identity, join, leave, send_beats, shake_hands, spool_link
 from asyncrl.errors import LinkClosed, LinkError, LinkRefused, LinkReset
-from asyncrl.messages import PROTOCOL, Beat, Bye, Hello, Offer, Progress, Put, Reject, Stop, Welcome
+from asyncrl.messages import CODEC, PROTOCOL, Beat, Bye, Hello, Offer, Progress, Put, Reject, Stop, Welcome
 
 DEADLINE_S = 30.0
 WELCOME = Welcome(broker_term=3, run_dir="runs/x", config=b"{}", spool="memory", beat_s=0.5)
@@ -19,7 +19,7 @@ def test_a_node_says_hello_and_is_welcomed() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0")
+        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
         joining = asyncio.create_task(join(hub.address, who, DEADLINE_S))
         assert await hub.receive() == (who.peer, Hello(PROTOCOL, "rollout", "rollout-0", who.incarnation))
         hub.send(who.peer, WELCOME)
@@ -37,7 +37,7 @@ def test_a_refusal_is_raised_with_the_reason_of_the_broker() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0")
+        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
         joining = asyncio.create_task(join(hub.address, who, DEADLINE_S))
         await hub.receive()
         hub.send(who.peer, Reject("this broker speaks protocol 2, you speak 1"))
@@ -71,7 +71,7 @@ def test_what_comes_before_the_welcome_is_not_taken_for_it() -> None:
         link = hub.connect("supervisor-0.1")
         hub.send("supervisor-0.1", Progress(1, 2, {}))
         hub.send("supervisor-0.1", WELCOME)
-        assert await greet(link, identity("supervisor", "supervisor-0")) == WELCOME
+        assert await shake_hands(link, identity("supervisor", "supervisor-0")) == WELCOME
 
     asyncio.run(scene())
 
@@ -86,7 +86,7 @@ def test_bulk_goes_to_the_spool_of_the_welcome() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
-        spool = ZmqHub("tcp://127.0.0.1:0")
+        spool = ZmqHub("tcp://127.0.0.1:0", CODEC)
         link = spool_link(Welcome(1, "runs/x", b"{}", spool.address, 0.5), who)
         await link.send(Put("rollout-0", who.incarnation, []))
         assert await spool.receive() == (who.peer, Put("rollout-0", who.incarnation, []))
@@ -106,7 +106,7 @@ def test_beats_go_on_until_the_link_ends_and_say_how_late_they_are() -> None:
             lags_s.append(lag_s)
             return Beat(lag_s)
 
-        beating = asyncio.create_task(beat(link, 0.0, sign))
+        beating = asyncio.create_task(send_beats(link, 0.0, sign))
         heard = [await hub.receive() for _ in range(3)]
         assert heard == [("a.1", Beat(lag_s)) for lag_s in lags_s[:3]]
         assert all(lag_s >= 0 for lag_s in lags_s)

@@ -138,7 +138,7 @@ def test_bytes_that_are_not_what_was_stored_are_refused() -> None:
     with pytest.raises(DecodeError, match="segment 1, offset 1 is damaged: expected checksum 0x"):
         read_trajectory(ref, damaged)
     for content in (b"\xc1", msgspec.msgpack.encode([1]), b"\x91" * 100_000):
-        with pytest.raises(DecodeError, match="is no trajectory"):
+        with pytest.raises(DecodeError, match="is not a trajectory"):
             read_trajectory(SpoolRef("s0", 1, 1, len(content), zlib.crc32(content)), memoryview(content))
 
 

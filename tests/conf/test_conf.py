@@ -1,4 +1,4 @@
-"""Every file below conf/ works as it is shipped."""
+"""Every file below conf/ works unchanged."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def test_every_run_file_is_accepted(path):
 
 @pytest.fixture
 def verify(tmp_path):
-    """What systemd says about the unit, which names a program that is not installed here: another one stands in."""
+    """Messages of systemd-analyze about the unit; its program is replaced by one that exists here."""
     if not (systemd_analyze := shutil.which("systemd-analyze")):
         pytest.skip("systemd-analyze is not installed")
 
@@ -53,8 +53,8 @@ def test_the_systemd_unit_is_clean(verify):
     assert verify(UNIT.read_text()) == ""
 
 
-def test_a_mistake_in_the_unit_would_be_seen(verify):
-    """Else the test above would pass whatever stands there."""
+def test_a_mistake_in_the_unit_is_found(verify):
+    """Otherwise the test above might pass for any file."""
     assert "Unknown key" in verify(UNIT.read_text().replace("NoNewPrivileges", "NoNewPriviledges"))
 
 
@@ -92,7 +92,7 @@ def supervisord(toy, tmp_path):
     )
 
     def control(*arguments: str) -> str:
-        command = [BIN / "supervisorctl", "-s", f"unix://{logs}/supervisor.sock", *arguments]
+        command: list[str | Path] = [BIN / "supervisorctl", "-s", f"unix://{logs}/supervisor.sock", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
 
     yield tmp_path, control
@@ -121,9 +121,9 @@ def test_a_run_finishes_under_supervisord(supervisord):
 
 @pytest.mark.slow
 def test_without_its_variables_supervisord_does_not_start(tmp_path):
-    """Else a run would start with half of its settings."""
+    """Otherwise a run would start with half of its settings."""
     pytest.importorskip("supervisor")
-    command = [BIN / "supervisord", "-c", CONF / "supervisord" / "asyncrl.conf"]
+    command: list[str | Path] = [BIN / "supervisord", "-c", CONF / "supervisord" / "asyncrl.conf"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60, check=False
     )

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.run_file import SHORTHANDS, decode, explain, load, to_toml
-from asyncrl.config.sections import Config, Schedule, from_json, to_json
+from asyncrl.config.sections import Schedule, from_json, to_json
 from asyncrl.errors import ConfigError
+from tests.config.configs import made, refused
 
 LEAST = """
 [model]
@@ -25,17 +26,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(LEAST)
     return path
-
-
-def made(**sections: dict[str, Any]) -> Config:
-    least: dict[str, dict[str, Any]] = {"model": {"path": "m"}, "data": {"train": "t"}}
-    return decode({**sections, **{key: least[key] | sections.get(key, {}) for key in least}})
-
-
-def refused(**sections: dict[str, Any]) -> str:
-    with pytest.raises(ConfigError) as raised:
-        made(**sections)
-    return str(raised.value)
 
 
 # ── where a value comes from ────────────────────────────────────────────────────────────────
@@ -84,7 +74,7 @@ def test_explain_says_where_each_value_comes_from(file: Path) -> None:
     assert (origins["reward.options.marker"].value, origins["reward.options.marker"].source) == ("b", "--set")
     assert (origins["reward.options.flexible"].value, origins["reward.options.flexible"].source) == (True, "tiny.toml")
     assert (origins["run.seed"].value, origins["run.seed"].source) == (0, "default")
-    assert origins["model.scratch.recipe"].source == "default"
+    assert origins["model.dtype"].source == "default"
 
 
 def test_explain_says_what_a_preset_stands_for(file: Path) -> None:
@@ -109,12 +99,9 @@ def test_explain_says_what_a_preset_stands_for(file: Path) -> None:
         ({"learning": {"lr": 1}}, "unknown key 'learning.lr': did you mean 'trainer.lr'?"),
         ({"learning": {"by": 1}}, "unknown key 'learning.by': expected one of: run, model, data, schedule, sampling, "),
         ({"lr": 1}, "unknown key 'lr': did you mean 'trainer.lr'?"),
-        (
-            {"model": {"scratch": {"layer": 1}}},
-            "unknown key 'model.scratch.layer': did you mean 'model.scratch.layers",
-        ),
+        ({"trainer": {"lora": {"rnk": 1}}}, "unknown key 'trainer.lora.rnk': did you mean 'trainer.lora.rank'"),
         ({"run": 3}, "run is a section, got 3"),
-        ({"model": {"scratch": "random"}}, "model.scratch is a section, got 'random'"),
+        ({"trainer": {"lora": "all"}}, "trainer.lora is a section, got 'all'"),
     ],
     ids=str,
 )
@@ -180,7 +167,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 SETTINGS = st.fixed_dictionaries(
     {
         "run": st.fixed_dictionaries({"name": st.text(), "seed": st.integers(0, 2**63 - 1)}),
-        "model": st.fixed_dictionaries({"path": st.text(), "scratch": st.just({"recipe": "random"})}),
+        "model": st.fixed_dictionaries({"path": st.text()}),
         "data": st.fixed_dictionaries({"train": st.text(min_size=1), "shuffle": st.booleans()}),
         "sampling": st.fixed_dictionaries({"stop": st.lists(st.text(), max_size=3)}),
         "reward": st.fixed_dictionaries(
@@ -204,7 +191,7 @@ SETTINGS = st.fixed_dictionaries(
                         }
                     ),
                     max_size=3,
-                    unique_by=lambda part: part["name"],
+                    unique_by=lambda part: str(part["name"]),
                 )
             }
         ),

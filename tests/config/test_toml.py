@@ -1,4 +1,4 @@
-"""What run files and plans have in common; the sentences about whole run files are in test_run_file."""
+"""Conversion of TOML to Structs, for run files and plans alike."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ def test_sections_in_lists_are_as_strict_as_others() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+def test_raw_data_that_does_not_fit_is_refused_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         convert(raw, Whole)
     assert str(error.value) == sentence

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.sections import Data
-from asyncrl.data.check import inspect, unusable
+from asyncrl.data.check import bad_row_lines, inspect
 from asyncrl.data.dataset import BadRow
 from asyncrl.errors import DataError, EngineError
 from asyncrl.messages import Prompt
@@ -56,7 +56,7 @@ def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
     assert inspection.text().splitlines()[-3:] == [
         "  4 rows cannot be used",
         f"         3  'prompt' is empty: {path} line 2, ...",
-        f"         1  it has images, and only text can be asked: {path} line 3",
+        f"         1  it has images, but prompts must be text: {path} line 3",
     ]
     assert [row.place for row in inspection.bad] == [f"{path} line {line}" for line in (2, 3, 4, 5)]
     with pytest.raises(DataError, match=r"^4 of 5 rows cannot be used; the first: .* line 2: 'prompt' is empty$"):
@@ -66,7 +66,7 @@ def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
 def test_many_reasons_are_counted_after_the_fifth() -> None:
     bad = [BadRow(f"row {number}", f"reason {number}") for number in range(7)]
 
-    lines = unusable(bad)
+    lines = bad_row_lines(bad)
 
     assert lines[0] == "  7 rows cannot be used"
     assert lines[5:] == ["         1  reason 4: row 4", "    and for 2 more reasons"]
@@ -79,17 +79,17 @@ def test_a_dataset_without_one_good_row_is_still_described(tmp_path: Path) -> No
     assert "  1 row cannot be used\n" in text
 
 
-def test_what_no_verifier_will_see_is_told(tmp_path: Path) -> None:
+def test_keys_that_do_not_reach_the_verifier_are_counted(tmp_path: Path) -> None:
     row = {"prompt": "?", "answer": "1", "extra_info": {"index": 1, "tools": {"a": 1}}}
     path = write(tmp_path, row, row | {"extra_info": {"tools": {}, "tags": []}}, row | {"extra_info": None})
 
     inspection = inspect(path)
 
-    assert inspection.left_behind == {"tools": 2, "tags": 1}
-    assert "  left behind    extra_info.tools 2   extra_info.tags 1" in inspection.text()
+    assert inspection.dropped_keys == {"tools": 2, "tags": 1}
+    assert "  dropped keys   extra_info.tools 2   extra_info.tags 1" in inspection.text()
 
 
-def test_tokens_are_counted_by_whoever_knows_them(tmp_path: Path) -> None:
+def test_tokens_are_counted_by_the_function_given(tmp_path: Path) -> None:
     path = write(tmp_path, *({"prompt": "w " * n, "answer": "1"} for n in (1, 2, 3)))
 
     inspection = inspect(path, count_tokens=num_words)
@@ -99,7 +99,7 @@ def test_tokens_are_counted_by_whoever_knows_them(tmp_path: Path) -> None:
     inspection.require_usable()
 
 
-def test_a_longer_prompt_cannot_be_used_nor_one_without_tokens(tmp_path: Path) -> None:
+def test_a_prompt_that_is_too_long_or_cannot_be_encoded_is_unusable(tmp_path: Path) -> None:
     chat = {"prompt": [{"role": "user", "content": "?"}], "answer": "1"}
     path = write(tmp_path, {"prompt": "one two three", "answer": "1"}, {"prompt": "one", "answer": "1"}, chat)
 

@@ -1,11 +1,11 @@
-"""Several files read as one: rows are numbered through, and what cannot be used is known by its place."""
+"""Several files read as one: rows numbered across files, and unusable rows named by their place."""
 
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config.sections import Data
-from asyncrl.data.dataset import BadRow, Dataset, by_reason
+from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
@@ -14,13 +14,13 @@ DATA = Data(train="")
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Two rows, then three, of which the last two cannot be used."""
+    """A file of two rows, and one of three, the last two of them unusable."""
     (tmp_path / "a.jsonl").write_text('{"prompt": "a0", "answer": "0"}\n\n{"prompt": "a1", "answer": "1"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "b0", "answer": "2"}\n{"prompt": "", "answer": "3"}\n{"prompt":\n')
     return [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
 
 
-def test_rows_are_numbered_through(files: list[str]) -> None:
+def test_rows_are_numbered_across_files(files: list[str]) -> None:
     dataset = Dataset.open(files, DATA)
 
     assert len(dataset) == 5
@@ -33,8 +33,8 @@ def test_a_bad_row_is_named_by_the_line_of_its_file(files: list[str]) -> None:
         Dataset.open(files, DATA).prompt(3)
 
 
-def test_a_look_at_every_row_stops_at_none(files: list[str]) -> None:
-    found = list(Dataset.open(files, DATA).look())
+def test_a_scan_stops_at_no_bad_row(files: list[str]) -> None:
+    found = list(Dataset.open(files, DATA).scan())
 
     assert [row.text for row in found if isinstance(row, Prompt)] == ["a0", "a1", "b0"]
     assert found[3] == BadRow(f"{files[1]} line 2", "'prompt' is empty")
@@ -44,7 +44,7 @@ def test_a_look_at_every_row_stops_at_none(files: list[str]) -> None:
 
 def test_reasons_are_counted_the_most_frequent_first() -> None:
     bad = [BadRow("row 0", "rare"), BadRow("row 1", "often"), BadRow("row 2", "often")]
-    assert list(by_reason(bad).items()) == [("often", 2), ("rare", 1)]
+    assert list(count_reasons(bad).items()) == [("often", 2), ("rare", 1)]
 
 
 def test_every_file_must_have_the_columns(files: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The order of rows: each once an epoch, and the same for ever."""
+"""The order of rows: each once per epoch, and the same for ever."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from asyncrl.data.epochs import Epochs, permutation
 
 
 def test_the_order_of_an_epoch_never_changes() -> None:
-    """Written down: a run resumed on another machine or Python must not ask prompts twice, or never."""
+    """Fixed values: a run resumed on another machine or Python must not repeat or skip prompts."""
     assert permutation(8, seed=0, epoch=0) == [0, 5, 3, 7, 1, 6, 4, 2]
     assert permutation(8, seed=0, epoch=1) == [4, 0, 2, 5, 1, 7, 3, 6]
     assert permutation(8, seed=1, epoch=0) == [1, 3, 0, 4, 5, 6, 2, 7]
@@ -38,15 +38,15 @@ def test_files_of_one_size_have_orders_of_their_own() -> None:
 def test_without_a_seed_rows_keep_their_order() -> None:
     epochs = Epochs([4, 7, 9], seed=None)
     assert len(epochs) == 3
-    assert [epochs.at(turn) for turn in range(5)] == [(0, 4), (0, 7), (0, 9), (1, 4), (1, 7)]
+    assert [epochs.at(position) for position in range(5)] == [(0, 4), (0, 7), (0, 9), (1, 4), (1, 7)]
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9, unique=True), st.lists(st.integers(0, 60), max_size=20))
-def test_an_order_asked_anywhere_is_what_it_is_in_order(rows: list[int], asked: list[int]) -> None:
-    in_order = [Epochs(rows, seed=3).at(turn) for turn in range(61)]
+def test_a_position_has_the_same_row_in_any_order_of_calls(rows: list[int], asked: list[int]) -> None:
+    in_order = [Epochs(rows, seed=3).at(position) for position in range(61)]
     epochs = Epochs(rows, seed=3)
 
-    assert [epochs.at(turn) for turn in asked] == [in_order[turn] for turn in asked]
+    assert [epochs.at(position) for position in asked] == [in_order[position] for position in asked]
 
 
 @pytest.mark.parametrize("seed", [None, 0])

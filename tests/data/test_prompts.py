@@ -16,7 +16,7 @@ SIZES = {"a": 5, "b": 3, "c": 11}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of each size; row n of file a asks "a" and answers n."""
+    """A file of each size; row n of file a has prompt "a" and answer n."""
     folder = tmp_path_factory.mktemp("rows")
     for name, size in SIZES.items():
         rows = [{"prompt": name, "answer": str(n), "data_source": f"source {name}"} for n in range(size)]
@@ -38,7 +38,7 @@ def data(folder: Path) -> Data:
 
 
 def test_the_order_of_a_file_never_changes(data: Data) -> None:
-    """Written down: a ledger of rows must mean the same rows to the next asyncrl."""
+    """Fixed values: the row numbers of a ledger must mean the same rows in later releases."""
     assert [draw.row for draw in islice(train_stream(data, seed=0).since(0), 10)] == [4, 0, 3, 2, 1, 2, 0, 4, 1, 3]
 
 
@@ -68,7 +68,7 @@ def test_a_group_outside_a_bounded_stream_is_an_index_error(data: Data, group_id
 # ── several files ───────────────────────────────────────────────────────────────────────────
 
 
-def test_several_files_are_shuffled_as_one_whose_rows_are_numbered_through(folder: Path) -> None:
+def test_several_files_are_shuffled_as_one_with_rows_numbered_across_files(folder: Path) -> None:
     draws = list(islice(train_stream(data_of(folder, "a", "b"), seed=0).since(0), 8))
 
     assert sorted(draw.row for draw in draws) == list(range(8))
@@ -78,14 +78,14 @@ def test_several_files_are_shuffled_as_one_whose_rows_are_numbered_through(folde
 
 
 def test_with_ratios_each_file_has_epochs_of_its_own(folder: Path) -> None:
-    """Two turns of the 5 rows of a, then one of the 3 rows of b: 9 groups are one epoch of b and 6 rows of a."""
+    """Two of the 5 rows of a, then one of the 3 rows of b: 9 groups are one epoch of b and 6 rows of a."""
     draws = list(islice(train_stream(data_of(folder, "a", "b", ratios=[2, 1]), seed=1).since(0), 9))
 
     of_a = [draw for draw in draws if draw.prompt.text == "a"]
     of_b = [draw for draw in draws if draw.prompt.text == "b"]
     assert [draw.prompt.text for draw in draws] == list("aab" * 3)
     assert [draw.epoch for draw in of_a] == [0, 0, 0, 0, 0, 1]
-    assert sorted(draw.row for draw in of_b) == [5, 6, 7], "numbered behind the rows of a"
+    assert sorted(draw.row for draw in of_b) == [5, 6, 7], "numbered after the rows of a"
     assert [draw.epoch for draw in of_b] == [0, 0, 0]
 
 
@@ -108,10 +108,10 @@ def test_whatever_the_ratios_a_row_comes_once_an_epoch_of_its_file(
 
 @given(asked=st.lists(st.integers(0, 40), max_size=20), ratios=st.sampled_from([[], [1, 2]]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
-def test_a_stream_asked_anywhere_gives_what_it_gives_in_order(
+def test_a_group_id_has_the_same_prompt_in_any_order_of_calls(
     folder: Path, asked: list[int], ratios: list[int]
 ) -> None:
-    """The whole cursor is the next group id: nothing depends on what was asked before."""
+    """The whole cursor is the next group id: nothing depends on earlier calls."""
     data = data_of(folder, "a", "b", ratios=ratios)
     in_order = list(islice(train_stream(data, 9).since(0), 41))
     stream = train_stream(data, 9)
@@ -122,7 +122,7 @@ def test_a_stream_asked_anywhere_gives_what_it_gives_in_order(
 # ── some of the rows ────────────────────────────────────────────────────────────────────────
 
 
-def test_so_many_rows_are_drawn_by_the_seed_once_for_all_epochs(folder: Path) -> None:
+def test_max_rows_are_chosen_by_the_seed_once_for_all_epochs(folder: Path) -> None:
     def rows(seed: int) -> list[list[int]]:
         stream = train_stream(data_of(folder, "c", max_rows=4), seed)
         draws = [draw.row for draw in islice(stream.since(0), 8)]
@@ -133,12 +133,12 @@ def test_so_many_rows_are_drawn_by_the_seed_once_for_all_epochs(folder: Path) ->
     assert len({tuple(rows(seed)[0]) for seed in range(5)}) > 1
 
 
-def test_without_shuffling_they_are_the_first(folder: Path) -> None:
+def test_without_shuffling_max_rows_are_the_first(folder: Path) -> None:
     stream = train_stream(data_of(folder, "a", "b", max_rows=6, shuffle=False), 0)
     assert [draw.row for draw in islice(stream.since(0), 7)] == [0, 1, 2, 3, 4, 5, 0]
 
 
-def test_more_rows_than_there_are_is_all_of_them(folder: Path) -> None:
+def test_max_rows_above_the_number_of_rows_is_all_of_them(folder: Path) -> None:
     stream = train_stream(data_of(folder, "b", max_rows=100), 0)
     assert sorted(draw.row for draw in islice(stream.since(0), 3)) == [0, 1, 2]
 
@@ -160,7 +160,7 @@ def test_held_out_prompts_are_the_first_rows_in_file_order(data: Data) -> None:
     assert held_out_stream(data, max_prompts=100).limit == 5
 
 
-def test_several_held_out_files_give_so_many_each(folder: Path) -> None:
+def test_several_held_out_files_give_max_prompts_each(folder: Path) -> None:
     data = data_of(folder, "c", held_out=[str(folder / "a"), str(folder / "b")])
 
     draws = list(held_out_stream(data, max_prompts=2).since(0))
@@ -184,7 +184,7 @@ def with_bad_rows(tmp_path: Path) -> Data:
     return Data(train=str(path), held_out=str(path))
 
 
-def test_a_bad_row_is_told_before_the_first_prompt_is_asked(with_bad_rows: Data) -> None:
+def test_a_bad_row_is_refused_before_the_first_prompt(with_bad_rows: Data) -> None:
     with pytest.raises(DataError) as caught:
         train_stream(with_bad_rows, seed=0)
 
@@ -205,14 +205,14 @@ def test_skipped_rows_are_counted_and_keep_their_numbers(with_bad_rows: Data) ->
     assert [row.place for row in train.summary.bad] == [f"{data.train} line 2", f"{data.train} line 4"]
 
 
-def test_a_dataset_of_bad_rows_alone_is_refused_all_the_same(tmp_path: Path) -> None:
+def test_a_dataset_of_bad_rows_alone_is_refused_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "", "answer": "1"}\n')
 
     with pytest.raises(DataError, match=r"none of the 1 rows can be used; the first: .* line 1: 'prompt' is empty"):
         train_stream(Data(train=str(tmp_path / "rows.jsonl"), on_bad_row="skip"), seed=0)
 
 
-def test_a_missing_column_is_told_before_any_row(tmp_path: Path) -> None:
+def test_a_missing_column_is_refused_before_any_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a", "answer": "1"}\n')
 
@@ -220,7 +220,7 @@ def test_a_missing_column_is_told_before_any_row(tmp_path: Path) -> None:
         train_stream(Data(train=str(path)), seed=0)
 
 
-def test_the_census_knows_sources_and_forms(folder: Path, tmp_path: Path) -> None:
+def test_the_summary_has_data_sources_and_chats(folder: Path, tmp_path: Path) -> None:
     stream: PromptStream = train_stream(data_of(folder, "a", "b"), 0)
     assert (stream.summary.data_sources, stream.summary.has_chats) == (frozenset({"source a", "source b"}), False)
 

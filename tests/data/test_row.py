@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sections import Data
-from asyncrl.data.row import left_behind, prompt_of, require_columns
+from asyncrl.data.row import dropped_keys, read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
@@ -27,15 +27,15 @@ def test_text_and_chat_are_both_prompts(tmp_path: Path) -> None:
         tmp_path, {"prompt": "2 + 3 = ?", "answer": "5", "data_source": "sums"}, {"prompt": CHAT, "answer": 5}
     )
 
-    assert prompt_of(rows, 0, DATA) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
-    assert prompt_of(rows, 1, DATA) == Prompt(chat=CHAT, answer="5")
+    assert read_prompt(rows, 0, DATA) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
+    assert read_prompt(rows, 1, DATA) == Prompt(chat=CHAT, answer="5")
 
 
 def test_columns_go_by_the_names_the_config_gives_them(tmp_path: Path) -> None:
     data = Data(train="x", prompt_column="q", answer_column="a", data_source_column="from")
     rows = rows_of(tmp_path, {"q": "2 + 3 = ?", "a": "5", "from": "sums", "prompt": 1, "answer": 2})
 
-    assert prompt_of(rows, 0, data) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
+    assert read_prompt(rows, 0, data) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
 
 
 def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
     rows = open_rows(path)
 
     require_columns(rows, DATA)
-    assert prompt_of(rows, 0, DATA) == Prompt(
+    assert read_prompt(rows, 0, DATA) == Prompt(
         chat=[{"role": "user", "content": "2 + 3 = ?"}, {"role": "user", "content": "!", "name": "x"}],
         answer="5",
         data_source="openai/gsm8k",
@@ -65,7 +65,7 @@ def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "text"), [("5", "5"), (5, "5"), (5.0, "5"), (-0.25, "-0.25"), ("", "")])
 def test_an_answer_is_text_and_a_whole_number_has_no_decimals(tmp_path: Path, answer: Any, text: str) -> None:
-    assert prompt_of(rows_of(tmp_path, {"prompt": "?", "answer": answer}), 0, DATA).answer == text
+    assert read_prompt(rows_of(tmp_path, {"prompt": "?", "answer": answer}), 0, DATA).answer == text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_answer_is_text_and_a_whole_number_has_no_decimals(tmp_path: Path, an
         ),
         pytest.param(
             {"prompt": "<image>?", "answer": "5", "images": ["x"]},
-            "it has images, and only text can be asked",
+            "it has images, but prompts must be text",
             id="images",
         ),
     ],
@@ -115,7 +115,7 @@ def test_a_row_that_does_not_fit_is_named_with_its_reason(tmp_path: Path, row: d
     rows = rows_of(tmp_path, {"prompt": "fine", "answer": "1"}, row)
 
     with pytest.raises(DataError) as caught:
-        prompt_of(rows, 1, DATA)
+        read_prompt(rows, 1, DATA)
 
     assert str(caught.value) == f"{rows.path} line 2: {reason}"
 
@@ -125,7 +125,7 @@ def test_an_answer_that_is_not_a_number_after_all_is_refused(tmp_path: Path) -> 
     pq.write_table(pa.table({"prompt": ["?"], "answer": [float("nan")]}), path)
 
     with pytest.raises(DataError, match="row 0: 'answer' is nan, not a number"):
-        prompt_of(open_rows(path), 0, DATA)
+        read_prompt(open_rows(path), 0, DATA)
 
 
 def test_the_answer_column_may_be_replaced_by_verls_and_nothing_else(tmp_path: Path) -> None:
@@ -145,17 +145,17 @@ def test_a_data_source_column_somebody_named_must_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize("space", ["", "\n  "])
 def test_a_chat_may_be_json_text(tmp_path: Path, space: str) -> None:
     text = space + msgspec.json.encode(CHAT).decode()
-    assert prompt_of(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA) == Prompt(chat=CHAT, answer="5")
+    assert read_prompt(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA) == Prompt(chat=CHAT, answer="5")
 
 
 @pytest.mark.parametrize(
     "text", ["[1, 2] is what?", '["role", "content"]', '[{"role": "user"}]', '[{"role": "user", "content": "cut', "[]"]
 )
-def test_text_that_only_looks_like_one_is_asked_as_it_is(tmp_path: Path, text: str) -> None:
-    assert prompt_of(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA).text == text
+def test_text_that_only_looks_like_a_chat_is_a_plain_prompt(tmp_path: Path, text: str) -> None:
+    assert read_prompt(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA).text == text
 
 
-def test_nested_values_are_known_to_stay_behind() -> None:
-    assert left_behind({"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]}) == ["tools", "tags"]
-    assert left_behind(None) == []
-    assert left_behind('{"index": 7}') == ["(all of it)"]
+def test_keys_with_nested_values_are_dropped() -> None:
+    assert dropped_keys({"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]}) == ["tools", "tags"]
+    assert dropped_keys(None) == []
+    assert dropped_keys('{"index": 7}') == ["(all of it)"]

@@ -1,4 +1,4 @@
-"""Prompts in, rows out: what is asked how often, and what becomes of completions and verdicts that fail."""
+"""Offline evaluation: requests, rows, retries and failures."""
 
 import asyncio
 from collections import Counter
@@ -9,21 +9,20 @@ import pytest
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
-from asyncrl.evaluation.answers import CompletionRow
-from asyncrl.evaluation.metrics import evaluation_metrics
-from asyncrl.evaluation.offline import OfflineEvaluator, questions
+from asyncrl.evaluation.completions import CompletionRow
+from asyncrl.evaluation.offline import OfflineEvaluator, summarize
 from asyncrl.messages import Prompt, Span
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.engine import Completion, Request
 
 
 class Parrot:
-    """An engine: says the prompt's tokens and the seed. Keeps count of what it has in hand."""
+    """An engine whose completion is the prompt's tokens and the seed; counts concurrent requests."""
 
     def __init__(self, *faults: EngineError | EngineDied) -> None:
         self.requests: list[Request] = []
-        self.most_in_hand = 0
-        self._in_hand = 0
+        self.most_running = 0
+        self._running = 0
         self._faults = list(faults)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -34,10 +33,10 @@ class Parrot:
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)
-        self._in_hand += 1
-        self.most_in_hand = max(self.most_in_hand, self._in_hand)
+        self._running += 1
+        self.most_running = max(self.most_running, self._running)
         await asyncio.sleep(0)
-        self._in_hand -= 1
+        self._running -= 1
         if self._faults:
             raise self._faults.pop()
         written = [*request.prompt_ids, request.seed]
@@ -51,18 +50,18 @@ class Parrot:
 
 
 class Judge:
-    """A pool: right is what ends in the answer."""
+    """A pool: a completion is right if it ends in the answer."""
 
     def __init__(self, *faults: VerifierError) -> None:
-        self.samples: list[VerifierInput] = []
+        self.inputs: list[VerifierInput] = []
         self._faults = list(faults)
 
-    async def judge(self, sample: VerifierInput) -> Verdict:
-        self.samples.append(sample)
+    async def judge(self, inputs: VerifierInput) -> Verdict:
+        self.inputs.append(inputs)
         if self._faults:
             raise self._faults.pop()
-        last = sample.completion.split()[-1]
-        correct = float(last == sample.answer)
+        last = inputs.completion.split()[-1]
+        correct = float(last == inputs.answer)
         return Verdict(2 * correct, {"correct": correct}, last)
 
 
@@ -76,14 +75,14 @@ def a_config(samples: int = 2, **sections: dict[str, object]) -> Config:
     return decode({name: defaults.get(name, {}) | sections.get(name, {}) for name in {**defaults, **sections}})
 
 
-def examined(
+def evaluated(
     prompts: Sequence[Prompt],
     engine: Parrot | None = None,
     judge: Judge | None = None,
     config: Config | None = None,
 ) -> list[CompletionRow]:
-    examiner = OfflineEvaluator(config or a_config(), engine or Parrot(), judge or Judge())  # type: ignore[arg-type]
-    return asyncio.run(examiner.examine(prompts))
+    evaluator = OfflineEvaluator(config or a_config(), engine or Parrot(), judge or Judge())  # type: ignore[arg-type]
+    return asyncio.run(evaluator.evaluate(prompts))
 
 
 PROMPTS = [
@@ -92,9 +91,9 @@ PROMPTS = [
 ]
 
 
-def test_each_prompt_is_asked_so_often_with_seeds_of_its_own() -> None:
+def test_each_completion_has_a_seed_of_its_own() -> None:
     engine = Parrot()
-    rows = examined(PROMPTS, engine)
+    rows = evaluated(PROMPTS, engine)
 
     assert [(row.place, row.index) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert len({request.seed for request in engine.requests}) == 4
@@ -102,81 +101,81 @@ def test_each_prompt_is_asked_so_often_with_seeds_of_its_own() -> None:
     assert sampling == (0.5, 8)
 
 
-def test_the_same_seed_asks_the_same() -> None:
-    assert examined(PROMPTS) == examined(PROMPTS)
+def test_the_same_run_seed_gives_the_same_rows() -> None:
+    assert evaluated(PROMPTS) == evaluated(PROMPTS)
     other = a_config(run={"seed": 1})
-    assert [row.completion for row in examined(PROMPTS, config=other)] != [row.completion for row in examined(PROMPTS)]
+    assert [row.completion for row in evaluated(PROMPTS, config=other)] != [
+        row.completion for row in evaluated(PROMPTS)
+    ]
 
 
-def test_a_row_has_what_was_written_and_what_was_made_of_it() -> None:
+def test_a_row_has_the_completion_and_its_verdict() -> None:
     judge = Judge()
-    row = examined(PROMPTS, judge=judge)[1]
+    row = evaluated(PROMPTS, judge=judge)[1]
 
     assert (row.data_source, row.prompt, row.reference, row.completion) == ("sums", "10 11", "1", "10 11 1")
     assert (row.answer, row.reward, row.correct, row.metrics) == ("1", 2.0, 1.0, {"correct": 1.0})
     assert (row.finish_reason, row.num_tokens, row.failure) == ("stop", 3, "")
-    sample = next(sample for sample in judge.samples if sample.completion == "10 11 1")
-    assert (sample.prompt, sample.answer, sample.data_source, sample.num_tokens) == ("10 11", "1", "sums", 3)
+    inputs = next(inputs for inputs in judge.inputs if inputs.completion == "10 11 1")
+    assert (inputs.prompt, inputs.answer, inputs.data_source, inputs.num_tokens) == ("10 11", "1", "sums", 3)
 
 
 def test_the_engine_is_kept_busy_and_not_flooded() -> None:
     engine = Parrot()
-    examined(PROMPTS * 20, engine)
+    evaluated(PROMPTS * 20, engine)
 
-    assert engine.most_in_hand == 2 * 2
-
-
-def test_every_row_is_told_as_it_is_done() -> None:
-    told = Counter[str]()
-    examiner = OfflineEvaluator(a_config(), Parrot(), Judge())  # type: ignore[arg-type]
-    asyncio.run(examiner.examine(PROMPTS, lambda: told.update(["row"])))
-
-    assert told["row"] == 4
+    assert engine.most_running == 2 * 2
 
 
-def test_what_may_go_better_is_tried_again() -> None:
+def test_every_row_is_reported_when_it_is_done() -> None:
+    done = Counter[str]()
+    evaluator = OfflineEvaluator(a_config(), Parrot(), Judge())  # type: ignore[arg-type]
+    asyncio.run(evaluator.evaluate(PROMPTS, lambda: done.update(["row"])))
+
+    assert done["row"] == 4
+
+
+def test_retryable_errors_are_retried() -> None:
     engine, judge = Parrot(EngineError("busy"), EngineError("busy")), Judge(VerifierError("hung", retryable=True))
-    rows = examined(PROMPTS[:1], engine, judge, a_config(1))
+    rows = evaluated(PROMPTS[:1], engine, judge, a_config(1))
 
     assert [row.failure for row in rows] == [""]
-    assert (len(engine.requests), len(judge.samples)) == (3, 2)
+    assert (len(engine.requests), len(judge.inputs)) == (3, 2)
 
 
-def test_what_failed_for_good_is_no_answer_and_says_why() -> None:
+def test_a_completion_that_failed_for_good_has_a_reason_and_no_verdict() -> None:
     engine = Parrot(EngineError("no finite log-probabilities", retryable=False))
     judge = Judge(VerifierError("the function raised"))
-    rows = examined(PROMPTS, engine, judge)
+    rows = evaluated(PROMPTS, engine, judge)
 
     assert sorted(row.failure for row in rows) == ["", "", "no finite log-probabilities", "the function raised"]
     unjudged = next(row for row in rows if row.failure == "the function raised")
     assert unjudged.completion
     assert unjudged.reward is None
-    found = evaluation_metrics(questions(rows), 2)
-    assert found.metrics["failed"] == 2.0
+    assert summarize(a_config(), rows, 1.0).overall.metrics["failed"] == 2.0
 
 
 def test_a_prompt_that_is_too_long_is_cut_only_if_the_run_says_so() -> None:
     engine, long = Parrot(), [Prompt(text="1 2 3 4 5")]
-    rows = examined(long, engine)
+    rows = evaluated(long, engine)
 
     assert ["5 tokens" in row.failure for row in rows] == [True, True]
     assert not engine.requests
 
-    examined(long, engine, config=a_config(data={"max_prompt_tokens": 4, "truncation": "left"}))
+    evaluated(long, engine, config=a_config(data={"max_prompt_tokens": 4, "truncation": "left"}))
     assert [request.prompt_ids for request in engine.requests] == [[2, 3, 4, 5]] * 2
 
 
-def test_an_engine_that_died_ends_it() -> None:
+def test_an_engine_that_died_ends_the_evaluation() -> None:
     with pytest.raises(EngineDied, match="gone"):
-        examined(PROMPTS, Parrot(EngineDied("gone")))
+        evaluated(PROMPTS, Parrot(EngineDied("gone")))
 
 
-def test_questions_are_the_prompts_with_their_answers() -> None:
-    one, other = questions(examined(PROMPTS))
+def test_a_summary_has_the_metrics_of_each_source_and_the_sampling_parameters() -> None:
+    found = summarize(a_config(), evaluated(PROMPTS), 1.23456)
 
-    assert [one.data_source, other.data_source] == ["sums", "math"]
-    assert [(answer.correct, answer.text, answer.is_cut) for answer in one.answers] == [
-        (0.0, "0", False),
-        (1.0, "1", False),
-    ]
-    assert [answer.is_cut for answer in other.answers] == [True, True]
+    assert (found.samples, found.temperature, found.max_tokens, found.wall_s) == (2, 0.5, 8, 1.235)
+    assert found.tokens == 2 * 3 + 2 * 4
+    sums, math = found.by_source["sums"], found.by_source["math"]
+    assert (sums.accuracy, sums.metrics["truncated"], math.metrics["truncated"]) == (0.5, 0.0, 1.0)
+    assert (found.overall.num_prompts, found.overall.metrics["length_mean"]) == (2, 3.5)

@@ -1,4 +1,4 @@
-"""The formulas, by hand and against counting every way to draw."""
+"""pass@m and majority, by hand and against counting every way to draw."""
 
 from itertools import combinations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.evaluation.pass_at_k import majority, pass_at, tries
+from asyncrl.evaluation.pass_at_k import curve_points, majority, pass_at
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_pass_at_m_is_the_share_of_draws_that_hold_a_right_one(num_samples: int,
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.floats(0, 1))
-def test_its_expectation_is_the_true_pass_at_m_whatever_is_sampled(n: int, m: int, p: float) -> None:
-    """Summed over how many of n independent completions may turn out right."""
+def test_its_expectation_is_the_true_pass_at_m_for_any_n(n: int, m: int, p: float) -> None:
+    """Summed over every outcome of n independent completions."""
     n = max(n, m)
     draws = [sum(chosen) for chosen in _outcomes(n)]
     expectation = sum(p**c * (1 - p) ** (n - c) * pass_at(m, num_samples=n, num_correct=c) for c in draws)
@@ -47,7 +47,7 @@ def _outcomes(n: int) -> list[tuple[int, ...]]:
     return [tuple(outcome >> i & 1 for i in range(n)) for outcome in range(2**n)]
 
 
-def test_it_stays_exact_where_the_numbers_of_draws_are_astronomical() -> None:
+def test_it_is_exact_for_astronomical_numbers_of_draws() -> None:
     assert pass_at(512, num_samples=1024, num_correct=1) == pytest.approx(0.5)
 
 
@@ -82,6 +82,6 @@ def test_the_order_of_completions_decides_nothing(answers: list[str], random) ->
     assert one == pytest.approx(other)
 
 
-@pytest.mark.parametrize(("samples", "told"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
-def test_pass_at_m_is_told_for_powers_of_two_and_for_all(samples: int, told: list[int]) -> None:
-    assert list(tries(samples)) == told
+@pytest.mark.parametrize(("samples", "points"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
+def test_pass_at_m_is_reported_for_powers_of_two_and_for_all(samples: int, points: list[int]) -> None:
+    assert list(curve_points(samples)) == points

@@ -6,7 +6,7 @@ from asyncrl.files.atomic import replacing
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_old_file_stays_whole_until_the_new_one_is(tmp_path: Path, durable: bool) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "summary.json"
     path.write_text("old")
 
@@ -19,7 +19,7 @@ def test_the_old_file_stays_whole_until_the_new_one_is(tmp_path: Path, durable: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_writer_leaves_nothing_but_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text("old")
 
@@ -36,7 +36,7 @@ def write_half(path: Path) -> None:
         raise InterruptedError
 
 
-def test_the_folder_is_made(tmp_path: Path) -> None:
+def test_missing_folders_are_created(tmp_path: Path) -> None:
     with replacing(tmp_path / "a" / "b" / "c.json") as unfinished:
         unfinished.write_text("new")
 

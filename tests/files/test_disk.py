@@ -12,7 +12,7 @@ def write(path: Path, error: Exception) -> None:
         raise error
 
 
-def test_a_disk_that_refuses_is_named_with_the_file_and_what_to_do() -> None:
+def test_a_disk_error_names_the_file_the_cause_and_the_remedy() -> None:
     with pytest.raises(RunFailed) as raised:
         write(Path("runs/a/metrics.jsonl"), OSError(errno.ENOSPC, "No space left on device"))
 
@@ -26,6 +26,6 @@ def test_an_error_without_a_number_keeps_its_words() -> None:
         write(Path("a"), OSError("torn apart"))
 
 
-def test_other_mistakes_are_not_the_disks() -> None:
+def test_other_exceptions_pass_unchanged() -> None:
     with pytest.raises(ZeroDivisionError):
         write(Path("a"), ZeroDivisionError())

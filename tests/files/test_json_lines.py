@@ -14,10 +14,10 @@ RECORDS: list[dict[str, Any]] = [{"step": 1, "note": "two\nlines"}, {"step": 2},
 
 
 @given(cut=st.integers(0, 100))
-def test_a_file_cut_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(
+def test_a_file_cut_anywhere_gives_its_complete_lines_and_can_be_appended_to(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
-    """A writer may die between any two bytes; what it had finished is kept, what it had not never shows."""
+    """A writer may die between any two bytes; complete lines are kept, and a partial one is never read."""
     lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
     for record in RECORDS:
         lines.append(record)
@@ -31,7 +31,7 @@ def test_a_file_cut_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(
 
 
 @given(cut=st.integers(0, 100))
-def test_a_torn_line_is_cut_and_told_once(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_a_torn_line_is_cut_and_reported_once(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     lines = JsonLines(tmp_path_factory.mktemp("cut") / "events.jsonl")
     for record in RECORDS:
         lines.append(record)
@@ -89,7 +89,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
         JsonLines(path).read()
 
 
-def test_lines_may_be_read_from_where_the_last_one_ended(tmp_path: Path) -> None:
+def test_lines_can_be_read_from_the_end_of_an_earlier_one(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
     assert lines.since(0) == []
     lines.append({"step": 1})
@@ -102,15 +102,15 @@ def test_lines_may_be_read_from_where_the_last_one_ended(tmp_path: Path) -> None
     assert lines.since(second) == [], "not yet whole"
 
 
-def test_a_damaged_line_is_named_by_where_it_begins(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_by_its_byte_offset(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n{]\n')
     with pytest.raises(LedgerError, match=r"metrics\.jsonl at byte 9 is not a JSON object"):
         JsonLines(path).since(9)
 
 
-def test_a_file_that_is_shorter_than_it_was_is_another_file(tmp_path: Path) -> None:
+def test_a_file_shorter_than_the_offset_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n')
-    with pytest.raises(LedgerError, match=r"metrics\.jsonl has lost what lay before byte 10"):
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl has fewer than the 10 bytes already read"):
         JsonLines(path).since(10)

@@ -1,4 +1,4 @@
-"""A whole run of real processes around the toy."""
+"""Whole toy runs with real processes."""
 
 import contextlib
 import os
@@ -10,31 +10,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.broker.ledger.audit import Audit
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Rewarded, Taken
-from asyncrl.cli.inspect import audit_of
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.run_file import load
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 STUCK_S = 100.0
-"""A run that has not ended by then hangs."""
+"""Seconds after which a run counts as hanging."""
 POLL_S = 0.05
 
-WORDS = 12
-"""Lines of each log that are shown when a run hangs."""
+LOG_LINES = 12
+"""Number of lines of each log shown when a run hangs."""
 
-STUCK_LOOKS = 40
-"""Far more looks than a step of the toy takes."""
+STUCK_POLLS = 40
+"""Number of polls; a step of the toy takes far fewer."""
 
 
 class ToyRun:
-    """One `asyncrl run`, from its start to what it left behind."""
+    """One `asyncrl run`: its process and its run directory."""
 
     def __init__(
         self, folder: Path, toy: Path, *overrides: str, steps: int = 8, environment: Mapping[str, str] | None = None
@@ -64,32 +65,27 @@ class ToyRun:
 
     @property
     def config(self) -> Config:
-        """As it was resolved."""
         return load(self.directory.config)
 
     @property
     def summary(self) -> RunSummary:
-        """How it ended."""
         summary = self.directory.read_summary()
         assert summary is not None
         return summary
 
     @property
-    def events(self) -> list[dict[str, object]]:
-        """What happened."""
+    def events(self) -> list[dict[str, Any]]:
         return self.directory.read_events()
 
-    def happened(self, kind: str, node: str) -> list[dict[str, object]]:
+    def happened(self, kind: str, node: str) -> list[dict[str, Any]]:
         """Events of one kind about one node."""
         return [event for event in self.events if event["event"] == kind and event.get("node") == node]
 
     def records(self) -> list[AnyRecord]:
-        """The ledger, in order."""
-        with LedgerReader(self.directory.ledger) as ledger:
-            return list(ledger.records())
+        return list(read_records(self.directory.ledger))
 
     def processes(self, of: "subprocess.Popen[str] | None" = None) -> list[int]:
-        """This run's, the supervisor included; or those of a node beside it."""
+        """Process ids of this run with its supervisor, or of the node ``of`` started beside it."""
         found = [(of or self._process).pid]
         for pid in found:
             try:
@@ -100,21 +96,20 @@ class ToyRun:
         return found
 
     def pid_of(self, node: str, of: "subprocess.Popen[str] | None" = None) -> int:
-        """The process that plays ``node`` now."""
+        """Process id of ``node``."""
         for pid in self.processes(of):
             try:
                 if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     return pid
             except FileNotFoundError:
                 continue
-        raise AssertionError(f"no process plays {node}")
+        raise AssertionError(f"no process runs {node}")
 
     def steps_done(self) -> int:
-        """Lines of metrics so far."""
         return len(self.directory.read_metrics()) if self.directory.metrics.exists() else 0
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Look again and again, for as long as the run goes on."""
+        """Poll until ``condition``; fails if the run ends or hangs."""
         deadline_s = time.monotonic() + self.patience_s
         while not condition():
             self.most_processes = max(self.most_processes, len(self.processes()))
@@ -123,24 +118,24 @@ class ToyRun:
             time.sleep(POLL_S)
 
     def last_words(self) -> str:
-        """Of everybody, for a person who has to find out what it waits for."""
+        """The last lines of all logs and events, to find out why a run hangs."""
         said = {path.name: path.read_text().splitlines() for path in sorted(self.directory.logs.glob("*.log"))}
         said["events"] = list(map(str, self.events))
-        lines = (f"{name}: {line}" for name, all_lines in said.items() for line in all_lines[-WORDS:])
+        lines = (f"{name}: {line}" for name, all_lines in said.items() for line in all_lines[-LOG_LINES:])
         return "\n".join([f"{self.steps_done()} steps done", *lines])
 
     def until_next_step(self) -> None:
-        """Look until one step more is done than now."""
+        """Wait until one more step is done."""
         seen = self.steps_done()
         self.until(lambda: self.steps_done() > seen)
 
     def until_stuck(self) -> None:
-        """Look until many looks in a row have seen no step more."""
+        """Wait until `STUCK_POLLS` polls in a row have seen no new step."""
         seen: list[int] = []
 
         def stuck() -> bool:
             seen.append(self.steps_done())
-            return len(seen) > STUCK_LOOKS and seen[-1] == seen[-STUCK_LOOKS]
+            return len(seen) > STUCK_POLLS and seen[-1] == seen[-STUCK_POLLS]
 
         self.until(stuck)
 
@@ -148,8 +143,8 @@ class ToyRun:
         """
         Stop ``node`` for good while it holds leases; returns its process.
 
-        Once nothing moves, whatever has no result is leased to the one that stands still. Caught between two leases,
-        it is let go and tried again, each time while much is being sampled.
+        Once the run is stuck, every trajectory without a result is leased to the frozen node. If the node held no lease
+        when it was stopped, it is continued, and stopped again while many trajectories are being sampled.
         """
         victim = self.pid_of(node)
         much = self.config.schedule.groups_per_step * self.config.schedule.group_size // 2
@@ -162,7 +157,7 @@ class ToyRun:
             os.kill(victim, signal.SIGCONT)
 
     def assert_adds_up(self) -> None:
-        """Every group that was trained on was trained on once, in order, with one result and one verdict a unit."""
+        """Every trained group was trained once, in order, with one result and one reward per trajectory."""
         records, schedule, steps = self.records(), self.config.schedule, self.config.run.steps
         taken = [record for record in records if isinstance(record, Taken)]
         assert [record.step for record in taken] == list(range(steps))
@@ -182,52 +177,49 @@ class ToyRun:
             assert units <= set(seen)
             assert set(seen.values()) == {1}
 
-    def samples(self) -> list[dict[str, object]]:
-        """Every consumed trajectory whose file is there."""
+    def samples(self) -> list[dict[str, Any]]:
+        """Every consumed trajectory in the sample files."""
         files = sorted(self.directory.samples.glob("*.parquet"))
         return [row for file in files for row in pq.read_table(file, columns=["node"]).to_pylist()]
 
     def audit(self) -> Audit:
-        """What `asyncrl audit` says."""
-        return audit_of(self.directory.path)
+        return read_audit(self.directory.path)
 
     def units_without_result(self) -> int:
-        """Trajectories of admitted groups that no rollout has handed in yet."""
+        """Number of trajectories of admitted groups without a result."""
         records = self.records()
         admitted = sum(isinstance(record, Admitted) for record in records)
         results = sum(isinstance(record, Result) and record.unit.split == "train" for record in records)
         return admitted * self.config.schedule.group_size - results
 
     def kill_node(self, node: str, of: "subprocess.Popen[str] | None" = None) -> None:
-        """As ``kill -9`` or the kernel's out-of-memory killer would."""
         os.kill(self.pid_of(node, of), signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """The machine lost its power: every process at once, `asyncrl run` first."""
+        """Kill every process, `asyncrl run` first, as a power cut would."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):  # Some live for a moment only.
                 os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
     def resume(self, *options: str) -> None:
-        """`asyncrl resume` on what is left."""
+        """`asyncrl resume` of this run."""
         self._start("resume", str(self.directory.path.relative_to(self._folder)), *options)
 
     def start_node(self, role: str, name: str, *options: str) -> "subprocess.Popen[str]":
-        """`asyncrl-node` beside the run, as on another machine."""
+        """Start `asyncrl-node` beside the run, as on another machine."""
         address = self.directory.address.read_text().strip()
         command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address, *options]
         return self.beside("-m", *command)
 
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
-        """`asyncrl drain`, to its end."""
         where = str(self.directory.path.relative_to(self._folder))
         process = self.beside("-m", "asyncrl", "drain", where, node, *options)
         output, errors = process.communicate(timeout=STUCK_S)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def beside(self, *options: str) -> "subprocess.Popen[str]":
-        """Another Python, with these options."""
+        """Start another Python process with these options."""
         process = subprocess.Popen(
             [sys.executable, *options],
             cwd=self._folder,
@@ -240,11 +232,11 @@ class ToyRun:
         return process
 
     def interrupt(self) -> None:
-        """Ctrl-C, as a terminal would: but only to the one in front."""
+        """Ctrl-C, but sent to `asyncrl run` only, not to its children."""
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> "ToyRun":
-        """Wait until it has ended by itself."""
+        """Wait for the end of the run."""
         try:
             self.output, self.errors = self._process.communicate(timeout=STUCK_S)
         except subprocess.TimeoutExpired:
@@ -253,7 +245,7 @@ class ToyRun:
         return self
 
     def kill(self) -> None:
-        """Whatever is left of it."""
+        """Kill all processes that are left."""
         for pid in reversed(self.processes()):
             if self._process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

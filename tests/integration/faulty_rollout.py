@@ -26,11 +26,11 @@ from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.receive import Receiver
 
 FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
-"""Many buckets come after it: more than the kernel would take off the trainer's hands."""
+"""More buckets follow than the kernel's socket buffers hold, so the trainer must wait."""
 
 
 def freeze() -> None:
-    """In a transfer of a group that is kept, not in that of a pair."""
+    """Applies to transfers of the kept group, not of a pair."""
     run = GroupKeeper.run
     num_transfers = 0
 
@@ -45,7 +45,7 @@ def freeze() -> None:
 
 
 class Freezing:
-    """A group whose process is stopped in one of its broadcasts."""
+    """A group that stops its process during a broadcast."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -85,11 +85,11 @@ if __name__ == "__main__":
         case "freezes":
             freeze()
         case "other-shapes":
-            attach.Layout = reshaped  # type: ignore[assignment]
+            attach.Layout = reshaped  # type: ignore[assignment, attr-defined]
         case "other-names":
-            attach.Layout = renamed  # type: ignore[assignment]
+            attach.Layout = renamed  # type: ignore[assignment, attr-defined]
         case "other-buckets":
-            attach.Layout = cut_elsewhere  # type: ignore[assignment]
+            attach.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case fault:

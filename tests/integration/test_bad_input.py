@@ -1,4 +1,4 @@
-"""What a person gets wrong is said in one sentence, with an exit code that tells, and before anything starts."""
+"""User errors give one sentence and a distinct exit code, before anything starts."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ def command(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProc
 
 @pytest.fixture
 def run(toy: Path, tmp_path: Path) -> Toy:
-    """`asyncrl run` of a small file, changed by what the test gives."""
+    """`asyncrl run` of a small file with overrides."""
     (tmp_path / "toy.toml").write_text(CONFIG.format(toy=toy))
 
     def run(*overrides: str) -> subprocess.CompletedProcess[str]:
@@ -43,14 +43,14 @@ def run(toy: Path, tmp_path: Path) -> Toy:
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """A single line on standard error that holds all ``parts``, and the exit code of a mistake."""
+    """One line on standard error with all ``parts``, and the exit code of a configuration error."""
     assert_one_sentence_of(done.stderr, done.returncode, *parts)
 
 
 def assert_one_sentence_of(errors: str, code: int | None, *parts: str) -> None:
     assert code == 78, errors
     (line,) = errors.splitlines()
-    assert line.startswith(("asyncrl: ", "asyncrl-node: "))
+    assert line.startswith("asyncrl: ")
     for part in parts:
         assert part in line, line
 
@@ -58,24 +58,24 @@ def assert_one_sentence_of(errors: str, code: int | None, *parts: str) -> None:
 # ── `asyncrl run`, before anything starts ───────────────────────────────────────────────────
 
 
-def test_an_unknown_key_is_named_with_what_was_meant(run, tmp_path):
+def test_an_unknown_key_is_named_with_a_suggestion(run, tmp_path):
     assert_one_sentence(run("schedule.stalenes=2"), "unknown key 'schedule.stalenes'", "'schedule.staleness'")
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
-def test_values_that_contradict_each_other_are_said(run):
+def test_contradictory_values_are_refused(run):
     assert_one_sentence(run("schedule.group_size=1"), "schedule.group_size is 1", "use at least 2")
 
 
-def test_a_missing_model_is_said(run):
-    assert_one_sentence(run("model.path=nowhere"), "model.path 'nowhere'", "no config.json", "[model.scratch]")
+def test_a_missing_model_is_refused(run):
+    assert_one_sentence(run("model.path=nowhere"), "model.path 'nowhere'", "asyncrl toy step-sums DIR")
 
 
-def test_a_missing_configuration_file_is_said(tmp_path):
+def test_a_missing_configuration_file_is_refused(tmp_path):
     assert_one_sentence(command("asyncrl", "run", "nowhere.toml", cwd=tmp_path), "no such config file: nowhere.toml")
 
 
-def test_a_missing_dataset_is_said(run, tmp_path):
+def test_a_missing_dataset_is_refused(run, tmp_path):
     assert_one_sentence(run("data.train=nowhere.parquet"), "nowhere.parquet")
 
 
@@ -84,7 +84,7 @@ def test_a_missing_column_is_named(run, tmp_path):
     assert_one_sentence(run("data.train=other.parquet"), "other.parquet", "'prompt'", "question")
 
 
-def test_an_empty_dataset_is_said(run, tmp_path):
+def test_an_empty_dataset_is_refused(run, tmp_path):
     columns = {"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}
     pq.write_table(pa.table(columns), tmp_path / "empty.parquet")
     assert_one_sentence(run("data.train=empty.parquet"), "empty.parquet")
@@ -93,7 +93,7 @@ def test_an_empty_dataset_is_said(run, tmp_path):
 # ── a port that is taken ────────────────────────────────────────────────────────────────────
 
 
-def test_a_busy_port_ends_the_run_with_its_number(run):
+def test_a_busy_port_ends_the_run_and_is_named(run):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -109,7 +109,7 @@ def test_a_busy_port_ends_the_run_with_its_number(run):
 # ── `asyncrl-node` ──────────────────────────────────────────────────────────────────────────
 
 
-def test_a_broker_that_is_not_there_is_said(tmp_path):
+def test_an_unreachable_broker_is_reported(tmp_path):
     arguments = ["--role", "reward", "--broker", "tcp://127.0.0.1:1", "--wait", "1"]
     done = command("asyncrl.cli.node", *arguments, cwd=tmp_path)
     assert done.returncode == 69
@@ -122,17 +122,17 @@ def test_a_broker_that_is_not_there_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--role", "reward"], "--broker tcp://HOST:PORT is missing"),
+        (["--role", "reward"], "--broker is missing: a reward needs"),
         (["--role", "broker"], "--config FILE is missing"),
-        (["--role", "trainer", "--broker", "tcp://127.0.0.1:1", "--set", "seed=1"], "are the broker's"),
+        (["--role", "trainer", "--broker", "tcp://127.0.0.1:1", "--set", "seed=1"], "are for the broker only"),
         (["--role", "reward", "--broker", "somewhere"], "'somewhere'"),
     ],
 )
-def test_options_that_do_not_fit_the_role_are_said(tmp_path, arguments, part):
+def test_options_that_do_not_fit_the_role_are_refused(tmp_path, arguments, part):
     assert_one_sentence(command("asyncrl.cli.node", *arguments, cwd=tmp_path), part)
 
 
-def test_an_unknown_role_is_said_with_those_there_are(tmp_path):
+def test_an_unknown_role_is_refused_with_the_known_ones(tmp_path):
     done = command("asyncrl.cli.node", "--role", "cook", cwd=tmp_path)
     assert done.returncode == 2
     assert "'cook' is not one of 'broker', 'rollout', 'reward', 'trainer'" in done.stderr
@@ -171,7 +171,7 @@ def test_a_reward_function_that_never_gives_a_verdict_ends_the_run(start_run, tm
 
 
 @pytest.mark.slow
-def test_a_reward_function_that_is_not_there_ends_the_run_as_a_mistake(start_run):
+def test_a_missing_reward_function_ends_the_run_as_a_configuration_error(start_run):
     run = start_run("reward.function=nowhere.py:judge").end()
     assert_one_sentence_of(run.errors, run.code, "reward.function", "nowhere.py")
     assert not run.directory.path.exists(), "nothing was started"
@@ -179,7 +179,7 @@ def test_a_reward_function_that_is_not_there_ends_the_run_as_a_mistake(start_run
 
 @pytest.mark.slow
 def test_a_reward_function_that_fails_now_and_then_costs_only_those_groups(start_run, tmp_path):
-    """Some trajectories always fail: their groups are dropped with the reason, and others take their place."""
+    """Groups of trajectories that always fail are dropped with the reason, and other groups replace them."""
     body = "assert sample.num_tokens % 16, 'unlucky'\n    return 1.0"
     run = start_run(reward_function(tmp_path, body), steps=4).end()
     assert run.code == 0, run.errors

@@ -1,4 +1,4 @@
-"""The checkpoint that did best on held-out prompts is there at the end, however many came after it."""
+"""The checkpoint that evaluated best is kept to the end of the run."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Nodes that join and leave while a run goes on, and what becomes of the tokens they had written."""
+"""Nodes that join and leave during a run, and the fate of their unfinished tokens."""
 
 import signal
 
@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.messages import Unit
+from tests.integration.conftest import ToyRun
 
 pytestmark = pytest.mark.slow
 
@@ -14,15 +15,15 @@ SLOW = (
     *("sampling.max_tokens=96", "rollout.replicas=1", "rollout.slots=4"),
     *("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false"),
 )
-"""Few completions at a time: there is nearly always an unfinished one."""
+"""Few completions at a time, so that there is nearly always an unfinished one."""
 
 
-def results_of(run, node: str) -> int:
-    """Trajectories of a node that were trained on."""
+def results_of(run: ToyRun, node: str) -> int:
+    """Number of trained trajectories of a node."""
     return sum(row["node"] == node for row in run.samples()) if run.happened("node.joined", node) else 0
 
 
-def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(start_run):
+def test_a_rollout_joins_and_leaves_when_drained_without_losing_a_token(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
     while not unfinished(run):  # Caught between two leases it has nothing to hand over: again, then.
@@ -46,7 +47,7 @@ def test_a_rollout_that_joins_works_and_drained_leaves_with_0_and_no_token_lost(
     run.kill()
 
 
-def test_replicas_of_a_machine_join_are_started_again_and_leave_together(start_run):
+def test_replicas_join_are_restarted_and_leave_together(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     machine = run.start_node("rollout", "machine", "--replicas", "2")
@@ -65,15 +66,15 @@ def test_replicas_of_a_machine_join_are_started_again_and_leave_together(start_r
     run.kill()
 
 
-def unfinished(run) -> dict[Unit, int]:
-    """Tokens on disk of trajectories that were not whole then."""
+def unfinished(run: ToyRun) -> dict[Unit, int]:
+    """Tokens on disk of each trajectory that was unfinished when they were written."""
     return {record.unit: record.summary.num_tokens for record in run.records() if isinstance(record, Progressed)}
 
 
-def test_of_a_killed_rollout_what_it_had_put_on_disk_is_gone_on_with(start_run):
+def test_unfinished_trajectories_of_a_killed_rollout_are_continued_from_disk(start_run):
     run = start_run(*SLOW, "rollout.progress_every_s=0.05", steps=24)
     run.until_next_step()
-    while not any(record.unit in unfinished(run) for record in lost(run)):  # Caught between two leases: again, then.
+    while not any(record.unit in unfinished(run) for record in lost(run)):  # It held no lease: try again.
         run.until_next_step()
         run.until_next_step()
         run.kill_node("rollout-0")
@@ -83,12 +84,12 @@ def test_of_a_killed_rollout_what_it_had_put_on_disk_is_gone_on_with(start_run):
     assert sum(run.audit().tokens_thrown_away.values()) == 0
 
 
-def lost(run) -> list[Reissued]:
-    """What a dead node had in hand."""
+def lost(run: ToyRun) -> list[Reissued]:
+    """Trajectories that were leased again because their node was lost."""
     return [record for record in run.records() if isinstance(record, Reissued) and record.cause == "node_lost"]
 
 
-def test_work_in_hand_outlives_the_broker(start_run):
+def test_unfinished_work_survives_a_restart_of_the_broker(start_run):
     run = start_run(*SLOW, "checkpoint.every_steps=4", steps=12)
     run.until(lambda: run.steps_done() >= 3)
     run.kill_node("broker-0")
@@ -107,7 +108,7 @@ def test_work_in_hand_outlives_the_broker(start_run):
         ("nobody", "asyncrl: there is no node nobody; those that can be drained are: reward-0, rollout-0"),
     ],
 )
-def test_what_cannot_be_drained_is_said_in_a_sentence(start_run, node, sentence):
+def test_a_node_that_cannot_be_drained_is_refused_in_one_sentence(start_run, node, sentence):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     refused = run.drain(node)
@@ -115,7 +116,7 @@ def test_what_cannot_be_drained_is_said_in_a_sentence(start_run, node, sentence)
     run.kill()
 
 
-def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
+def test_a_node_that_does_not_leave_in_time_is_reported(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     joiner = run.start_node("rollout", "joiner")
@@ -123,5 +124,5 @@ def test_a_node_that_does_not_leave_in_time_is_said_to_be_late(start_run):
     joiner.send_signal(signal.SIGSTOP)
     late = run.drain("joiner", "--wait", "1")
     assert late.returncode == 1
-    assert "joiner was asked to leave and has not within 1 s" in late.stderr
+    assert "joiner was asked to leave, but did not within 1 s" in late.stderr
     run.kill()

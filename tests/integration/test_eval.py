@@ -1,4 +1,4 @@
-"""A run's last checkpoint is exported, and what was exported is examined: by commands, as a person would."""
+"""A checkpoint is exported and evaluated with the commands of `asyncrl`."""
 
 import subprocess
 import sys
@@ -8,7 +8,8 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.cli.eval import Examined
+from asyncrl.evaluation.offline import OfflineEvaluation
+from tests.integration.conftest import ToyRun
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ def asyncrl(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def exported(start_run, tmp_path_factory):
-    """The model directory, and the run it is of."""
+    """The exported model directory, and its run."""
     run = start_run("evaluation.samples=2", "evaluation.temperature=1.0", "evaluation.at_start=false", steps=2).end()
     assert run.code == 0, run.errors
     folder = tmp_path_factory.mktemp("exported")
@@ -30,16 +31,16 @@ def exported(start_run, tmp_path_factory):
     return folder / "model", run
 
 
-def examined(exported, toy: Path, *options: object) -> tuple[Examined, Path]:
+def evaluated(exported: tuple[Path, ToyRun], toy: Path, *options: object) -> tuple[OfflineEvaluation, Path]:
     model, _ = exported
     out = model.parent / "answers.parquet"
     run_file = ["--config", toy / "toy.toml", "--set", "rollout.slots=64"]
     done = asyncrl(model.parent, "eval", "model", *run_file, "--out", out, "--json", *options)
     assert done.returncode == 0, done.stderr
-    return msgspec.json.decode(done.stdout, type=Examined), out
+    return msgspec.json.decode(done.stdout, type=OfflineEvaluation), out
 
 
-def test_the_run_measured_pass_at_2(exported):
+def test_the_run_evaluated_pass_at_2(exported):
     _, run = exported
     run.assert_adds_up()
     assert not run.audit().problems
@@ -48,7 +49,7 @@ def test_the_run_measured_pass_at_2(exported):
     assert measured["pass@1"] == measured["avg@2"] == measured["accuracy"] <= measured["pass@2"]
 
 
-def test_the_card_has_the_marks_of_the_run(exported):
+def test_the_card_has_the_metrics_of_the_run(exported):
     model, run = exported
     (measured,) = [event for event in run.events if event["event"] == "eval.finished"]
     card = (model / "README.md").read_text()
@@ -56,8 +57,8 @@ def test_the_card_has_the_marks_of_the_run(exported):
     assert "run `toy`, policy version 2" in card
 
 
-def test_every_held_out_row_is_asked_four_times(exported, toy):
-    found, out = examined(exported, toy, "-k", "4", "--max-tokens", "32")
+def test_every_held_out_row_has_four_completions(exported, toy):
+    found, out = evaluated(exported, toy, "-k", "4", "--max-tokens", "32")
     rows = pq.read_table(out).to_pylist()
     assert (found.samples, found.temperature, found.overall.num_prompts, len(rows)) == (4, 1.0, 16, 64)
     right = [("a" in row["completion"]) for row in rows]
@@ -67,16 +68,16 @@ def test_every_held_out_row_is_asked_four_times(exported, toy):
     assert list(found.by_source) == ["toy"]
 
 
-def test_the_same_seed_gives_the_same_marks(exported, toy):
-    one, other = (examined(exported, toy, "-k", "2", "--max-tokens", "16", "--seed", 5)[0] for _ in range(2))
+def test_the_same_seed_gives_the_same_metrics(exported, toy):
+    one, other = (evaluated(exported, toy, "-k", "2", "--max-tokens", "16", "--seed", 5)[0] for _ in range(2))
     assert one.overall == other.overall
 
 
-def test_a_verifier_that_always_fails_is_no_score_of_zero(exported, toy, tmp_path):
+def test_a_verifier_that_always_fails_does_not_count_as_reward_zero(exported, toy, tmp_path):
     (tmp_path / "bad.py").write_text("def bad(sample): raise RuntimeError('no')\n")
     model, _ = exported
     reward = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--max-tokens", "8"]
     done = asyncrl(tmp_path, "eval", model, "--data", toy / "held_out.parquet", *reward)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "none of 16 completions has a verdict; the first because the function raised RuntimeError: no" in done.stderr
+    assert "none of 16 completions has a verdict; the first failed: the function raised RuntimeError: no" in done.stderr

@@ -28,7 +28,7 @@ GREEDY = Sampling(20, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def path(toy: Path) -> Path:
-    """The toy's tokenizer around a model of four experts."""
+    """A model of four experts with the toy's tokenizer."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     torch.manual_seed(0)
@@ -97,14 +97,14 @@ def samples_of(completions: list[Completion]) -> list[TrainingTrajectory]:
     ]
 
 
-def test_trainer_and_engine_have_one_plan(path) -> None:
+def test_trainer_and_engine_have_the_same_layout(path: Path) -> None:
     learner, engine = Learner(a_config(path), path), make_engine(path)
 
     assert Layout(learner.specs(), 1 << 20).difference(engine.specs()) is None
     assert "model.layers.1.mlp.experts.3.gate_proj.weight" in {spec.name for spec in engine.specs()}
 
 
-def test_after_a_step_the_engine_writes_and_weighs_what_the_trainer_would(path, tmp_path) -> None:
+def test_after_a_step_the_engine_has_the_tokens_and_logprobs_of_the_trainers_model(path: Path, tmp_path: Path) -> None:
     learner, engine = Learner(a_config(path), path), make_engine(path)
     before = sample(engine, GREEDY)
     first = learner.train(samples_of(sample(engine, SAMPLED, 4)), 0)
@@ -124,8 +124,8 @@ def test_after_a_step_the_engine_writes_and_weighs_what_the_trainer_would(path, 
 
 
 @pytest.mark.parametrize(("version", "widest"), [(0, 1e-4), (1, None)])
-def test_an_engine_with_old_weights_shows_as_a_gap(path, version, widest) -> None:
-    """Version 1 is what the engine wrongly says it has."""
+def test_an_engine_with_old_weights_shows_as_a_gap(path: Path, version: int, widest: float | None) -> None:
+    """With ``version`` 1 the engine claims weights that it does not have."""
     learner, engine = Learner(a_config(path), path), make_engine(path)
     old = {name: weight.clone() for name, weight in learner.named_weights()}
     if version:

@@ -1,13 +1,14 @@
-"""A disk that is full ends the run in one sentence; with space again, the run goes on as if nothing had been."""
+"""A full disk ends the run with one sentence; with free space, the run resumes without loss."""
 
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.inspect import audit_of
+from asyncrl.cli.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -23,16 +24,16 @@ mount -o remount,size=500m runs
 echo $? > second.code
 cp -r runs/toy second
 """
-"""A disk of our own, in a namespace of our own: it is gone when the shell ends, so what was on it is copied away."""
+"""Mounts a disk in a mount namespace, which ends with the shell, so the script copies the results away."""
 
 
 @pytest.fixture
-def live(toy: Path, tmp_path: Path):
-    """A run on a disk of ``full``, resumed on a larger one: the folder in which it left its two ends."""
+def live(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Runs on a disk of size ``full``, then resumes on a larger one; returns the folder with both results."""
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "bash"]
     can = [*namespace, "-c", "mount -t tmpfs -o size=64k tmpfs /mnt"]
     if not shutil.which("unshare") or subprocess.run(can, capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody but root mount a disk in a namespace of his own")
+        pytest.skip("this machine does not allow mounting a disk in a user namespace")
     shutil.copy(toy / "toy.toml", tmp_path)
     (tmp_path / "runs").mkdir()
 
@@ -45,7 +46,7 @@ def live(toy: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("full", ["100k", "400k", "700k", "1000k"])
-def test_a_run_that_filled_the_disk_says_so_and_is_resumed_with_space(live, full):
+def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(live, full):
     left = live(full)
 
     assert int((left / "first.code").read_text()) != 0
@@ -62,10 +63,10 @@ def test_a_run_that_filled_the_disk_says_so_and_is_resumed_with_space(live, full
     assert summary is not None
     assert (summary.status, summary.steps) == ("finished", STEPS)
     assert [line["step"] for line in directory.read_metrics()] == list(range(STEPS))
-    assert audit_of(directory.path).problems == []
+    assert read_audit(directory.path).problems == []
 
 
-def test_a_torn_tail_of_a_killed_run_is_told_in_its_events(start_run):
+def test_a_torn_tail_of_a_killed_run_is_reported_as_an_event(start_run):
     run = start_run("checkpoint.every_steps=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 3)
     run.kill_all()

@@ -26,7 +26,7 @@ PROMPT_IDS = [14, 12, 3, 15, 17, 18, 19]
 MAX_TOKENS = 24
 SLOTS = 3
 TOLERANCE = 1e-4
-"""float32, two orders of the same sums."""
+"""Tolerance of float32 sums computed in two orders."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def config(toy: Path) -> Config:
-    """A learning rate at which one step changes what is greedy."""
+    """The learning rate is so large that one step changes the greedy tokens."""
     return decode(
         {
             "model": {"path": str(toy / "model")},
@@ -49,7 +49,6 @@ def config(toy: Path) -> Config:
 
 @pytest.fixture
 def learner(config: Config, toy: Path) -> Learner:
-    """The trainer's model."""
     return Learner(config, toy / "model")
 
 
@@ -64,7 +63,7 @@ def request(seed: int, temperature: float) -> Request:
 
 
 def train_once(learner: Learner) -> dict[str, torch.Tensor]:
-    """One optimizer step, and the weights it made, copied as a transfer would."""
+    """Do one optimizer step; returns a copy of the new weights, as a transfer would."""
     random = np.random.default_rng(0)
     samples = [
         TrainingTrajectory(
@@ -83,7 +82,7 @@ def train_once(learner: Learner) -> dict[str, torch.Tensor]:
 def run_through_a_swap(
     engine: TransformersEngine, weights: Mapping[str, torch.Tensor], requests: list[Request], *, after: int
 ) -> list[Completion]:
-    """Decode ``after`` steps with the old weights, swap, and go on to the end."""
+    """Decode ``after`` steps with the old weights, swap, and decode to the end."""
 
     async def main() -> list[Completion]:
         try:
@@ -111,7 +110,7 @@ def as_sample(completion: Completion) -> TrainingTrajectory:
 
 
 def trainer_logprobs(policy: Policy, completions: list[Completion], temperature: float) -> list[np.ndarray]:
-    """[T] of each completion, as the trainer's own code computes them."""
+    """[T] log-probs of each completion, computed by the trainer's own code."""
     samples = [as_sample(completion) for completion in completions]
     batch = collate(samples, device=policy.device)
     with torch.no_grad():
@@ -135,7 +134,7 @@ def test_the_trainer_computes_the_logprobs_the_engine_sampled_from(toy, learner)
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_tokens_before_and_after_a_swap_have_the_logprobs_of_their_own_version(toy, config, learner, kv):
-    """With ``keep`` the cache is of both versions, so only the first half can be computed by one model alone."""
+    """With ``keep`` the cache mixes both versions, so one model alone can only compute the first half."""
     before = Learner(config, toy / "model").policy
     weights = train_once(learner)
     completions = run_through_a_swap(make_engine(toy, kv), weights, [request(seed, 1.0) for seed in range(3)], after=6)
@@ -153,7 +152,7 @@ def test_tokens_before_and_after_a_swap_have_the_logprobs_of_their_own_version(t
             np.testing.assert_allclose(recorded[cut:], new_logprobs[cut:], atol=TOLERANCE)
 
 
-def test_after_a_swap_greedy_tokens_are_those_of_a_fresh_model_with_these_weights(toy, learner):
+def test_after_a_swap_greedy_tokens_equal_those_of_a_fresh_model_with_the_new_weights(toy, learner):
     weights = train_once(learner)
     (completion,) = run_through_a_swap(make_engine(toy), weights, [request(0, 0.0)], after=5)
     first, _second = completion.spans
@@ -167,8 +166,8 @@ def test_after_a_swap_greedy_tokens_are_those_of_a_fresh_model_with_these_weight
         ids.append(token_id)
 
 
-def test_the_old_model_would_have_written_something_else(toy, learner):
-    """Else the test above would pass without any swap."""
+def test_the_old_model_writes_other_tokens(toy, learner):
+    """Otherwise the test above would pass without a swap."""
     swapped = run_through_a_swap(make_engine(toy), train_once(learner), [request(0, 0.0)], after=5)
     undisturbed = run_through_a_swap(
         make_engine(toy), dict(Policy(toy / "model").named_weights()), [request(0, 0.0)], after=5

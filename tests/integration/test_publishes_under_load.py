@@ -34,7 +34,7 @@ PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15, 16, 17, 18]]
 LOAD = Sampling(max_tokens=150, temperature=1.0)
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 TOLERANCE = 2e-4
-"""float32, two orders of the same sums."""
+"""Tolerance of float32 sums computed in two orders."""
 WEIGHTS = Weights(bucket_bytes=16384)
 
 
@@ -85,7 +85,7 @@ def vllm_engine(path: Path) -> Engine:
 
 
 class Load:
-    """Requests without end, until told to stop; each is counted when it begins and when it is done."""
+    """Sends requests until stopped, and counts them when they start and when they finish."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -103,7 +103,7 @@ class Load:
             self.done.append((request, await self._engine.generate(request)))
 
     async def progress(self, num_tokens: int) -> None:
-        """Return once so many more tokens have been written by those that run now or began since."""
+        """Wait until that many more tokens have been sampled."""
         before = self._num_tokens()
         while self._num_tokens() - before < num_tokens:
             await asyncio.sleep(0.001)
@@ -116,7 +116,7 @@ class Load:
 
 
 def greedy(model: PreTrainedModel, prompt_ids: list[int]) -> list[int]:
-    """What a fresh model writes."""
+    """Greedy completion of a fresh model."""
     token_ids = torch.tensor([prompt_ids])
     with torch.no_grad():
         for _ in range(GREEDY.max_tokens):
@@ -127,9 +127,9 @@ def greedy(model: PreTrainedModel, prompt_ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [transformers_engine, vllm_engine])
-def test_fifty_publishes_lose_nothing_and_every_token_is_of_the_version_it_says(
+def test_fifty_publishes_lose_nothing_and_every_token_has_the_version_of_its_span(
     path: Path, make: Callable[[Path], Engine]
-):
+) -> None:
     torch.set_num_threads(1)
     model, versions = build(), []
     engine = make(path)
@@ -164,7 +164,7 @@ def test_fifty_publishes_lose_nothing_and_every_token_is_of_the_version_it_says(
 
 
 def train(model: PreTrainedModel, versions: list[dict[str, Tensor]]) -> None:
-    """Another policy: the base model, and some noise of its own."""
+    """Another policy: the base model with noise."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(versions[0][name] + torch.randn_like(parameter) * 0.05)
@@ -175,7 +175,7 @@ def train(model: PreTrainedModel, versions: list[dict[str, Tensor]]) -> None:
 def logprobs(
     model: PreTrainedModel, versions: list[dict[str, Tensor]], request: Request, completion: Completion
 ) -> Tensor:
-    """[T] of each token under the version it is said to be from."""
+    """[T] log-probs, each under the version that its span names."""
     token_ids = torch.tensor(completion.completion_ids)
     first = len(request.prompt_ids)
     parts = []

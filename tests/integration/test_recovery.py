@@ -1,10 +1,12 @@
-"""Whatever is killed, however often: the run ends with every step trained on what the data order says, once."""
+"""Whatever is killed, however often, the run trains every step once, on the batch of the data order."""
 
 from random import Random
 
 import pytest
 
 from asyncrl.actor import failpoints
+from asyncrl.node.failpoints import PLACES
+from tests.integration.conftest import ToyRun
 
 pytestmark = pytest.mark.slow
 
@@ -12,8 +14,8 @@ STEPS = 16
 CHECKPOINTS = "checkpoint.every_steps=4"
 
 
-def assert_complete(run) -> None:
-    """It finished, and neither ledger nor metrics know a step twice."""
+def assert_complete(run: ToyRun) -> None:
+    """The run finished, and neither ledger nor metrics hold a step twice."""
     assert run.end().code == 0, (run.errors, run.output)
     assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
     run.assert_adds_up()
@@ -23,12 +25,12 @@ def assert_complete(run) -> None:
     assert run.summary.held_out_accuracy is not None
 
 
-def exits(run) -> list[tuple[str, str]]:
-    """Who died, as the event log tells it."""
+def exits(run: ToyRun) -> list[tuple[str, str]]:
+    """Node and cause of each ``node.exited`` event."""
     return [(event["node"], event["cause"]) for event in run.events if event["event"] == "node.exited"]
 
 
-def test_a_killed_trainer_goes_on_from_its_checkpoint_with_the_same_batches(start_run):
+def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
     run.kill_node("trainer-0")
@@ -38,7 +40,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint_with_the_same_batches(star
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
-def test_when_a_rank_of_the_trainer_is_killed_all_of_them_go_on_from_the_checkpoint(start_run):
+def test_when_one_rank_of_the_trainer_is_killed_all_restart_from_the_checkpoint(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
     run.kill_node("trainer-0-rank-1")
@@ -50,7 +52,7 @@ def test_when_a_rank_of_the_trainer_is_killed_all_of_them_go_on_from_the_checkpo
     assert second == ("trainer-0", "was killed by SIGKILL")
 
 
-def test_a_killed_broker_starts_again_where_it_was(start_run):
+def test_a_killed_broker_restarts_at_its_old_address(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
     run.kill_node("broker-0")
@@ -77,7 +79,7 @@ def test_a_run_whose_every_process_was_killed_can_be_resumed(start_run):
     assert_complete(run)
 
 
-def test_killed_again_and_again_it_still_adds_up(start_run):
+def test_a_run_killed_many_times_still_adds_up(start_run):
     run = start_run(CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
     for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):
         run.until(lambda step=step: run.steps_done() >= step)
@@ -85,8 +87,8 @@ def test_killed_again_and_again_it_still_adds_up(start_run):
     assert_complete(run)
 
 
-@pytest.mark.parametrize("place", failpoints.PLACES)
-def test_death_at_any_place_of_the_protocol_loses_and_repeats_nothing(start_run, tmp_path, place):
+@pytest.mark.parametrize("place", PLACES)
+def test_death_at_any_point_of_the_protocol_loses_and_repeats_nothing(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
     plan = f"{place}:{passes}:{tmp_path / 'died'}"
     run = start_run(CHECKPOINTS, steps=STEPS, environment={failpoints.VARIABLE: plan})
@@ -103,14 +105,14 @@ def test_a_complete_run_is_not_resumed(start_run):
     assert "is complete (1 steps): there is nothing to resume" in run.errors
 
 
-def test_a_complete_run_goes_on_to_a_later_end(start_run):
+def test_a_complete_run_can_be_extended(start_run):
     run = start_run(steps=3).end()
     assert run.summary.steps == 3
     run.resume("--steps", str(STEPS))
     assert_complete(run)
 
 
-def test_at_staleness_0_a_run_that_was_killed_ends_with_the_very_same_weights(start_run):
+def test_at_staleness_0_a_killed_run_ends_with_identical_weights(start_run):
     # One completion at a time: which others are decoded beside it, a matter of microseconds, changes its last bits.
     settings = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "checkpoint.every_steps=3")
 

@@ -1,4 +1,4 @@
-"""`asyncrl run` with real processes: what it leaves behind adds up, and a killed rollout does not end it."""
+"""`asyncrl run` with real processes: its records are consistent, and a killed rollout does not end it."""
 
 import os
 import signal
@@ -27,14 +27,14 @@ STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 
 @pytest.fixture(scope="module")
 def finished(start_run):
-    """One run that nobody disturbs. Every test here looks at what it left."""
+    """One undisturbed run, shared by the tests of its records."""
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
     return run.end()
 
 
 def peak_open(records: Iterable[AnyRecord]) -> int:
-    """Most groups admitted and not yet retired, from nothing but the ledger."""
+    """Most groups open at once, counted from the ledger alone."""
     open_groups: set[int] = set()
     taken: dict[int, list[int]] = {}
     peak = 0
@@ -56,7 +56,7 @@ def peak_open(records: Iterable[AnyRecord]) -> int:
 # ── a run that nobody disturbs ──────────────────────────────────────────────────────────────
 
 
-def test_it_finishes_with_exit_code_0(finished):
+def test_the_run_finishes_with_exit_code_0(finished):
     assert finished.code == 0, finished.errors
     assert finished.errors == ""
 
@@ -87,7 +87,7 @@ def test_the_ledger_adds_up(finished):
     assert versions == list(range(STEPS + 1))
 
 
-def test_the_audit_finds_what_the_run_says_of_itself(finished):
+def test_the_audit_agrees_with_the_summary(finished):
     result = CliRunner().invoke(main, ["audit", "--json", str(finished.directory.path)])
     assert result.exit_code == 0, result.output
     audit = msgspec.json.decode(result.output, type=Audit)
@@ -128,14 +128,14 @@ def test_some_trajectories_were_written_by_more_than_one_version(finished):
         assert versions == sorted(set(versions))
 
 
-def test_the_metrics_have_a_line_a_step(finished):
+def test_the_metrics_have_one_line_per_step(finished):
     lines = finished.directory.read_metrics()
     assert [line["step"] for line in lines] == list(range(STEPS))
     assert [line["version"] for line in lines] == list(range(STEPS))
     assert all(line["staleness_max"] <= 1 for line in lines)
 
 
-def test_the_events_tell_the_story(finished):
+def test_the_events_record_the_course_of_the_run(finished):
     kinds = Counter(event["event"] for event in finished.events)
     assert kinds["run.started"] == kinds["run.finished"] == 1
     assert kinds["version.live"] == STEPS + 1
@@ -145,7 +145,7 @@ def test_the_events_tell_the_story(finished):
     assert finished.events[-1]["event"] == "run.finished" or kinds["run.finished"]
 
 
-def test_the_screen_has_a_line_a_step_and_ends_with_where_things_are(finished):
+def test_the_output_has_one_line_per_step_and_ends_with_the_paths(finished):
     lines = finished.output.splitlines()
     assert sum(line.startswith("step ") for line in lines) == STEPS
     assert lines[-4].startswith(f"finished: {STEPS} of {STEPS} steps")
@@ -167,7 +167,7 @@ def test_the_resolved_configuration_is_kept(finished):
 
 
 @pytest.mark.slow
-def test_a_rollout_killed_in_the_middle_does_not_end_the_run(start_run):
+def test_a_killed_rollout_does_not_end_the_run(start_run):
     run = start_run("weights.deadline_s=5", steps=16)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.freeze_at_work("rollout-0"), signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_staleness_0_is_synchronous(start_run):
 
 
 @pytest.mark.slow
-def test_without_partial_rollout_every_trajectory_has_one_author(start_run):
+def test_without_partial_rollout_every_trajectory_has_one_version(start_run):
     run = start_run("schedule.partial_rollout=false", steps=6).end()
     assert run.code == 0, run.errors
     assert all(len(row["spans"]) == 1 for row in pq.read_table(run.directory.samples).to_pylist())

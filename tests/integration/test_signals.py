@@ -1,8 +1,9 @@
-"""What SIGTERM and Ctrl-C do to real processes."""
+"""SIGTERM, SIGSTOP and Ctrl-C on real processes."""
 
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 LONG = 400
-"""Steps: more than are done before the signal comes."""
+"""Number of steps; more than are done before the signal."""
 
 
 def is_alive(pid: int) -> bool:
@@ -21,14 +22,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, "too late"
         time.sleep(0.05)
 
 
-def test_ctrl_c_ends_every_process_and_says_interrupted(start_run):
+def test_ctrl_c_ends_every_process_and_reports_an_interruption(start_run):
     run = start_run(steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
     pids = run.processes()
@@ -43,7 +44,7 @@ def test_ctrl_c_ends_every_process_and_says_interrupted(start_run):
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_ctrl_c_while_everything_still_loads_ends_it_too(start_run):
+def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     run = start_run(steps=LONG)
     run.until(run.directory.address.exists)
     pids = run.processes()
@@ -56,7 +57,7 @@ def test_ctrl_c_while_everything_still_loads_ends_it_too(start_run):
 
 
 def test_a_rollout_told_to_stop_drains_and_exits_with_0(start_run):
-    """It hands over what it has, and stays away: the other one goes on."""
+    """The drained rollout returns its work and is not restarted; the other one continues."""
     run = start_run("rollout.replicas=2", steps=24)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.pid_of("rollout-0"), signal.SIGTERM)
@@ -84,12 +85,12 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
 
 WEDGED = """
 import asyncio, sys, time
-from asyncrl.client.handshake import beat, identity, join
+from asyncrl.client.handshake import send_beats, identity, join
 from asyncrl.messages import Beat
 
 async def main():
     link, welcome = await join(sys.argv[1], identity("reward", "wedged"), 10.0)
-    beats = asyncio.create_task(beat(link, welcome.beat_s, Beat))
+    beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     await asyncio.sleep(2 * welcome.beat_s)
     print(time.time(), flush=True)
     time.sleep(3600)
@@ -99,7 +100,7 @@ asyncio.run(main())
 
 
 def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start_run):
-    """Its process runs, and so do the threads of its sockets: but a beat is the loop's own."""
+    """The process and its socket threads still run, but the event loop sends the heartbeats."""
     run = start_run(steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     node = run.beside("-c", WEDGED, run.directory.address.read_text().strip())
@@ -112,7 +113,7 @@ def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start
     run.kill()
 
 
-def test_when_the_supervisor_is_killed_nobody_is_left_behind(start_run):
+def test_when_the_supervisor_is_killed_every_process_ends(start_run):
     run = start_run(steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     supervisor, *others = run.processes()

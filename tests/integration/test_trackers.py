@@ -1,11 +1,11 @@
-"""Whatever a tracker does, the run goes on to its end, and says so."""
+"""A failing tracker is reported and never ends the run."""
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
 STEPS = 300
-"""Enough for trackers to start, fail and start again meanwhile."""
+"""Enough steps for trackers to start, fail and restart."""
 
 TRACKER = """
 import json
@@ -53,13 +53,13 @@ def dies():
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory) -> str:
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("own") / "trackers.py"
     path.write_text(TRACKER)
     return str(path)
 
 
-def test_trackers_that_raise_hang_and_die_stop_no_run(start_run, own):
+def test_trackers_that_raise_hang_or_die_do_not_stop_the_run(start_run, own):
     use = [f"{own}:{manner}" for manner in ("refuses", "hangs", "dies")]
     run = start_run(f"trackers.use={use}", "trackers.timeout_s=1", "supervisor.max_restarts=1", steps=STEPS)
     for manner, times in (("refuses", 2), ("hangs", 1), ("dies", 1)):
@@ -76,10 +76,10 @@ def test_trackers_that_raise_hang_and_die_stop_no_run(start_run, own):
     assert "tracker-refuses exited with 70" in run.output
 
 
-def test_a_tracker_that_does_not_finish_is_left_behind_and_can_be_gone_on_with(start_run, own):
+def test_a_tracker_that_does_not_finish_is_ended_and_can_be_continued(start_run, own):
     run = start_run(f"trackers.use=['{own}:lingers']", steps=2).end()
     assert run.code == 0, (run.errors, run.output)
-    assert "tracker-lingers has not finished; asyncrl track goes on where it stopped" in run.output
+    assert "tracker-lingers has not finished; asyncrl track continues where it stopped" in run.output
 
 
 def test_a_run_without_its_tracker_installed_does_not_start(start_run):

@@ -1,7 +1,8 @@
-"""What a run exports is what vLLM serves: its greedy answers are those of plain transformers."""
+"""vLLM loads an exported model and gives the greedy answers of plain transformers."""
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import make_model
+from tests.integration.conftest import ToyRun
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -25,8 +27,8 @@ def asyncrl(*arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def exported(start_run, tmp_path_factory) -> Path:
-    """Of a run whose steps are large enough to change what greedy decoding writes."""
+def exported(start_run: Callable[..., ToyRun], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model of a run whose steps are large enough to change the greedy tokens."""
     folder = tmp_path_factory.mktemp("exported")
     make_model(folder / "base", head_dim=32)  # Heads that vLLM can decode on a CPU.
     run = start_run(f'model.path="{folder / "base"}"', "trainer.lr=0.01", 'data.held_out=""', steps=3).end()
@@ -48,7 +50,7 @@ def by_transformers(model_path: Path, prompts: list[str]) -> list[str]:
     return texts
 
 
-def test_vllm_loads_what_was_exported_and_answers_as_plain_transformers_do(exported, toy):
+def test_vllm_loads_the_export_and_answers_as_transformers_does(exported, toy):
     out = exported.parent / "answers.parquet"
     asked = ["--data", toy / "held_out.parquet", "--max-tokens", TOKENS, "--reward", f"{toy}/reward.py:count_of_a"]
     settings = [part for setting in VLLM for part in ("--set", setting)]

@@ -1,4 +1,4 @@
-"""A whole run whose rollout is vLLM: whatever part of it is killed, the run goes on and nothing is lost."""
+"""A whole run with vLLM: whichever of its processes is killed, the run continues and loses nothing."""
 
 import os
 import select
@@ -17,18 +17,18 @@ VLLM = (
 )
 ENGINE_CORE = "VLLM::EngineCore"
 LOADING_S = 300.0
-"""vLLM needs half a minute of two cores to start, and may have to share them."""
+"""Seconds; vLLM needs half a minute of two cores to start, and may have to share them."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy's, with heads that vLLM can decode on a CPU."""
+    """The toy's model, with a head size that vLLM can decode on a CPU."""
     path = tmp_path_factory.mktemp("toy") / "model"
     make_model(path, head_dim=32)
     return path
 
 
-def test_a_run_goes_on_after_its_node_or_its_engine_is_killed_and_nothing_is_left_of_either(start_run, model):
+def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_left(start_run, model):
     run = start_run(*VLLM, f'model.path="{model}"', "broker.node_ttl_s=4", "evaluation.every_versions=0", steps=100_000)
     run.patience_s = LOADING_S
     run.until(lambda: run.steps_done() >= 2)

@@ -1,19 +1,20 @@
-"""An engine that exists already, attached to a broker over real sockets, and detached again."""
+"""An existing engine is attached to a broker over real sockets, and detached again."""
 
 import asyncio
 import threading
 
 import msgspec
 
+from asyncrl.actor.message import Message
 from asyncrl.actor.zmq_link import ZmqHub
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json
 from asyncrl.messages import (
+    CODEC,
     PROTOCOL,
     Bye,
     Hello,
     Lease,
-    Message,
     Prompt,
     Put,
     Ready,
@@ -39,8 +40,8 @@ LEASE = Lease(
 )
 
 
-async def heard(hub: ZmqHub, kind: type[Message]) -> tuple[str, Message]:
-    """The next message of a kind; what comes before it is passed over."""
+async def received(hub: ZmqHub, kind: type[Message]) -> tuple[str, Message]:
+    """The next message of a kind; earlier messages are skipped."""
     while True:
         peer, message = await hub.receive()
         if isinstance(message, kind):
@@ -51,22 +52,22 @@ def test_a_host_rolls_out_with_its_own_engine_and_leaves_when_cancelled() -> Non
     engine = FakeEngine(num_tokens=3)
 
     async def scene() -> list[str]:
-        broker, spool = ZmqHub("tcp://127.0.0.1:0"), ZmqHub("tcp://127.0.0.1:0")
+        broker, spool = ZmqHub("tcp://127.0.0.1:0", CODEC), ZmqHub("tcp://127.0.0.1:0", CODEC)
         try:
             async with asyncio.timeout(60.0):
                 attached = asyncio.create_task(attach(engine, broker.address, "server-1", slots=4))
-                peer, hello = await heard(broker, Hello)
+                peer, hello = await received(broker, Hello)
                 assert isinstance(hello, Hello)
                 assert (hello.protocol, hello.role, hello.node) == (PROTOCOL, "rollout", "server-1")
                 broker.send(peer, Welcome(1, "runs/x", to_json(CONFIG), spool.address, beat_s=0.05))
-                _, ready = await heard(broker, Ready)
+                _, ready = await received(broker, Ready)
                 assert ready == Ready(Layout(engine.specs(), CONFIG.weights.bucket_bytes).hash)
                 broker.send(peer, LEASE)
-                _, put = await heard(spool, Put)
+                _, put = await received(spool, Put)
                 assert isinstance(put, Put)
                 attached.cancel()
                 await asyncio.wait([attached])
-                await heard(broker, Bye)
+                await received(broker, Bye)
                 return [msgspec.msgpack.decode(item.payload, type=Trajectory).node for item in put.items]
         finally:
             await broker.aclose()

@@ -52,8 +52,8 @@ def test_an_error_of_ours_is_one_sentence_and_its_exit_code(start, error, code):
     process = start(f"    raise errors.{error}('this and that')")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code
-    logged, said = errors.splitlines()
-    assert said == "asyncrl: this and that"
+    logged, printed = errors.splitlines()
+    assert printed == "asyncrl: this and that"
     assert '"event": "node.failed"' in logged
     assert '"node": "rollout-7"' in logged
 

@@ -1,7 +1,8 @@
-"""A trainer of several processes: what becomes of it when one of them does not come to train."""
+"""A trainer of several processes fails at once when a rank dies before the group is formed."""
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,7 @@ from asyncrl.errors import RankDied
 from asyncrl.messages import Welcome
 from asyncrl.node import ranks
 from asyncrl.node.ranks import with_ranks
+from asyncrl.trainer.ranks.ranks import Ranks
 
 WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
 JOINS_AND_DIES = """
@@ -27,15 +29,20 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(60)
-def test_a_rank_that_dies_before_the_group_is_formed_is_named_and_not_waited_for(monkeypatch) -> None:
+def test_a_rank_that_dies_before_the_group_is_formed_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
 
     def dying(_who: object, rank: int, address: str, _store: object) -> Child:
         return Child(f"trainer-0-rank-{rank}", [sys.executable, "-c", JOINS_AND_DIES, address], None, {})
 
+    async def load(form: Callable[[], Ranks], _: object) -> None:
+        await asyncio.to_thread(form)
+
     async def main() -> None:
         monkeypatch.setattr(ranks, "_child", dying)
         with pytest.raises(RankDied, match="trainer-0-rank-1 exited with 3"):
-            await with_ranks(config, identity("trainer", "trainer-0"), WELCOME, lambda form, _: asyncio.to_thread(form))
+            await with_ranks(config, identity("trainer", "trainer-0"), WELCOME, load)
 
     asyncio.run(main())  # ends the thread that waits for the group

@@ -1,4 +1,4 @@
-"""How a process runs an actor: beats beside it, until it ends or is told to stop."""
+"""An actor runs with heartbeats until it ends or the process is told to stop."""
 
 import asyncio
 import weakref
@@ -8,13 +8,13 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import EngineError, LinkReset
 from asyncrl.messages import Beat, Bye
-from asyncrl.node.runner import loading, serve
+from asyncrl.node.runner import load_with_beats, serve
 
 PEER = "r-0.1"
 
 
 class FakeActor:
-    """Runs until it is told to."""
+    """Runs until ``may_end`` is set."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -30,7 +30,7 @@ class FakeActor:
 
 
 async def last(hub: MemoryHub) -> object:
-    """The last message on the hub: everything before it is a beat."""
+    """The next message that is no beat."""
     while isinstance(message := (await hub.receive())[1], Beat):
         pass
     return message
@@ -42,7 +42,9 @@ def test_beats_come_from_the_actor_until_it_ends():
         link = hub.connect(PEER)
         serving = asyncio.create_task(serve(actor, link, beat_s=0.001, stopping=asyncio.Event()))
         for _ in range(3):
-            assert (await hub.receive())[1].busy_s == 4.0
+            _, beat = await hub.receive()
+            assert isinstance(beat, Beat)
+            assert beat.busy_s == 4.0
         actor.may_end.set()
         await serving
         assert await last(hub) == Bye("done")
@@ -51,7 +53,7 @@ def test_beats_come_from_the_actor_until_it_ends():
     asyncio.run(main())
 
 
-def test_told_to_stop_it_drains_first():
+def test_a_stopped_node_drains_first():
     async def main():
         hub, actor, stopping, drained = MemoryHub(), FakeActor(), asyncio.Event(), asyncio.Event()
         link = hub.connect(PEER)
@@ -68,7 +70,7 @@ def test_told_to_stop_it_drains_first():
     asyncio.run(main())
 
 
-def test_an_actor_that_fails_says_so_in_its_last_word():
+def test_an_actor_that_fails_sends_its_error_in_the_bye():
     async def main():
         hub, actor = MemoryHub(), FakeActor()
         actor.error = EngineError("out of memory")
@@ -90,7 +92,7 @@ def test_while_a_model_loads_beats_go_on():
             asyncio.run_coroutine_threadsafe(beaten.wait(), loop).result(10)
             return "model"
 
-        task = asyncio.create_task(loading(link, 0.001, load))
+        task = asyncio.create_task(load_with_beats(link, 0.001, load))
         assert isinstance((await hub.receive())[1], Beat)
         beaten.set()
         assert await task == "model"
@@ -98,17 +100,17 @@ def test_while_a_model_loads_beats_go_on():
     asyncio.run(main())
 
 
-def test_what_was_loaded_before_and_is_not_used_any_more_is_gone_when_the_next_loads():
+def test_an_unused_model_is_freed_before_the_next_one_loads():
     class Model:
         def __init__(self) -> None:
             self.itself = self
 
     async def main():
         link = MemoryHub().connect(PEER)
-        before = weakref.ref(await loading(link, 60, Model))
+        before = weakref.ref(await load_with_beats(link, 60, Model))
         assert before() is not None, "it refers to itself: only the collector can let it go"
         await asyncio.sleep(0)  # Until here the loop holds what it has just given us.
-        assert await loading(link, 60, lambda: before() is None)
+        assert await load_with_beats(link, 60, lambda: before() is None)
 
     asyncio.run(main())
 
@@ -119,7 +121,7 @@ def test_a_load_that_fails_is_raised_and_beats_end():
             raise LinkReset("no")
 
         with pytest.raises(LinkReset):
-            await loading(MemoryHub().connect(PEER), 60, load)
+            await load_with_beats(MemoryHub().connect(PEER), 60, load)
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -1,4 +1,4 @@
-"""A made-up run of ten steps on disk, as the broker would have left it."""
+"""A synthetic run directory of ten steps, in the format the broker writes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ MakeRun = Callable[..., RunDirectory]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Writes one. Each step takes 2 s and trains on 1000 tokens; the reward of step s is s / 10."""
+    """Factory of run directories. Each step takes 2 s and trains on 1000 tokens; the reward of step s is s / 10."""
 
     def make(name: str = "tiny", staleness: float = 1.0) -> RunDirectory:
         now = [1_700_000_000.0]
@@ -63,7 +63,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture
 def summary() -> Callable[..., RunSummary]:
-    """Builds the summary of such a run."""
+    """Factory of summaries that match `make_run`."""
 
     def build(**fields: object) -> RunSummary:
         values = {

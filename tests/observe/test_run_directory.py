@@ -9,7 +9,7 @@ from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 
-def test_a_taken_name_gets_a_number_and_nothing_is_written_over(tmp_path: Path) -> None:
+def test_an_existing_name_gets_a_number_and_nothing_is_overwritten(tmp_path: Path) -> None:
     names = [RunDirectory.create(tmp_path / "runs", "sums").path.name for _ in range(3)]
 
     assert names == ["sums", "sums-2", "sums-3"]
@@ -26,13 +26,13 @@ def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match=r"run\.dir .*runs is a file, not a folder"):
         RunDirectory.create(tmp_path / "runs", "sums")
-    with pytest.raises(ConfigError, match=r"cannot make the run directory .*: Not a directory"):
+    with pytest.raises(ConfigError, match=r"cannot create the run directory .*: Not a directory"):
         RunDirectory.create(tmp_path / "runs" / "deeper", "sums")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x"])
 def test_a_run_stays_below_the_folder_of_runs(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"run\.name is '.*': expected the name of one folder"):
+    with pytest.raises(ConfigError, match=r"run\.name is '.*': expected the name of a single folder"):
         RunDirectory.create(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +77,7 @@ def test_no_summary_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
         directory.read_summary()
 
 
-def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[..., RunSummary]) -> None:
+def test_reopening_a_run_deletes_its_summary(tmp_path: Path, summary: Callable[..., RunSummary]) -> None:
     directory = RunDirectory.create(tmp_path, "sums")
     directory.config.write_text("")
     directory.write_summary(summary())
@@ -89,13 +89,13 @@ def test_a_run_that_goes_on_has_no_summary(tmp_path: Path, summary: Callable[...
     assert again.logs.is_dir()
 
 
-def test_what_is_no_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run to resume: .*config\.toml does not exist"):
         RunDirectory.reopen(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_configuration_whole(tmp_path: Path) -> None:
-    """A broker that starts again writes it anew: half of one could not be resumed."""
+    """A restarting broker rewrites config.toml; a run with a partial one could not be resumed."""
     directory = RunDirectory.create(tmp_path, "sums")
     directory.write_config("seed = 7\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.observe.run_record import HeldOut, read_run
+from asyncrl.observe.run_record import EvaluationEvent, read_run
 
 MakeRun = Callable[..., RunDirectory]
 
@@ -19,10 +19,10 @@ def test_a_finished_run_is_read_whole(make_run: MakeRun, summary: Callable[..., 
     assert (record.name, record.status, record.cause, record.wall_s) == ("tiny", "finished", "", 20.0)
     assert record.config == {"run.steps": 10, "model.path": "models/tiny", "schedule.staleness": 1.0}
     assert record.curve("reward")[:3] == [(0, 0.0), (1, 0.1), (2, 0.2)]
-    assert record.held_out() == [HeldOut(0, 0.25, 64, 0.0), HeldOut(10, 0.75, 64, 20.0)]
+    assert record.evaluations() == [EvaluationEvent(0, 0.25, 64, 0.0), EvaluationEvent(10, 0.75, 64, 20.0)]
 
 
-def test_a_run_that_goes_on_is_read_as_far_as_it_is(make_run: MakeRun) -> None:
+def test_a_running_run_is_read_up_to_its_last_complete_line(make_run: MakeRun) -> None:
     directory = make_run()
     with directory.metrics.open("ab") as file:
         file.write(b'{"step": 10, "rew')
@@ -31,16 +31,16 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(make_run: MakeRun) -> None:
     assert record.status == "open"
     assert record.wall_s == 20.0
     assert len(record.metrics) == 10
-    assert record.notes == ["summary.json is not there yet: the run is still going, or it was killed"]
+    assert record.notes == ["summary.json does not exist yet: the run is still running, or it was killed"]
 
 
-def test_an_empty_directory_is_notes_and_nothing_else(tmp_path: Path) -> None:
+def test_an_empty_directory_gives_notes_only(tmp_path: Path) -> None:
     record = read_run(tmp_path)
 
     assert record.status == "open"
     assert record.notes == [
         "config.toml is missing",
-        "summary.json is not there yet: the run is still going, or it was killed",
+        "summary.json does not exist yet: the run is still running, or it was killed",
         "metrics.jsonl is missing or empty",
         "events.jsonl is missing or empty",
     ]
@@ -61,7 +61,7 @@ def test_damaged_files_are_notes_and_the_others_are_read(make_run: MakeRun) -> N
     assert len(record.metrics) == 10
 
 
-def test_without_a_summary_the_last_event_says_how_it_ended(make_run: MakeRun) -> None:
+def test_without_a_summary_the_status_comes_from_the_last_event(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("run.finished", status="failed", cause="out of memory")
     assert (read_run(directory.path).status, read_run(directory.path).cause) == ("failed", "out of memory")
@@ -70,7 +70,7 @@ def test_without_a_summary_the_last_event_says_how_it_ended(make_run: MakeRun) -
     assert (read_run(directory.path).status, read_run(directory.path).cause) == ("open", "")
 
 
-def test_what_is_not_a_finite_number_is_not_a_point(tmp_path: Path) -> None:
+def test_only_finite_numbers_are_points(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     for step, kl in enumerate([0.1, float("nan"), "high", True, None, 0.6]):
         directory.append_metrics({"step": step, "kl": kl})  # type: ignore[dict-item]
@@ -96,9 +96,9 @@ def test_a_version_evaluated_again_counts_once(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("eval.finished", policy_version=10, accuracy=0.8, num_prompts=64)
 
-    assert read_run(directory.path).held_out()[1:] == [HeldOut(10, 0.8, 64, None)]
+    assert read_run(directory.path).evaluations()[1:] == [EvaluationEvent(10, 0.8, 64, None)]
 
 
-def test_what_is_not_there_is_no_run(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such run: .*nowhere is not a directory"):
         read_run(tmp_path / "nowhere")

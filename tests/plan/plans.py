@@ -1,20 +1,20 @@
-"""A plan whose figures can be worked out on paper."""
+"""Small plans for tests; the results of `a_plan` can be computed by hand."""
 
 from typing import Any
 
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.numbers import Plan
-from asyncrl.plan.outcome import SimulationResult
 from asyncrl.plan.plan_file import changed, decode
-from asyncrl.plan.simulate import simulate
+from asyncrl.plan.result import SimulationResult
+from asyncrl.plan.sections import Plan
+from asyncrl.plan.simulate import Simulation, simulate
 
 
 def a_plan(changes: dict[str, Any] | None = None) -> Plan:
     """
-    One device samples and one trains; two groups of two completions a step, each of 100 tokens.
+    One rollout device and one trainer device; a step takes two groups of two completions of 100 tokens.
 
-    A decode step takes 0.1 s with any number running, and four fit: a batch is generated in 10 s. Its 400 tokens are
-    trained in 4 s.
+    A decode step takes 0.1 s for any number of completions, and four fit, so a batch is generated in 10 s. Its 400
+    tokens are trained in 4 s.
     """
     raw: dict[str, Any] = {
         "devices": 2,
@@ -28,7 +28,7 @@ def a_plan(changes: dict[str, Any] | None = None) -> Plan:
 
 
 def spread_out(changes: dict[str, Any] | None = None) -> Plan:
-    """Four replicas and uneven lengths: nothing for paper."""
+    """Four replicas and random lengths."""
     plan = {
         "devices": 8,
         "lengths": {"median": 100, "sigma": 1.0, "max_tokens": 1000},
@@ -44,5 +44,13 @@ def spread_out(changes: dict[str, Any] | None = None) -> Plan:
 
 
 def outcome(plan: Plan) -> SimulationResult:
-    """Simulated."""
     return simulate(plan, inputs(plan))
+
+
+def finished(plan: Plan, steps: int) -> Simulation:
+    """A simulation run until the scheduler has finished."""
+    simulation = Simulation(plan, inputs(plan), steps)
+    simulation.advance_to(steps)
+    while not simulation.cluster.scheduler.is_finished and simulation.cluster.events.advance():
+        pass
+    return simulation

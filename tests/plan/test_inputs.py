@@ -1,4 +1,4 @@
-"""From numbers to lengths and lines."""
+"""Lengths and speeds derived from a plan."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.plan.inputs import inputs
+from asyncrl.plan.lengths import Lognormal
 from asyncrl.plan.simulated.colocated import generate_s
 from tests.plan.plans import a_plan, spread_out
 
@@ -14,6 +15,8 @@ def test_mean_median_and_p99_describe_one_lognormal():
     by_median = inputs(a_plan({"lengths": {"median": 100.0, "sigma": 0.5, "max_tokens": 10**6}})).lengths
     by_p99 = inputs(a_plan({"lengths": {"median": 100.0, "p99": 320.0, "max_tokens": 10**6}})).lengths
     by_mean = inputs(a_plan({"lengths": {"mean": 200.0, "sigma": 0.5, "max_tokens": 10**6}})).lengths
+    assert isinstance(by_median, Lognormal)
+    assert isinstance(by_p99, Lognormal)
     assert by_median.mu == by_p99.mu == pytest.approx(math.log(100))
     assert by_p99.sigma == pytest.approx(0.5, rel=1e-3)
     assert by_mean.mean == pytest.approx(200)

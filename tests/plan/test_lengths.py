@@ -1,4 +1,4 @@
-"""Lengths drawn and lengths recorded."""
+"""Drawn and recorded completion lengths."""
 
 import math
 import random
@@ -24,14 +24,14 @@ def test_the_mean_is_that_of_the_draws_after_the_cut():
     assert max(tokens) == 400
 
 
-def test_without_spread_all_are_as_long_as_the_median():
+def test_without_spread_all_completions_have_the_median_length():
     lengths = Lognormal(math.log(100), 0.0, 400)
     assert drawn(lengths, 1) == [[100] * 4]
     assert lengths.mean == pytest.approx(100)
     assert Lognormal(math.log(500), 0.0, 400).mean == 400
 
 
-def test_a_prompt_that_decides_everything_makes_equal_completions():
+def test_a_prompt_share_of_one_makes_completions_of_a_group_equally_long():
     groups = drawn(Lognormal(math.log(100), 1.0, 10**6, prompt_share=1.0), 50)
     assert all(len(set(group)) == 1 for group in groups)
     assert len({group[0] for group in groups}) > 25
@@ -45,7 +45,7 @@ def test_recorded_groups_stay_together_and_others_are_drawn_from_one():
     assert recorded.mean == 73 / 4
 
 
-def test_samples_of_a_run_are_read_by_step_and_group(tmp_path: Path):
+def test_samples_of_a_run_are_read_by_step_and_group(tmp_path: Path) -> None:
     for step in (0, 1):
         columns = {"step": [step] * 3, "group_id": [7, 7, 8], "num_tokens": [1, 2, 0], "reward": [0.0] * 3}
         pq.write_table(pa.table(columns), tmp_path / f"step_{step:06d}.parquet")
@@ -53,7 +53,7 @@ def test_samples_of_a_run_are_read_by_step_and_group(tmp_path: Path):
     assert read_samples(tmp_path / "step_000001.parquet").groups == [[1, 2], [1]]
 
 
-def test_samples_that_are_none_are_refused_in_one_sentence(tmp_path: Path):
+def test_other_files_than_samples_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trajectories in"):
         read_samples(tmp_path)
     pq.write_table(pa.table({"length": [1]}), tmp_path / "other.parquet")

@@ -1,4 +1,4 @@
-"""Plans that work, and one sentence for each that cannot."""
+"""Valid plan files, and one sentence for each invalid one."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_samples_are_looked_for_beside_the_plan(tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_work_is_refused_in_one_sentence(changes, message):
+def test_a_contradictory_plan_is_refused_in_one_sentence(changes, message):
     with pytest.raises(ConfigError) as caught:
         a_plan(changes)
     assert str(caught.value).startswith(message)

@@ -1,13 +1,15 @@
-"""The best split."""
+"""The search for the best split."""
+
+from typing import Any
 
 import pytest
 
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.search import search
+from asyncrl.plan.search import SearchResult, search
 from tests.plan.plans import spread_out
 
 
-def found(changes: dict | None = None):
+def found(changes: dict[str, Any] | None = None) -> SearchResult:
     plan = spread_out({"search.publishes": 2, **(changes or {})})
     return search(plan, inputs(plan))
 

@@ -1,4 +1,4 @@
-"""Cases worked out by hand, and what must hold of any."""
+"""Simulations against hand-computed results and general properties."""
 
 from collections import Counter
 
@@ -6,9 +6,9 @@ import pytest
 
 from asyncrl.errors import BrokenInvariant
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.outcome import token_staleness
+from asyncrl.plan.result import token_staleness
 from asyncrl.plan.simulate import Simulation
-from tests.plan.plans import a_plan, outcome, spread_out
+from tests.plan.plans import a_plan, finished, outcome, spread_out
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_one_step_off_costs_the_slower_of_generation_and_training(tokens_per_s, 
     assert outcome(plan).step_s == pytest.approx(step_s)
 
 
-def test_whoever_is_not_the_slower_one_is_idle_for_the_rest():
+def test_the_faster_side_is_idle_for_the_rest_of_a_step():
     result = outcome(a_plan({"staleness": 1.0}))
     assert result.rollout_idle == pytest.approx(0)
     assert result.trainer_idle == pytest.approx(0.6)
@@ -59,8 +59,7 @@ def test_staleness_is_what_the_schedule_says():
 @pytest.mark.parametrize("order", ["fifo", "completion"])
 def test_every_group_is_trained_exactly_once(partial, order):
     plan = spread_out({"schedule.partial_rollout": partial, "schedule.order": order})
-    simulation = Simulation(plan, inputs(plan), steps=12)
-    simulation.finish()
+    simulation = finished(plan, steps=12)
     assert simulation.cluster.scheduler.is_finished
     units = Counter(sample.unit for step in simulation.trainer.done for sample in step.trajectories)
     assert set(units.values()) == {1}
@@ -71,8 +70,7 @@ def test_every_group_is_trained_exactly_once(partial, order):
 
 def test_spans_cover_every_token_and_never_go_back():
     plan = spread_out({"staleness": 1.0})
-    simulation = Simulation(plan, inputs(plan), steps=12)
-    simulation.finish()
+    simulation = finished(plan, steps=12)
     num_spans = set()
     for step in simulation.trainer.done:
         for sample, spans in zip(step.trajectories, step.spans, strict=True):
@@ -88,13 +86,12 @@ def test_spans_cover_every_token_and_never_go_back():
 
 def test_without_partial_rollout_one_version_writes_a_whole_trajectory():
     plan = spread_out({"schedule.partial_rollout": False, "staleness": 1.0})
-    simulation = Simulation(plan, inputs(plan), steps=12)
-    simulation.finish()
+    simulation = finished(plan, steps=12)
     assert {len(spans) for step in simulation.trainer.done for spans in step.spans} == {1}
 
 
 @pytest.mark.parametrize("on_straggler", ["wait", "reissue"])
-def test_max_lag_bounds_the_staleness_of_every_trajectory(on_straggler):
+def test_max_staleness_bounds_the_staleness_of_every_trajectory(on_straggler):
     changes = {"staleness": 1.0, "schedule.order": "completion", "schedule.on_straggler": on_straggler}
     assert outcome(spread_out({"staleness": 1.0, "schedule.order": "completion"})).staleness_max > 1
     result = outcome(spread_out(changes | {"schedule.max_staleness": 1}))

@@ -1,4 +1,4 @@
-"""Lines between measured points."""
+"""Interpolation between measured points."""
 
 import pytest
 
@@ -33,10 +33,10 @@ def test_two_points_of_training_show_what_does_not_scale():
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([(1, 100), (1, 200)], "two points say something about the same number"),
+        ([(1, 100), (1, 200)], "two points have the same first number"),
         ([(1, 10), (10, 1000)], r"0\.1 s with 1 running and 0\.01 s with 10, but more cannot make it shorter"),
     ],
 )
-def test_points_that_cannot_be_are_refused(points, message):
+def test_contradictory_points_are_refused(points, message):
     with pytest.raises(ConfigError, match=message):
         decode_line(points)

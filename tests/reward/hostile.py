@@ -1,4 +1,4 @@
-"""Completions written by somebody who wants the verifier dead, asleep, or wrong."""
+"""Hostile completions, meant to crash, hang or fool a verifier."""
 
 import random
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ CODE = (
 
 
 def corpus(seed: int = 0) -> list[str]:
-    """``COUNT`` different strings, always the same for a seed; none holds the answer 18.5 where it would count."""
+    """``COUNT`` different strings, the same for a seed; none has the answer 18.5 where it would count."""
     strings: dict[str, None] = {}
     for string in _strings(random.Random(seed)):
         strings[string] = None

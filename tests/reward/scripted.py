@@ -1,31 +1,31 @@
-"""A link whose other end is the test."""
+"""A link with the test as its peer."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
+from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, LinkError
-from asyncrl.messages import Message
 
 
 class ScriptedLink:
-    """The test hears what is sent, and says what is received."""
+    """Link whose sent messages the test reads, and whose received messages the test writes."""
 
     def __init__(self) -> None:
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._to_come: asyncio.Queue[Message | LinkError] = asyncio.Queue()
 
     def say(self, *messages: Message | LinkError) -> None:
-        """The peer says these, or the link breaks."""
+        """Let the link receive these messages, or break with an error."""
         for message in messages:
             self._to_come.put_nowait(message)
 
     async def hear(self) -> Message:
-        """What the peer hears next."""
+        """Next message that was sent."""
         return await self._sent.get()
 
     @property
     def unheard(self) -> int:
-        """Messages sent that the test has not heard."""
+        """Number of messages sent that the test has not read."""
         return self._sent.qsize()
 
     async def send(self, message: Message, /) -> None:

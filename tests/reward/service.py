@@ -1,4 +1,4 @@
-"""A service over HTTP whose answers the test has written down."""
+"""An HTTP service with scripted answers."""
 
 import asyncio
 import json
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class Service:
-    """Answers one request after the other; after the last, as the last."""
+    """Gives the answers in order, then repeats the last one."""
 
     def __init__(self, *answers: tuple[int, str]) -> None:
         self._answers = list(answers)
         self.url = ""
-        self.questions: list[Any] = []
+        self.requests: list[Any] = []
         self.headers: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> "AsyncIterator[Service]":
-        """Listening on a free port."""
+        """Listen on a free port."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = "http://{}:{}/judge".format(*server.sockets[0].getsockname())
         async with server:
@@ -30,9 +30,9 @@ class Service:
             int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length")
         )
         self.headers.append(head)
-        self.questions.append(json.loads(await reader.readexactly(length)))
+        self.requests.append(json.loads(await reader.readexactly(length)))
         status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if status:  # 0 hangs up instead
+        if status:  # 0 closes the connection instead
             answer = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body.encode())}\r\nconnection: close\r\n\r\n{body}"
             writer.write(answer.encode())
             await writer.drain()

@@ -1,4 +1,4 @@
-"""The reward role, against a scripted broker and spool, with real workers."""
+"""The reward role with real workers, between a scripted broker and spool."""
 
 import asyncio
 import zlib
@@ -8,6 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.actor.message import Message
+from asyncrl.client.connection import Connection
+from asyncrl.client.handshake import identity
 from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
@@ -16,7 +19,6 @@ from asyncrl.messages import (
     Fetched,
     Grade,
     GradeItem,
-    Message,
     Offer,
     Prompt,
     Scored,
@@ -27,7 +29,7 @@ from asyncrl.messages import (
     Trajectory,
     Unit,
 )
-from asyncrl.reward.actor import RewardActor, sample_of
+from asyncrl.reward.actor import RewardActor, input_of
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.scripted import ScriptedLink
 
@@ -47,24 +49,25 @@ def trajectory(unit: Unit, text: str) -> Trajectory:
 class World:
     """A broker and a spool, played by the test, around one actor."""
 
-    def __init__(self, pool: WorkerPool, max_in_hand: int) -> None:
+    def __init__(self, pool: WorkerPool, max_open: int) -> None:
         self.broker = ScriptedLink()
         self.spool = ScriptedLink()
-        self.actor = RewardActor(pool=pool, link=self.broker, spool=self.spool, max_in_hand=max_in_hand)
+        self.connection = Connection(identity("reward", "reward-0"), self.broker, self.spool)
+        self.actor = RewardActor(pool=pool, connection=self.connection, max_open=max_open)
         self._stored: dict[int, bytes] = {}
 
     def grade(self, index: int, payload: bytes, *, crc32: int | None = None) -> Grade:
-        """Store a payload, and ask for a verdict on it."""
+        """Store a payload, and make a `Grade` for it."""
         self._stored[index] = payload
         ref = SpoolRef("spool-0", 0, index, len(payload), zlib.crc32(payload) if crc32 is None else crc32)
         return Grade(Prompt(text="2 + 2?", answer="4"), [GradeItem(Unit(0, index), 70 + index, ref)])
 
     def completion(self, index: int, text: str) -> Grade:
-        """Store a trajectory, and ask for a verdict on it."""
+        """Store a trajectory, and make a `Grade` for it."""
         return self.grade(index, msgspec.msgpack.encode(trajectory(Unit(0, index), text)))
 
     async def serve_spool(self) -> None:
-        """Answer what is fetched, for ever."""
+        """Answer every `Fetch`, for ever."""
         while True:
             request = await self.spool.hear()
             assert isinstance(request, Fetch)
@@ -72,16 +75,16 @@ class World:
             self.spool.say(Fetched(request.request_id, payloads))
 
 
-async def hear_verdicts(world: World, count: int) -> list[Message]:
-    """What the broker hears, until it has this many verdicts."""
+async def hear_scored(world: World, count: int) -> list[Message]:
+    """Messages to the broker up to the one that completes this many scored items."""
     heard: list[Message] = []
-    while len(verdicts(heard)) < count:
+    while len(scored_items(heard)) < count:
         heard.append(await world.broker.hear())
     return heard
 
 
-def verdicts(heard: Iterable[Message]) -> list[ScoredItem]:
-    """In the order of their units."""
+def scored_items(heard: Iterable[Message]) -> list[ScoredItem]:
+    """Items of all `Scored`, in the order of their units."""
     return sorted((item for scored in heard if isinstance(scored, Scored) for item in scored.items), key=by_unit)
 
 
@@ -92,12 +95,12 @@ def by_unit(item: ScoredItem) -> Unit:
 Play = Callable[[World], Awaitable[list[Message]]]
 
 
-def played(play: Play, *, function: str = "gsm8k", max_in_hand: int = 8) -> list[Message]:
-    """Run an actor in a world, until the play is over and the actor has stopped."""
+def played(play: Play, *, function: str = "gsm8k", max_open: int = 8) -> list[Message]:
+    """Run an actor until the play is over and the actor has stopped."""
 
     async def run() -> list[Message]:
         async with WorkerPool(Reward(function=function, timeout_s=0.3)) as pool:
-            world = World(pool, max_in_hand)
+            world = World(pool, max_open)
             running = asyncio.create_task(world.actor.run())
             spool = asyncio.create_task(world.serve_spool())
             found = await play(world)
@@ -109,15 +112,15 @@ def played(play: Play, *, function: str = "gsm8k", max_in_hand: int = 8) -> list
     return asyncio.run(run())
 
 
-def test_each_grade_is_answered_with_its_verdict() -> None:
+def test_each_grade_is_answered_with_its_reward() -> None:
     async def play(world: World) -> list[Message]:
         world.broker.say(world.completion(0, "#### 4"), world.completion(1, "#### 5"))
-        return [await world.broker.hear(), *await hear_verdicts(world, 2)]
+        return [await world.broker.hear(), *await hear_scored(world, 2)]
 
     offer, *scored = played(play)
 
     assert offer == Offer(8)
-    assert verdicts(scored) == [
+    assert scored_items(scored) == [
         ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4"),
         ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}, 71, "5"),
     ]
@@ -139,14 +142,14 @@ def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:
 def test_credits_are_a_running_total_offered_again_by_quarters() -> None:
     async def play(world: World) -> list[Message]:
         found: list[Message] = []
-        for index in range(8):  # One after the other: verdicts that come together would be counted together.
+        for index in range(8):  # one after the other: rewards that are ready together are sent together
             world.broker.say(world.completion(index, "#### 4"))
-            found += await hear_verdicts(world, 1)
+            found += await hear_scored(world, 1)
         found.append(await world.broker.hear())
         assert world.broker.unheard == 0
         return [message for message in found if isinstance(message, Offer)]
 
-    assert played(play, max_in_hand=8) == [Offer(8), Offer(10), Offer(12), Offer(14), Offer(16)]
+    assert played(play, max_open=8) == [Offer(8), Offer(10), Offer(12), Offer(14), Offer(16)]
 
 
 def test_one_credit_is_offered_again_each_time() -> None:
@@ -155,7 +158,7 @@ def test_one_credit_is_offered_again_each_time() -> None:
         return [await world.broker.hear() for _ in range(3)]
 
     scored = Scored([ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4")])
-    assert played(play, max_in_hand=1) == [Offer(1), scored, Offer(2)]
+    assert played(play, max_open=1) == [Offer(1), scored, Offer(2)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_one_credit_is_offered_again_each_time() -> None:
     [
         (b"", 0, "no longer has the payload at spool-0, segment 0, offset 0", True),
         (b"\x91\x00", 1, "damaged: expected checksum", True),
-        (b"\x91\x00", None, "is no trajectory", True),
+        (b"\x91\x00", None, "is not a trajectory", True),
         (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "the payload of Unit(group_id=0", False),
     ],
 )
@@ -199,7 +202,7 @@ def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_pat
     assert scored == Scored([ScoredItem(Unit(0, 1), 1.0, {"correct": 1.0}, 71)])
 
 
-def test_stop_drops_what_is_in_hand(tmp_path: Path) -> None:
+def test_stop_drops_open_items(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import asyncio\nasync def score(sample):\n    await asyncio.sleep(3600)\n")
 
     async def play(world: World) -> list[Message]:
@@ -214,7 +217,7 @@ def end_of(broker: LinkError | None = None, spool: LinkError | None = None) -> N
 
     async def run() -> None:
         async with WorkerPool(Reward(function="gsm8k")) as pool:
-            world = World(pool, max_in_hand=1)
+            world = World(pool, max_open=1)
             if broker:
                 world.broker.say(broker)
             if spool:
@@ -240,7 +243,7 @@ def test_a_reset_link_and_a_lost_spool_are_raised_as_they_are() -> None:
 def test_cancelling_ends_the_run() -> None:
     async def cancel() -> bool:
         async with WorkerPool(Reward(function="gsm8k")) as pool:
-            world = World(pool, max_in_hand=1)
+            world = World(pool, max_open=1)
             running = asyncio.create_task(world.actor.run())
             await world.broker.hear()
             running.cancel()
@@ -250,14 +253,14 @@ def test_cancelling_ends_the_run() -> None:
     assert asyncio.run(cancel())
 
 
-def test_time_in_hand_is_busy_time() -> None:
+def test_busy_time_is_the_time_with_open_items() -> None:
     now_s = 0.0
 
     async def run() -> tuple[float, float]:
         nonlocal now_s
         async with WorkerPool(Reward(function="gsm8k")) as pool:
-            world = World(pool, max_in_hand=1)
-            actor = RewardActor(pool=pool, link=world.broker, spool=world.spool, max_in_hand=1, clock=lambda: now_s)
+            world = World(pool, max_open=1)
+            actor = RewardActor(pool=pool, connection=world.connection, max_open=1, clock=lambda: now_s)
             running = asyncio.create_task(actor.run())
             await world.broker.hear()
             now_s = 2.0
@@ -279,11 +282,11 @@ def test_time_in_hand_is_busy_time() -> None:
 
 def test_a_verifier_sees_prompt_completion_and_length() -> None:
     chat = [{"role": "user", "content": "2 + 2?"}]
-    told = trajectory(Unit(0, 0), "four")
+    stored = trajectory(Unit(0, 0), "four")
 
-    sample = sample_of(Prompt(chat=chat, answer="4", data_source="sums", extra={"level": 1}), told)
+    inputs = input_of(Prompt(chat=chat, answer="4", data_source="sums", extra={"level": 1}), stored)
 
-    assert sample.prompt == chat
-    assert (sample.completion, sample.answer, sample.data_source, sample.extra) == ("four", "4", "sums", {"level": 1})
-    assert (sample.finish_reason, sample.num_tokens) == ("stop", 3)
-    assert sample_of(Prompt(text="2 + 2?"), told).prompt == "2 + 2?"
+    assert inputs.prompt == chat
+    assert (inputs.completion, inputs.answer, inputs.data_source, inputs.extra) == ("four", "4", "sums", {"level": 1})
+    assert (inputs.finish_reason, inputs.num_tokens) == ("stop", 3)
+    assert input_of(Prompt(text="2 + 2?"), stored).prompt == "2 + 2?"

@@ -1,4 +1,4 @@
-"""Several rewards, added up."""
+"""Weighted sums of several verifiers."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.blend import verifier_of
+from asyncrl.reward.blend import make_verifier
 from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
 
@@ -33,10 +33,10 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def judged(sample: VerifierInput, *parts: RewardPart) -> Verdict:
+def judged(inputs: VerifierInput, *parts: RewardPart) -> Verdict:
     async def judge() -> Verdict:
         async with WorkerPool(Reward(parts=list(parts))) as pool:
-            return await pool.judge(sample)
+            return await pool.judge(inputs)
 
     return asyncio.run(judge())
 
@@ -77,12 +77,12 @@ def test_a_part_is_for_its_data_sources_only(file: str) -> None:
 def test_async_parts_are_awaited_among_plain_ones(file: str) -> None:
     parts = [RewardPart(name="a", function=f"{file}:later"), RewardPart(name="b", function="gsm8k")]
 
-    assert is_async(verifier_of(Reward(parts=parts)))
-    assert not is_async(verifier_of(Reward(parts=parts[1:])))
+    assert is_async(make_verifier(Reward(parts=parts)))
+    assert not is_async(make_verifier(Reward(parts=parts[1:])))
     assert judged(VerifierInput(completion="#### 4", answer="4"), *parts).reward == 3.0
 
 
-def test_a_part_without_a_verdict_leaves_none_and_is_named(file: str) -> None:
+def test_a_part_that_fails_fails_the_whole_verdict_and_is_named(file: str) -> None:
     parts = [RewardPart(name="fine", function="gsm8k"), RewardPart(name="bad", function=f"{file}:broken")]
 
     with pytest.raises(VerifierError, match="reward part 'bad': the function returned nan"):
@@ -92,7 +92,7 @@ def test_a_part_without_a_verdict_leaves_none_and_is_named(file: str) -> None:
 
 
 def test_one_function_is_used_as_it_is() -> None:
-    verifier = verifier_of(Reward(function="gsm8k"))
+    verifier = make_verifier(Reward(function="gsm8k"))
 
     assert verdict_of(verifier(VerifierInput(completion="#### 4", answer="4"))) == Verdict(1.0, {"correct": 1.0}, "4")
 
@@ -101,14 +101,14 @@ def test_a_part_that_cannot_be_loaded_is_named_by_its_place() -> None:
     with pytest.raises(
         ConfigError, match=r"reward\.parts\[1\]\.function: unknown reward function 'gsm8': did you mean"
     ):
-        verifier_of(Reward(parts=[RewardPart(name="a", function="gsm8k"), RewardPart(name="b", function="gsm8")]))
+        make_verifier(Reward(parts=[RewardPart(name="a", function="gsm8k"), RewardPart(name="b", function="gsm8")]))
 
 
-def test_time_limits_of_the_parts_must_fit_into_that_of_the_worker() -> None:
+def test_deadlines_of_the_parts_must_add_up_to_less_than_the_timeout() -> None:
     pytest.importorskip("httpx")
     slow = RewardPart(name="a", function="remote", options={"url": "http://x", "deadline_s": 3.0})
     other = RewardPart(name="b", function="remote", options={"url": "http://x", "deadline_s": 3.0})
 
-    verifier_of(Reward(parts=[slow], timeout_s=4.0))
-    with pytest.raises(ConfigError, match=r"reward.timeout_s is 4 s, but .* come to 6 s"):
-        verifier_of(Reward(parts=[slow, other], timeout_s=4.0))
+    make_verifier(Reward(parts=[slow], timeout_s=4.0))
+    with pytest.raises(ConfigError, match=r"reward.timeout_s is 4 s, but .* add up to 6 s"):
+        make_verifier(Reward(parts=[slow, other], timeout_s=4.0))

@@ -1,4 +1,4 @@
-"""Asking a service until it answers."""
+"""Requests to a JSON service, repeated until it answers."""
 
 import asyncio
 from pathlib import Path
@@ -12,39 +12,39 @@ from tests.reward.service import Service
 endpoint = pytest.importorskip("asyncrl.reward.endpoint", exc_type=ImportError)
 
 
-def asked(*answers: tuple[int, str], deadline_s: float = 20.0, token_file: str = "") -> tuple[Any, Service]:
-    """What comes of one question, and the service that was asked."""
+def posted(*answers: tuple[int, str], deadline_s: float = 20.0, token_file: str = "") -> tuple[Any, Service]:
+    """Answer or error of one request, and the service it was sent to."""
 
-    async def ask() -> tuple[Any, Service]:
+    async def post() -> tuple[Any, Service]:
         async with Service(*answers).running() as service:
             client = endpoint.Endpoint(service.url, token_file=token_file, deadline_s=deadline_s, wait_s=0.001)
             try:
-                return await client.ask({"completion": "é\x00"}), service
+                return await client.post({"completion": "é\x00"}), service
             except VerifierError as error:
                 return error, service
             finally:
                 await client.aclose()
 
-    return asyncio.run(ask())
+    return asyncio.run(post())
 
 
 def test_the_answer_is_read_as_json() -> None:
-    answer, service = asked((200, '{"score": 0.5}'))
+    answer, service = posted((200, '{"score": 0.5}'))
 
     assert answer == {"score": 0.5}
-    assert service.questions == [{"completion": "é\x00"}]
+    assert service.requests == [{"completion": "é\x00"}]
     assert "content-type: application/json" in service.headers[0].lower()
 
 
-def test_a_busy_service_is_asked_again() -> None:
-    answer, service = asked((503, "later"), (429, ""), (0, ""), (200, "1"))
+def test_a_busy_service_gets_the_request_again() -> None:
+    answer, service = posted((503, "later"), (429, ""), (0, ""), (200, "1"))
 
     assert answer == 1
-    assert len(service.questions) == 4
+    assert len(service.requests) == 4
 
 
-def test_one_that_stays_busy_is_a_failure_that_may_be_tried_again_elsewhere() -> None:
-    error, _ = asked((503, "out of memory"), deadline_s=0.2)
+def test_a_service_that_stays_busy_is_a_retryable_failure() -> None:
+    error, _ = posted((503, "out of memory"), deadline_s=0.2)
 
     assert isinstance(error, VerifierError)
     assert error.retryable
@@ -55,42 +55,42 @@ def test_one_that_stays_busy_is_a_failure_that_may_be_tried_again_elsewhere() ->
     ("answer", "said"),
     [
         ((404, "no such page"), "status 404: 'no such page'"),
-        ((200, "<html>"), "not JSON: '<html>'"),
-        ((200, "[" * 100_000), "not JSON"),
+        ((200, "<html>"), "something else than JSON: '<html>'"),
+        ((200, "[" * 100_000), "something else than JSON"),
         ((200, " " * 2_000_000), "more than 1048576 bytes"),
     ],
 )
 def test_an_answer_that_will_not_change_is_a_failure_at_once(answer: tuple[int, str], said: str) -> None:
-    error, service = asked(answer)
+    error, service = posted(answer)
 
     assert isinstance(error, VerifierError)
     assert not error.retryable
     assert said in str(error)
-    assert len(service.questions) == 1
+    assert len(service.requests) == 1
 
 
-def test_nobody_there_is_waited_for() -> None:
-    async def ask() -> None:
+def test_a_service_that_is_not_running_is_waited_for() -> None:
+    async def post() -> None:
         client = endpoint.Endpoint("http://127.0.0.1:9/", deadline_s=0.1, wait_s=0.001)
         try:
-            await client.ask({})
+            await client.post({})
         finally:
             await client.aclose()
 
     with pytest.raises(VerifierError, match="ConnectError"):
-        asyncio.run(ask())
+        asyncio.run(post())
 
 
 def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
 
-    _, service = asked((200, "1"), token_file=str(tmp_path / "token"))
+    _, service = posted((200, "1"), token_file=str(tmp_path / "token"))
 
     assert "authorization: bearer s3cret" in service.headers[0].lower()
     with pytest.raises(ConfigError, match="cannot be read"):
-        asked((200, "1"), token_file=str(tmp_path / "none"))
+        posted((200, "1"), token_file=str(tmp_path / "none"))
 
 
-def test_what_is_no_url_is_refused() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected http://"):
         endpoint.Endpoint("localhost:8000", deadline_s=1.0, wait_s=0.1)

@@ -1,8 +1,7 @@
 """
-Three hundred hostile completions for every verifier: each is settled within its limit, and none of them is paid.
+Three hundred hostile completions for every verifier: each is settled within its limit, and none is rewarded.
 
-Those that may be slow are judged as they are in a run, by workers that can be killed; a verdict that is not there is
-settled too.
+Slow verifiers run as in a run, in workers that can be killed; a failure without a verdict counts as settled.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import pytest
 
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import VerifierError
-from asyncrl.reward.blend import verifier_of
+from asyncrl.reward.blend import make_verifier
 from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
@@ -22,7 +21,7 @@ from tests.reward.hostile import COUNT, corpus
 ANSWER = "18.5"
 TESTS = '{"inputs": ["2 3"], "outputs": ["18.5"]}'
 NEEDS_SYMPY = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs asyncrl[math]")
-NEEDS_WALLS = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs namespaces")
+NEEDS_NAMESPACES = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs namespaces")
 PLAIN = {
     "gsm8k, strict": Reward(function="gsm8k"),
     "gsm8k, flexible": Reward(function="gsm8k", options={"method": "flexible"}),
@@ -35,7 +34,7 @@ PLAIN = {
 }
 
 
-def samples(answer: str = ANSWER, data_source: str = "") -> list[VerifierInput]:
+def hostile_inputs(answer: str = ANSWER, data_source: str = "") -> list[VerifierInput]:
     return [
         VerifierInput(completion=text, answer=answer, data_source=data_source, num_tokens=len(text))
         for text in corpus()
@@ -43,14 +42,14 @@ def samples(answer: str = ANSWER, data_source: str = "") -> list[VerifierInput]:
 
 
 def settled(reward: Reward, asked: list[VerifierInput]) -> list[Verdict | VerifierError]:
-    """What a pool says of each; anything but a verdict or a `VerifierError` is raised."""
+    """Verdict or `VerifierError` of each input; any other exception is raised."""
 
     async def judge() -> list[Verdict | VerifierError]:
         async with WorkerPool(reward) as pool:
 
-            async def one(sample: VerifierInput) -> Verdict | VerifierError:
+            async def one(inputs: VerifierInput) -> Verdict | VerifierError:
                 try:
-                    return await pool.judge(sample)
+                    return await pool.judge(inputs)
                 except VerifierError as error:
                     return error
 
@@ -59,7 +58,7 @@ def settled(reward: Reward, asked: list[VerifierInput]) -> list[Verdict | Verifi
     return asyncio.run(judge())
 
 
-def test_the_corpus_is_of_three_hundred_and_always_the_same() -> None:
+def test_the_corpus_has_three_hundred_strings_and_is_deterministic() -> None:
     assert len(set(corpus())) == COUNT
     assert corpus() == corpus()
     assert corpus(1) != corpus()
@@ -67,17 +66,17 @@ def test_the_corpus_is_of_three_hundred_and_always_the_same() -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.timeout(20)
-def test_verifiers_that_cannot_be_slow_pay_nothing(name: str) -> None:
-    verifier = verifier_of(PLAIN[name])
+def test_fast_verifiers_reward_nothing(name: str) -> None:
+    verifier = make_verifier(PLAIN[name])
 
-    assert all(verdict_of(verifier(sample)).reward <= 0 for sample in samples())
+    assert all(verdict_of(verifier(inputs)).reward <= 0 for inputs in hostile_inputs())
 
 
 @NEEDS_SYMPY
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "most"), [("math", 0.0), ("geo3k", 0.1)])
-def test_algebra_is_killed_when_it_takes_too_long_and_pays_nothing(function: str, most: float) -> None:
-    found = settled(Reward(function=function, timeout_s=3.0), samples())
+def test_algebra_is_killed_when_it_takes_too_long_and_rewards_nothing(function: str, most: float) -> None:
+    found = settled(Reward(function=function, timeout_s=3.0), hostile_inputs())
 
     lost = [outcome for outcome in found if isinstance(outcome, VerifierError)]
     assert all(outcome.reward <= most for outcome in found if isinstance(outcome, Verdict))
@@ -86,21 +85,21 @@ def test_algebra_is_killed_when_it_takes_too_long_and_pays_nothing(function: str
 
 
 @NEEDS_SYMPY
-def test_several_rewards_routed_by_data_source_pay_nothing() -> None:
+def test_several_rewards_routed_by_data_source_reward_nothing() -> None:
     parts = [
         RewardPart(name="accuracy", function="auto", data_sources=["aime*"]),
         RewardPart(name="length", function="overlong", options={"max_tokens": 100, "buffer": 50}),
     ]
 
-    found = settled(Reward(parts=parts), samples(data_source="aime2024"))
+    found = settled(Reward(parts=parts), hostile_inputs(data_source="aime2024"))
 
     assert all(isinstance(outcome, Verdict) and outcome.reward <= -1 for outcome in found)
 
 
-@NEEDS_WALLS
+@NEEDS_NAMESPACES
 @pytest.mark.slow
-def test_programs_are_run_within_walls_and_pay_nothing() -> None:
-    if (sandbox := Sandbox.find()) is None or not sandbox.walls:
+def test_programs_run_in_namespaces_get_no_reward() -> None:
+    if (sandbox := Sandbox.find()) is None or not sandbox.has_namespaces:
         pytest.skip("the kernel gives no namespaces here")
     programs = [
         VerifierInput(completion=text if "```python" in text else f"```python\n{text}\n```", answer=TESTS)

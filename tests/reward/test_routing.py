@@ -1,4 +1,4 @@
-"""Which verifier a row is for."""
+"""Routing of rows to verifiers."""
 
 from fnmatch import fnmatchcase
 
@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError
-from asyncrl.reward.catalog import BUILT_IN
+from asyncrl.reward.catalogue import BUILT_IN
 from asyncrl.reward.routing import ROUTES, check_routes, route, unrouted
 
 SOURCES = ["openai/gsm8k", "aime2024", "mine", "mine"]

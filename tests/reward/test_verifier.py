@@ -1,4 +1,4 @@
-"""What counts as a verdict."""
+"""Conversion of return values to verdicts."""
 
 import re
 
@@ -58,12 +58,12 @@ def test_a_number_too_long_to_be_printed_is_only_named() -> None:
 
 def test_async_functions_are_told_from_plain_ones() -> None:
     class Later:
-        async def __call__(self, sample: VerifierInput) -> float:
+        async def __call__(self, inputs: VerifierInput) -> float:
             return 1.0
 
-    async def later(sample: VerifierInput) -> float:
+    async def later(inputs: VerifierInput) -> float:
         return 1.0
 
     assert is_async(later)
     assert is_async(Later())
-    assert not is_async(lambda sample: 1.0)
+    assert not is_async(lambda inputs: 1.0)

@@ -1,4 +1,4 @@
-"""One rollout between a scripted broker and a scripted spool, around an engine that writes when it is told to."""
+"""One rollout actor between a scripted broker, a scripted spool and a scripted engine."""
 
 import array
 import asyncio
@@ -12,6 +12,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.message import Message
+from asyncrl.client.connection import Connection
+from asyncrl.client.handshake import Identity
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
     Cancelled,
@@ -26,7 +29,6 @@ from asyncrl.messages import (
     Leased,
     Live,
     Member,
-    Message,
     Offer,
     Prompt,
     Put,
@@ -47,10 +49,10 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.rollout import actor as rollout
-from asyncrl.rollout.actor import RolloutActor
+from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import result
+from asyncrl.rollout.results import to_put_item
 from asyncrl.testing import FakeEngine
 
 M = TypeVar("M", bound=Message)
@@ -60,7 +62,7 @@ CAPACITY = SLOTS + 2 * GROUP_SIZE
 
 
 class FakeReceiver:
-    """Weights that arrive when the test says so."""
+    """Transfers end when ``may_arrive`` is set."""
 
     def __init__(self) -> None:
         self.may_arrive = asyncio.Event()
@@ -84,24 +86,15 @@ class FakeReceiver:
 
 
 class Stage:
-    """Everything around one actor."""
+    """An actor, and the other ends of its links."""
 
-    def __init__(self, engine: FakeEngine | None = None, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine | None = None, *, options: dict[str, Any] | None = None, **kw: Any) -> None:
         self.broker, self.spool = MemoryHub(), MemoryHub()
         self.engine, self.receiver = engine or FakeEngine(), FakeReceiver()
+        connection = Connection(Identity("rollout", "r-0", "1"), self.broker.connect(PEER), self.spool.connect(PEER))
+        common: dict[str, Any] = {"slots": SLOTS, "group_size": GROUP_SIZE, "layout_hash": "layout"}
         self.actor = RolloutActor(
-            self.engine,
-            self.broker.connect(PEER),
-            self.spool.connect(PEER),
-            **{
-                "node": "r-0",
-                "incarnation": "1",
-                "slots": SLOTS,
-                "group_size": GROUP_SIZE,
-                "receiver": self.receiver,
-                "layout_hash": "plan",
-                **options,
-            },
+            self.engine, connection, RolloutOptions(**common | (options or {})), **{"receiver": self.receiver} | kw
         )
 
     def say(self, *messages: Message) -> None:
@@ -109,13 +102,13 @@ class Stage:
             self.broker.send(PEER, message)
 
     async def hear(self, kind: type[M]) -> M:
-        """The next message of this kind the broker hears."""
+        """The next message of this kind to the broker; others are skipped."""
         while not isinstance(message := (await self.broker.receive())[1], kind):
             pass
         return message
 
     async def asked(self, kind: type[M]) -> M:
-        """The next message the spool hears, which is of this kind."""
+        """The next message to the spool, which must be of this kind."""
         message = (await self.spool.receive())[1]
         assert isinstance(message, kind)
         return message
@@ -125,34 +118,32 @@ class Stage:
 
 
 class Ticks:
-    """Sleeps of one length end when the test says so."""
+    """A `sleep` whose sleeps of one length end in `advance`; all others take their real time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+    def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._sleepers: list[asyncio.Future[None]] = []
-        self._sleep = asyncio.sleep
-        monkeypatch.setattr(rollout.asyncio, "sleep", self._wait)
 
-    async def _wait(self, delay_s: float) -> None:
+    async def sleep(self, delay_s: float) -> None:
         if delay_s != self._every_s:
-            return await self._sleep(delay_s)
+            return await asyncio.sleep(delay_s)
         self._sleepers.append(asyncio.get_running_loop().create_future())
         return await self._sleepers[-1]
 
-    async def pass_one(self) -> None:
-        """The one who sleeps wakes, and goes to sleep again."""
+    async def advance(self) -> None:
+        """End the sleep, and return once the next one begins."""
         while not self._sleepers:
-            await self._sleep(0)
+            await asyncio.sleep(0)
         self._sleepers.pop().set_result(None)
         while not self._sleepers:
-            await self._sleep(0)
+            await asyncio.sleep(0)
 
 
-def scene(play: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
-    """Run the actor beside ``play``, then stop it; nothing may be left behind."""
+def scene(play: Callable[[Stage], Awaitable[None]], **kw: Any) -> None:
+    """Run the actor beside ``play``, then stop it; no task may be left."""
 
     async def main() -> None:
-        stage = Stage(**options)
+        stage = Stage(**kw)
         running = asyncio.create_task(stage.actor.run())
         playing = asyncio.ensure_future(play(stage))
         await asyncio.wait([running, playing], return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +160,7 @@ def scene(play: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
 
 
 async def turns(count: int = 10) -> None:
-    """Let everybody who can go on do so."""
+    """Let every task run that can."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -198,7 +189,7 @@ def transfer(policy_version: int, transfer_group: int = 1) -> Transfer:
 
 def test_it_says_ready_and_offers_what_it_can_take():
     async def play(stage):
-        assert (await stage.hear(Ready)).layout_hash == "plan"
+        assert (await stage.hear(Ready)).layout_hash == "layout"
         assert (await stage.hear(Offer)).limit == CAPACITY
 
     scene(play)
@@ -234,7 +225,7 @@ def test_index_i_samples_with_the_seed_plus_i():
     scene(play)
 
 
-def test_what_a_lease_wants_greedy_is_decoded_so():
+def test_greedy_indices_of_a_lease_are_decoded_greedily():
     async def play(stage):
         stage.say(structs.replace(lease(indices=(0, 1)), greedy=[1]))
         await stage.engine.started(2)
@@ -258,7 +249,7 @@ def test_settled_gives_the_credit_back_once():
     scene(play)
 
 
-def test_what_is_settled_late_is_not_what_was_leased_since():
+def test_a_late_settled_does_not_settle_a_later_lease():
     async def play(stage):
         stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
@@ -269,13 +260,13 @@ def test_what_is_settled_late_is_not_what_was_leased_since():
         await stage.engine.started(1)
         stage.say(Settled([Leased(Unit(0, 0), 1)]))
         await turns()
-        assert len(stage.engine.running) == 1, "nobody has the result of the second lease"
+        assert len(stage.engine.running) == 1, "the result of the second lease is still to come"
 
     scene(play)
 
 
 def test_a_result_is_put_again_until_it_is_settled(monkeypatch):
-    monkeypatch.setattr(rollout, "RESEND_S", 0.0)  # the actor looks at once; what is late the clock says
+    monkeypatch.setattr(rollout, "RESEND_S", 0.0)  # no waiting between looks: `clock` decides what is overdue
     now_s = 0.0
 
     async def play(stage):
@@ -298,7 +289,7 @@ def test_a_result_is_put_again_until_it_is_settled(monkeypatch):
     scene(play, clock=lambda: now_s)
 
 
-def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
+def test_a_unit_leased_again_after_its_lease_expired_is_sampled_anew():
     async def play(stage):
         stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
@@ -306,7 +297,7 @@ def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
         stage.say(lease(lease_id=2, indices=(0,)))
         while len(stage.engine.requests) < 2:
             await turns()
-        assert len(stage.engine.running) == 1, "the first was given up"
+        assert len(stage.engine.running) == 1, "the first was cancelled"
         stage.engine.write(1)
         stage.engine.finish()
         assert (await stage.put()).items[0].lease_id == 2
@@ -316,10 +307,10 @@ def test_a_unit_leased_again_after_its_lease_expired_is_begun_anew():
     scene(play)
 
 
-# ── failures are facts, never results ───────────────────────────────────────────────────────
+# ── failures ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failure_under_an_earlier_lease_does_not_end_what_is_sampled_under_a_later_one():
+def test_a_failure_under_an_earlier_lease_does_not_end_a_later_one():
     async def play(stage):
         stage.say(lease(lease_id=5, indices=(1,)))
         await stage.engine.started(1)
@@ -416,7 +407,7 @@ def test_a_cancelled_lease_frees_its_places():
 # ── new weights ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_transfer_is_received_then_swapped_in_while_generation_stands_still():
+def test_a_transfer_is_received_then_swapped_in_while_the_engine_is_paused():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
@@ -450,7 +441,7 @@ def test_decoding_goes_on_while_weights_arrive():
     scene(play)
 
 
-def test_a_broken_transfer_is_told_and_the_old_weights_go_on():
+def test_a_failed_transfer_is_reported_and_the_old_weights_stay():
     async def play(stage):
         stage.receiver.error = TransferError("trainer-0 is gone")
         stage.say(transfer(policy_version=1, transfer_group=4))
@@ -478,8 +469,8 @@ def test_a_held_rollout_swaps_only_when_released():
     scene(play)
 
 
-def test_a_transfer_that_breaks_takes_what_waited_with_it():
-    """The staging buffers are written over: what lay there is neither the old version nor the new one."""
+def test_a_transfer_that_fails_discards_the_staged_version():
+    """The staging buffers are partly overwritten: they hold neither the old version nor the new one."""
 
     async def play(stage):
         stage.say(Hold(0), transfer(1))
@@ -494,7 +485,7 @@ def test_a_transfer_that_breaks_takes_what_waited_with_it():
     scene(play)
 
 
-def test_without_partial_rollout_a_swap_waits_for_what_is_in_hand():
+def test_without_partial_rollout_a_swap_waits_for_running_completions():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
@@ -514,10 +505,10 @@ def test_without_partial_rollout_a_swap_waits_for_what_is_in_hand():
         spans = [item.summary for put in (before, await stage.put()) for item in put.items]
         assert [(summary.oldest_version, summary.num_spans) for summary in spans] == [(0, 1), (1, 1)]
 
-    scene(play, partial_rollout=False)
+    scene(play, options={"partial_rollout": False})
 
 
-def test_weights_that_replace_the_engines_own_arrive_while_it_stands_still():
+def test_in_place_weights_arrive_while_the_engine_is_paused():
     async def play(stage):
         stage.receiver.may_arrive.clear()
         stage.say(transfer(1))
@@ -528,10 +519,10 @@ def test_weights_that_replace_the_engines_own_arrive_while_it_stands_still():
         assert (await stage.hear(Live)).policy_version == 1
         assert stage.engine.calls == ["pause", "swap 1", "resume"]
 
-    scene(play, is_in_place=True)
+    scene(play, options={"is_in_place": True})
 
 
-def test_an_engine_whose_weights_were_replaced_in_part_ends_its_rollout_and_never_decodes_again():
+def test_a_failed_in_place_transfer_ends_the_rollout_and_leaves_the_engine_paused():
     stages = []
 
     async def play(stage):
@@ -540,24 +531,24 @@ def test_an_engine_whose_weights_were_replaced_in_part_ends_its_rollout_and_neve
         stage.say(transfer(1))
         await asyncio.Event().wait()
 
-    with pytest.raises(EngineDied, match="some of the engine's weights were replaced, others not: the trainer was"):
-        scene(play, is_in_place=True)
+    with pytest.raises(EngineDied, match="weights were replaced: the trainer was lost"):
+        scene(play, options={"is_in_place": True})
     assert stages[0].engine.calls == ["pause"]
 
 
-def test_an_engine_whose_session_ended_in_the_middle_of_its_weights_ends_the_next_one():
+def test_an_in_place_transfer_cut_off_by_the_end_of_a_session_ends_the_next_one():
     async def main():
         engine = FakeEngine()
-        in_hand = Generations(engine, "r-0")
-        first = Stage(engine, is_in_place=True, in_hand=in_hand)
+        generations = Generations(engine, "r-0")
+        first = Stage(engine, options={"is_in_place": True}, generations=generations)
         first.receiver.may_arrive.clear()
         running = asyncio.create_task(first.actor.run())
         first.say(transfer(1))
         await turns()
         first.say(Stop("as if"))
         await running
-        with pytest.raises(EngineDied, match="others not: the session ended"):
-            await Stage(engine, is_in_place=True, in_hand=in_hand).actor.run()
+        with pytest.raises(EngineDied, match="weights were replaced: the session ended"):
+            await Stage(engine, options={"is_in_place": True}, generations=generations).actor.run()
 
     asyncio.run(main())
 
@@ -579,7 +570,7 @@ def test_an_engine_that_refuses_the_weights_ends_the_rollout_unpaused():
 
 
 def test_a_version_that_comes_again_is_swapped_in_again():
-    """A trainer that died before its version was live makes it anew; a new broker may have to go back by one."""
+    """A trainer that died before its version was live makes it again; a new broker may go back by one version."""
 
     async def play(stage):
         for version in (3, 3, 2):
@@ -589,7 +580,7 @@ def test_a_version_that_comes_again_is_swapped_in_again():
         stage.say(Release())
         await turns()
         assert stage.engine.calls[-1] == "resume"
-        assert len(stage.engine.calls) == 9, "once for each that came"
+        assert len(stage.engine.calls) == 9, "one swap per version"
 
     scene(play)
 
@@ -611,12 +602,12 @@ def test_answers_of_the_rendezvous_reach_the_receiver():
     scene(play)
 
 
-# ── going on from what was written elsewhere ────────────────────────────────────────────────
+# ── resuming ────────────────────────────────────────────────────────────────────────────────
 
 REF = SpoolRef("spool-0", 0, 64, 100, 7)
 
 
-def written_elsewhere(index: int = 0, num_tokens: int = 3) -> memoryview:
+def stored_prefix(index: int = 0, num_tokens: int = 3) -> memoryview:
     completion = Completion(
         completion_ids=list(range(num_tokens)),
         behavior_logprobs=[-2.0] * num_tokens,
@@ -624,59 +615,59 @@ def written_elsewhere(index: int = 0, num_tokens: int = 3) -> memoryview:
         finish_reason="unfinished",
         generate_s=1.5,
     )
-    return result(lease(), Unit(0, index), [3, 4], completion, text="", node="r-9").payload
+    return to_put_item(lease(), Unit(0, index), [3, 4], completion, text="", node="r-9").payload
 
 
-def begun_lease(payload: memoryview) -> Lease:
+def resuming_lease(payload: memoryview) -> Lease:
     ref = replace(REF, length=len(payload), crc32=zlib.crc32(payload))
     return replace(lease(lease_id=5), resume_from=[ResumePoint(1, ref)])
 
 
-def test_a_lease_goes_on_from_what_is_on_disk():
+def test_a_lease_resumes_from_a_stored_completion():
     async def play(stage):
-        payload = written_elsewhere(index=1)
-        stage.say(begun_lease(payload))
+        payload = stored_prefix(index=1)
+        stage.say(resuming_lease(payload))
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
         await stage.engine.started(2)
-        fresh, going_on = sorted(stage.engine.requests, key=lambda request: request.seed)
+        fresh, resumed = sorted(stage.engine.requests, key=lambda request: request.seed)
         assert fresh.resume_from is None
-        assert going_on.seed == 101, "it draws what it would have drawn"
-        assert going_on.resume_from.completion_ids == [0, 1, 2]
-        assert (going_on.resume_from.behavior_logprobs, going_on.resume_from.spans) == ([-2.0] * 3, [Span(4, 0, 3)])
+        assert resumed.seed == 101, "the draws are those of the uninterrupted completion"
+        assert resumed.resume_from.completion_ids == [0, 1, 2]
+        assert (resumed.resume_from.behavior_logprobs, resumed.resume_from.spans) == ([-2.0] * 3, [Span(4, 0, 3)])
         stage.engine.write(2)
-        stage.engine.finish(index=stage.engine.index_of(going_on))
+        stage.engine.finish(index=stage.engine.index_of(resumed))
         (item,) = (await stage.put()).items
         assert (item.unit, item.lease_id, item.summary.num_tokens) == (Unit(0, 1), 5, 5)
         assert (item.summary.oldest_version, item.summary.newest_version) == (0, 4)
-        assert stage.actor.beat(0.0).tokens == 2, "the rest was another's work"
+        assert stage.actor.beat(0.0).tokens == 2, "tokens of the prefix do not count"
 
     scene(play)
 
 
-def test_what_cannot_be_read_again_is_told_so_that_it_is_begun_anew():
+def test_an_unreadable_prefix_is_a_retryable_failure():
     async def play(stage):
-        stage.say(begun_lease(written_elsewhere()))
+        stage.say(resuming_lease(stored_prefix()))
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [memoryview(b"")]))
         failed = await stage.hear(Failed)
         assert (failed.unit, failed.lease_id, failed.retryable) == (Unit(0, 1), 5, True)
-        assert "written of it before cannot be read: the spool no longer has" in failed.reason
+        assert "the unfinished completion to resume from: the spool no longer has" in failed.reason
 
     scene(play)
 
 
-def test_an_engine_that_does_not_go_on_is_found_out():
+def test_a_completion_that_does_not_extend_its_prefix_is_a_failure():
     async def play(stage):
-        payload = written_elsewhere(num_tokens=3)
-        stage.say(begun_lease(payload))
+        payload = stored_prefix(num_tokens=3)
+        stage.say(resuming_lease(payload))
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
         await stage.engine.started(2)
         generation = next(g for g in stage.engine.running if g.request.resume_from)
         generation.done.set_result(replace(written_anew(), completion_ids=[9, 9, 9, 9]))
         failed = await stage.hear(Failed)
-        assert failed.reason == "the engine did not go on from the 3 tokens that were written before"
+        assert failed.reason == "the engine's completion does not begin with the 3 tokens it had to resume from"
         assert failed.retryable
 
     scene(play)
@@ -692,32 +683,32 @@ def written_anew() -> Completion:
     )
 
 
-# ── what is written is put on disk on the way ───────────────────────────────────────────────
+# ── progress ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_progress_is_put_as_often_as_asked_and_only_where_there_is_some(monkeypatch):
-    ticks = Ticks(monkeypatch, every_s=30.0)
+def test_progress_is_put_as_often_as_asked_and_only_where_there_is_some():
+    ticks = Ticks(every_s=30.0)
 
     async def play(stage):
         stage.say(lease())
         await stage.engine.started(2)
-        await ticks.pass_one()
+        await ticks.advance()
         stage.engine.write(2)
-        await ticks.pass_one()
+        await ticks.advance()
         put = await stage.put()
         assert [(item.unit.index, item.summary.num_tokens) for item in put.items] == [(0, 2), (1, 2)]
         assert {item.summary.finish_reason for item in put.items} == {"unfinished"}
         stage.engine.running[0].write(1, 0)
-        await ticks.pass_one()
+        await ticks.advance()
         assert [(item.unit.index, item.summary.num_tokens) for item in (await stage.put()).items] == [(0, 3)]
         stage.say(Settled([], [Leased(Unit(0, 0), 1)]))
         await turns()
         assert len(stage.engine.running) == 2, "it goes on"
 
-    scene(play, progress_every_s=30.0)
+    scene(play, options={"progress_every_s": 30.0}, sleep=ticks.sleep)
 
 
-def test_news_of_progress_on_disk_does_not_settle_what_was_finished_since():
+def test_settled_progress_does_not_settle_the_finished_completion():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
@@ -734,8 +725,8 @@ def test_news_of_progress_on_disk_does_not_settle_what_was_finished_since():
     scene(play)
 
 
-def test_progress_that_makes_no_sense_is_left_out_and_the_rollout_goes_on(monkeypatch):
-    ticks = Ticks(monkeypatch, every_s=30.0)
+def test_inconsistent_progress_is_skipped():
+    ticks = Ticks(every_s=30.0)
 
     async def play(stage):
         stage.say(lease(indices=(0,)))
@@ -743,24 +734,24 @@ def test_progress_that_makes_no_sense_is_left_out_and_the_rollout_goes_on(monkey
         stage.engine.write(1)
         written = stage.engine.written
         stage.engine.written = lambda request: replace(written(request), behavior_logprobs=[])
-        await ticks.pass_one()
+        await ticks.advance()
         stage.engine.written = written
         stage.engine.write(1)
         stage.engine.finish()
         (item,) = (await stage.put()).items
         assert item.summary.num_tokens == 2
 
-    scene(play, progress_every_s=30.0)
+    scene(play, options={"progress_every_s": 30.0}, sleep=ticks.sleep)
 
 
 # ── from one session to the next ────────────────────────────────────────────────────────────
 
 
-def test_what_is_in_hand_outlives_the_session():
+def test_generations_outlive_the_session():
     async def main():
         first = Stage()
-        in_hand = Generations(first.engine, "r-0")
-        first = Stage(engine=first.engine, in_hand=in_hand)
+        generations = Generations(first.engine, "r-0")
+        first = Stage(engine=first.engine, generations=generations)
         serving = asyncio.create_task(first.actor.run())
         first.say(transfer(3), lease(lease_id=7), lease(lease_id=8, group_id=1, indices=(0,)))
         await first.engine.started(3)
@@ -773,13 +764,13 @@ def test_what_is_in_hand_outlives_the_session():
             await serving
         first.engine.write(1)
 
-        held = in_hand.held()
+        held = generations.begin_session()
 
         assert held == [Held(Unit(0, 0), 7, 3), Held(Unit(0, 1), 7, 3), Held(Unit(1, 0), 8, 3)]
-        assert in_hand.policy_version == 3
-        second = Stage(engine=first.engine, in_hand=in_hand)
+        assert generations.policy_version == 3
+        second = Stage(engine=first.engine, generations=generations)
         serving = asyncio.create_task(second.actor.run())
-        assert await second.hear(Offer) == Offer(CAPACITY), "the broker has counted what is held"
+        assert await second.hear(Offer) == Offer(CAPACITY), "the broker counts the held trajectories itself"
         (again,) = (await second.put()).items
         assert again.unit == Unit(1, 0), "whether it was put before or not"
         second.say(Settled([Leased(Unit(1, 0), 8)]), Cancelled([], [Unit(0, 1)]))
@@ -793,30 +784,30 @@ def test_what_is_in_hand_outlives_the_session():
         assert (item.unit, item.lease_id, item.summary.num_tokens) == (Unit(0, 0), 7, 2)
         second.say(Stop("the run is complete"))
         await serving
-        await in_hand.aclose()
+        await generations.aclose()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
 
 
-def test_what_waited_for_the_old_spool_is_not_held():
+def test_generations_that_wait_for_a_prefix_are_not_held_by_the_next_session():
     async def main():
         stage = Stage()
-        in_hand = Generations(stage.engine, "r-0")
-        stage = Stage(engine=stage.engine, in_hand=in_hand)
+        generations = Generations(stage.engine, "r-0")
+        stage = Stage(engine=stage.engine, generations=generations)
         serving = asyncio.create_task(stage.actor.run())
-        stage.say(begun_lease(written_elsewhere()))
+        stage.say(resuming_lease(stored_prefix()))
         await stage.asked(Fetch)
         stage.broker.forget(PEER)
         with pytest.raises(LinkReset):
             await serving
-        assert [item.unit for item in in_hand.held()] == [Unit(0, 0)]
-        await in_hand.aclose()
+        assert [item.unit for item in generations.begin_session()] == [Unit(0, 0)]
+        await generations.aclose()
 
     asyncio.run(main())
 
 
-def test_a_defect_of_the_engine_ends_the_rollout_by_its_name():
+def test_an_unexpected_engine_error_ends_the_rollout():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
@@ -830,7 +821,7 @@ def test_a_defect_of_the_engine_ends_the_rollout_by_its_name():
 # ── the end ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_draining_hands_over_what_is_written_and_takes_nothing_more():
+def test_draining_hands_over_unfinished_completions_and_takes_no_leases():
     async def play(stage):
         stage.say(lease(lease_id=1, indices=(0,)))
         await stage.engine.started(1)
@@ -852,7 +843,7 @@ def test_draining_hands_over_what_is_written_and_takes_nothing_more():
     scene(play)
 
 
-def test_draining_waits_for_what_was_finished_too():
+def test_draining_waits_for_finished_completions_too():
     async def play(stage):
         stage.say(lease())
         await stage.engine.started(2)
@@ -871,7 +862,7 @@ def test_draining_waits_for_what_was_finished_too():
 
 
 def test_the_broker_may_ask_it_to_leave():
-    asked = []
+    asked: list[str] = []
 
     async def play(stage):
         stage.say(Drain("r-0"))
@@ -881,7 +872,7 @@ def test_the_broker_may_ask_it_to_leave():
     scene(play, on_drain=lambda: asked.append("now"))
 
 
-def test_of_what_is_not_begun_there_is_nothing_to_hand_over():
+def test_draining_without_tokens_has_nothing_to_hand_over():
     async def play(stage):
         stage.say(lease())
         await stage.engine.started(2)
@@ -900,7 +891,7 @@ def test_draining_gives_up_at_its_deadline():
     scene(play)
 
 
-def test_stop_drops_what_is_in_hand():
+def test_stop_drops_running_generations():
     async def play(stage):
         stage.receiver.may_arrive.clear()
         stage.say(lease(), transfer(1))

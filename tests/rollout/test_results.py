@@ -1,4 +1,4 @@
-"""What is finished is put until it is settled, and what does not fit together is refused."""
+"""Results are put until they are settled, and inconsistent completions are refused."""
 
 import array
 
@@ -8,7 +8,7 @@ import pytest
 from asyncrl.errors import EngineError
 from asyncrl.messages import Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.results import RESEND_S, UnsettledResults, result
+from asyncrl.rollout.results import RESEND_S, UnsettledResults, to_put_item
 
 UNIT = Unit(3, 1)
 LEASE = Lease(
@@ -36,7 +36,7 @@ def completion(**changes: object) -> Completion:
 
 
 def item(index: int = 1) -> PutItem:
-    return result(LEASE, Unit(3, index), [7, 7], completion(), text="4 5 6", node="r-0")
+    return to_put_item(LEASE, Unit(3, index), [7, 7], completion(), text="4 5 6", node="r-0")
 
 
 def test_the_payload_decodes_to_the_trajectory():
@@ -48,7 +48,7 @@ def test_the_payload_decodes_to_the_trajectory():
     assert trajectory.spans == [Span(2, 0, 1), Span(4, 1, 3)]
 
 
-def test_the_summary_says_who_wrote_it_without_the_payload():
+def test_the_summary_has_versions_and_lengths():
     summary = item().summary
     assert (summary.num_tokens, summary.prompt_tokens, summary.num_spans) == (3, 2, 2)
     assert (summary.oldest_version, summary.newest_version, summary.finish_reason) == (2, 4, "stop")
@@ -68,9 +68,9 @@ def test_the_summary_says_who_wrote_it_without_the_payload():
     ],
     ids=["no tokens", "a log-prob short", "no spans", "a token short", "not from 0", "overlap", "empty", "too long"],
 )
-def test_what_does_not_fit_together_is_refused(changes):
+def test_inconsistent_completions_are_refused(changes):
     with pytest.raises(EngineError, match=r"^the engine('s| returned)") as refused:
-        result(LEASE, UNIT, [7], completion(**changes), text="", node="r-0")
+        to_put_item(LEASE, UNIT, [7], completion(**changes), text="", node="r-0")
     assert not refused.value.retryable
 
 
@@ -86,12 +86,12 @@ def test_a_result_not_settled_in_time_is_put_again_until_it_is():
     results = UnsettledResults()
     results.add(item(0), now_s=0.0)
     results.add(item(1), now_s=1.0)
-    assert results.overdue(RESEND_S - 0.1) == []
-    assert [late.unit.index for late in results.overdue(RESEND_S)] == [0]
-    assert [late.unit.index for late in results.overdue(RESEND_S + 1.0)] == [1], "the first was put again just now"
-    assert [late.unit.index for late in results.overdue(2 * RESEND_S)] == [0]
+    assert results.take_overdue(RESEND_S - 0.1) == []
+    assert [late.unit.index for late in results.take_overdue(RESEND_S)] == [0]
+    assert [late.unit.index for late in results.take_overdue(RESEND_S + 1.0)] == [1], "the first was put again just now"
+    assert [late.unit.index for late in results.take_overdue(2 * RESEND_S)] == [0]
     results.settle(Unit(3, 0))
-    assert [late.unit.index for late in results.overdue(4 * RESEND_S)] == [1]
+    assert [late.unit.index for late in results.take_overdue(4 * RESEND_S)] == [1]
 
 
 def test_settling_frees_the_memory():

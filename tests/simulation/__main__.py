@@ -1,4 +1,4 @@
-"""Seeds from the command line: one JSON line, and for the first that failed the one command that replays it."""
+"""Simulates a range of seeds and prints one JSON line; for a failed seed it has the command that replays it."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from tests.simulation.schedule import Outcome, search
 
 
 def main() -> int:
-    """Exit code 1 if a promise was broken."""
+    """Exit code 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", metavar="FROM:TO", help="a range, its end excluded")
     parser.add_argument("--seed", type=int, help="only this one, and say what happens in it")
@@ -26,7 +26,6 @@ def main() -> int:
 
 
 def report(outcome: Outcome, seeds: range, mutant: str) -> dict[str, object]:
-    """One line for a person or a program."""
     sums = {
         "seeds": f"{seeds.start}:{seeds.stop}",
         "schedules": outcome.schedules,

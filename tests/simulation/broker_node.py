@@ -1,8 +1,8 @@
 """
-The broker's process: rules, ledger, hubs and the spool, put together as `asyncrl.node.broker` does.
+The broker's process: scheduler, ledger, hubs and spool, assembled as in `asyncrl.node.broker`.
 
-The real `BrokerActor` and `SpoolActor` run here on a simulated disk, with the invariants looking over the broker's
-shoulder: at each message it hears or says, and each time its rules have decided something.
+The real `BrokerActor` and `SpoolActor` run here on a simulated disk. The invariants are checked at each message that
+the broker receives or sends, and after each decision of the scheduler.
 """
 
 import asyncio
@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.actor.link import Hub
+from asyncrl.actor.message import Message
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.handshake import Identity
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Message, Prompt, ToBroker
+from asyncrl.messages import CODEC, Prompt, ToBroker
 from asyncrl.node import broker as process
 from tests.simulation.disk import Disk
 from tests.simulation.ledger import SimLedger
@@ -27,7 +28,7 @@ from tests.simulation.virtual_time import PROCESS
 
 
 async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    """A broker's process, from where the ledger says the run was."""
+    """Run a broker's process, resuming from the simulated ledger."""
     config = world.plan.config
     ledger: Any = SimLedger(world.disk.ledger)
     segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
@@ -35,13 +36,13 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     held_out = [prompts.at(0).prompt] if config.data.held_out else []
     scheduler = Scheduler(config, prompts, held_out, ledger.broker_term)
     replay(scheduler, ledger.found)
-    named = [slot.ref for group in scheduler.groups.values() for slot in group.slots if slot.ref]
+    named = [slot.ref for group in scheduler.groups for slot in group.slots if slot.ref]
     world.invariants.restarted(scheduler, segments.missing(named))
-    hub, bulk = ZmqHub(ADDRESS), ZmqHub("tcp://127.0.0.1:0")
-    own_spool = ZmqLink(bulk.address, who.peer)
+    hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("tcp://127.0.0.1:0", CODEC)
+    own_spool = ZmqLink(bulk.address, who.peer, CODEC)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool=own_spool, bulk=bulk.address)
     spool = asyncio.create_task(process._run_spool(hub, bulk, segments, config.broker.beat_s))
-    spool.add_done_callback(lambda task: process._spool_ended(task, broker))
+    spool.add_done_callback(lambda task: process._stop_on_spool_error(task, broker))
     told = asyncio.create_task(process._stop_when(stopping, broker))
     try:
         await broker.run()
@@ -56,7 +57,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
 
 
 class WatchedBroker(BrokerActor):
-    """The real one."""
+    """The real broker, with invariants checked."""
 
     def __init__(self, world: World, scheduler: Scheduler, hub: Hub, ledger: Any, *, spool: ZmqLink, bulk: str) -> None:
         self._process = PROCESS.get()
@@ -75,10 +76,10 @@ class WatchedBroker(BrokerActor):
             clock=self._process.clock,
         )
 
-    def _take(self, peer: str, message: ToBroker) -> None:
-        if self._process.is_alive and self._scheduler.nodes.get(peer):  # A stranger is not answered.
+    def _handle(self, peer: str, message: ToBroker) -> None:
+        if self._process.is_alive and self._scheduler.nodes.get(peer):  # Unknown peers get no answer.
             self._world.invariants.heard(message)
-        super()._take(peer, message)
+        super()._handle(peer, message)
 
     def _flush(self) -> None:
         if self._process.is_alive:
@@ -87,7 +88,7 @@ class WatchedBroker(BrokerActor):
 
 
 class WatchedHub:
-    """The real one; what is sent is looked at first."""
+    """The real hub, with invariants checked for every message sent."""
 
     def __init__(self, world: World, hub: Hub) -> None:
         self._world = world
@@ -97,24 +98,22 @@ class WatchedHub:
         self.forget = hub.forget
 
     def send(self, peer: str, message: Message) -> None:
-        """As `Hub.send`."""
         if self._process.is_alive:
             self._world.invariants.said(peer, message)
         self._hub.send(peer, message)
 
 
 class Prompts:
-    """In the place of a dataset: the answer of each prompt is its row."""
+    """Stand-in for a dataset; the answer of each prompt is its row."""
 
     def at(self, group_id: int) -> Draw:
-        """As `PromptStream.at`."""
         epoch, place = divmod(group_id, ROWS)
         row = (place * 2 + epoch) % ROWS
         return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
 
 
 class Directory:
-    """In the place of `RunDirectory`: the disk, and files nobody reads."""
+    """Stand-in for `RunDirectory` on the simulated disk; keeps only metrics."""
 
     def __init__(self, disk: Disk) -> None:
         self.path = SimpleNamespace(name="run", resolve=lambda: "run")
@@ -124,19 +123,16 @@ class Directory:
         self._metrics: list[dict[str, float]] = []
 
     def append_event(self, kind: str, /, **fields: Any) -> None:
-        """The log has it."""
+        """Not kept."""
 
     def append_metrics(self, metrics: dict[str, float]) -> None:
-        """As `RunDirectory.append_metrics`."""
         self._metrics.append(metrics)
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """As `RunDirectory.read_metrics`."""
         return list(self._metrics)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """None are kept."""
         return []
 
     def write_summary(self, summary: object) -> None:
-        """Nobody reads it."""
+        """Not kept."""

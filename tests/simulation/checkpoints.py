@@ -1,4 +1,4 @@
-"""A trainer's checkpoints on a simulated disk: whole or not at all, as renaming a folder makes them."""
+"""A trainer's checkpoints on a simulated disk. Writing one is atomic, like renaming a folder."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from tests.simulation.disk import Disk
 
 Trained = tuple[tuple[int, tuple[int, ...]], ...]
-"""Step and groups of everything in some weights."""
+"""Content of weights: (step, group ids) of every step trained."""
 
 
 class Checkpoint(Struct, frozen=True):
-    """A whole one."""
-
     step: int
     policy_version: int
     stepped: list[Stepped]
@@ -26,27 +24,26 @@ class Checkpoint(Struct, frozen=True):
 
 
 class CheckpointFolder:
-    """In the place of a run's folder of checkpoints, and of the module `trainer.checkpoint`."""
+    """Stand-in for a run's checkpoint folder and for the module that writes it."""
 
     def __init__(self, disk: "Disk") -> None:
         self._disk = disk
         self._kept: dict[int, Checkpoint] = {}
         self.highest = 0
-        """Steps in the newest one there ever was."""
+        """Most steps that a checkpoint ever contained."""
 
     def newest(self) -> Checkpoint | None:
-        """Of the highest step."""
         return self._kept[max(self._kept)] if self._kept else None
 
     def damage(self) -> bool:
-        """The newest one cannot be read any more. Only if there is another."""
+        """Make the newest checkpoint unreadable. Returns False if it is the only one."""
         if len(self._kept) < 2:
             return False
         del self._kept[max(self._kept)]
         return True
 
     def write(self, directory: object, *, step: int, policy_version: int, snapshot: Trained, **others: Any) -> str:
-        """As `checkpoint.write`, in one moment: renaming a folder is atomic."""
+        """Write a checkpoint atomically."""
         reach("trainer.checkpoint_partial")
         if self._disk.is_full:
             raise RunFailed("cannot write a checkpoint: the disk is full")
@@ -56,6 +53,5 @@ class CheckpointFolder:
         return f"step_{step:06d}"
 
     def prune(self, directory: object, keep: int, spared: object) -> None:
-        """As `checkpoint.prune`."""
         for step in sorted(self._kept)[:-keep]:
             del self._kept[step]

@@ -1,4 +1,4 @@
-"""What outlives a process. What was not synced when it died may be gone."""
+"""The simulated disk: state that outlives a process. Data not synced when a process dies may be lost."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -11,10 +11,10 @@ from tests.simulation.segments import SpoolFolder
 
 class Disk:
     """
-    One machine's disk.
+    The disk of one machine.
 
     Args:
-        on_commit: Told of records once they are durable.
+        on_commit: Called with records once they are durable.
     """
 
     def __init__(self, dice: Random, on_commit: Callable[[Sequence[AnyRecord]], None]) -> None:

@@ -1,4 +1,4 @@
-"""An engine that writes what the seed of a request says, a token at a time, whoever writes it and whenever."""
+"""An engine whose tokens depend on the seed of the request alone, not on the rollout, the version or the time."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from tests.simulation.plan import Plan, tokens_of
 
 class SimEngine:
     """
-    Takes its time over each token.
+    Writes one token at a time, after random delays.
 
     Args:
-        dice: How long, and whether it fails.
-        swapped: Told of the version it decodes with from now on, and of the weights that came.
+        dice: Decides delays and failures.
+        swapped: Called with each new version and its weights.
     """
 
     def __init__(self, plan: Plan, dice: Random, swapped: Callable[[int, Any], None]) -> None:
@@ -28,18 +28,16 @@ class SimEngine:
         self._may_write.set()
         self._policy_version = -1
         self._running: dict[int, tuple[Request, list[int]]] = {}
-        """Requests in hand, and which version wrote each token so far; by the identity of the request."""
+        """Running requests by ``id``, with the policy version of each token so far."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """One token: the row."""
         return [int(prompt.answer)]
 
     def decode(self, token_ids: list[int]) -> str:
-        """Any text."""
         return str(token_ids[0])
 
     async def generate(self, request: Request) -> Completion:
-        """As `Engine.generate`."""
         dice, plan = self._dice, self._plan
         versions = [span.policy_version for span in spans_before(request) for _ in range(span.start, span.end)]
         self._running[id(request)] = request, versions
@@ -55,32 +53,27 @@ class SimEngine:
         return completion(request, versions, "stop")
 
     def written(self, request: Request) -> Completion | None:
-        """As `Engine.written`."""
         _, versions = self._running.get(id(request), (request, []))
         return completion(request, versions, "unfinished") if versions else None
 
     async def pause(self) -> None:
-        """As `Engine.pause`."""
         self._may_write.clear()
 
     async def swap(self, policy_version: int, weights: Mapping[str, Any]) -> None:
-        """As `Engine.swap`."""
         self._swapped(policy_version, weights["trained"])
         await asyncio.sleep(self._dice.expovariate(1 / 0.005))
         self._policy_version = policy_version
 
     async def resume(self) -> None:
-        """As `Engine.resume`."""
         self._may_write.set()
 
 
 def spans_before(request: Request) -> list[Span]:
-    """Of what was written by others."""
     return request.resume_from.spans if request.resume_from else []
 
 
 def completion(request: Request, versions: list[int], finish_reason: FinishReason) -> Completion:
-    """The tokens so far, each by the version that wrote it."""
+    """Completion of the tokens so far, given the policy version of each."""
     starts = [i for i, version in enumerate(versions) if i == 0 or versions[i - 1] != version]
     ends = [*starts[1:], len(versions)]
     return Completion(

@@ -1,4 +1,4 @@
-"""What goes wrong, when, and with whom; and that it all becomes well again."""
+"""Random faults of a schedule."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tests.simulation.world import World
 
 
 async def faults(world: World) -> None:
-    """Until `Plan.faults_s`; then everything is well."""
+    """Inject faults until `Plan.faults_s`, then repair everything."""
     plan, dice = world.plan, world.dice
     going_on: list[asyncio.Task[None]] = []
     while (pause_s := dice.expovariate(1 / plan.fault_every_s)) + world.loop.time() < plan.faults_s:
@@ -28,13 +28,13 @@ async def faults(world: World) -> None:
 
 
 async def kill(world: World, name: str) -> None:
-    """As SIGKILL; a supervisor starts it again."""
+    """SIGKILL; the supervisor restarts the process."""
     world.trace.say("is killed", name)
     world.processes[name].kill()
 
 
 async def freeze(world: World, name: str) -> None:
-    """As SIGSTOP, for a moment or for so long that it is given up."""
+    """SIGSTOP for a while; longer than the node TTL in some cases."""
     process = world.processes[name]
     world.trace.say("is frozen", name)
     process.freeze()
@@ -47,7 +47,7 @@ async def freeze(world: World, name: str) -> None:
 
 
 async def cut_off(world: World, name: str) -> None:
-    """Nobody reaches it."""
+    """Cut the process off the network for a while."""
     holds = world.dice.random() < 0.5
     world.trace.say(f"is cut off; frames are {'held' if holds else 'lost'}", name)
     world.network.cut(name, holds=holds)
@@ -60,14 +60,14 @@ async def cut_off(world: World, name: str) -> None:
 
 
 async def jump(world: World, name: str) -> None:
-    """Its clock goes forward; clocks that never go back do that."""
+    """Move the process's clock forward, as a monotonic clock may do."""
     skew_s = world.dice.choice([1.8, 1.8, 60.0])
     world.trace.say(f"its clock jumps by {skew_s:g} s", name)
     world.processes[name].skew_s += skew_s
 
 
 async def fill_the_disk(world: World, name: str) -> None:
-    """For a while nothing can be written."""
+    """Let all writes fail for a while."""
     world.trace.say("the disk is full")
     world.disk.is_full = True
     try:
@@ -79,9 +79,9 @@ async def fill_the_disk(world: World, name: str) -> None:
 
 
 async def damage(world: World, name: str) -> None:
-    """The newest checkpoint cannot be read, and the trainer has to: once, for only two are promised to do."""
+    """Damage the newest checkpoint and restart the trainer; only once, because a run keeps two checkpoints."""
     newest = world.checkpoints.newest()
-    is_last = newest is not None and newest.step == world.plan.config.run.steps  # Then nobody has to any more.
+    is_last = newest is not None and newest.step == world.plan.config.run.steps  # Then the trainer no longer reads it.
     if not (world.was_damaged or is_last) and world.checkpoints.damage():
         world.was_damaged = True
         world.trace.say("the newest checkpoint is damaged")
@@ -89,13 +89,13 @@ async def damage(world: World, name: str) -> None:
 
 
 async def break_transfers(world: World, name: str) -> None:
-    """The next parts of transfers break."""
+    """Let the next members of transfers fail."""
     world.transfers.break_next += world.dice.randint(1, 3)
     world.trace.say(f"{world.transfers.break_next} parts of transfers will break")
 
 
 async def ask_to_leave(world: World, name: str) -> None:
-    """As SIGTERM; a supervisor starts it again."""
+    """SIGTERM; the supervisor restarts the process."""
     world.trace.say("is told to stop", name)
     world.stopping[name].set()
 

@@ -1,48 +1,49 @@
 """
-What must hold at every step, whatever goes wrong; and what must hold at the end.
+Invariants that are checked during a schedule and at its end.
 
     each record      see `record_rules`
-    each message     `Settled` and `Batch` say only what is on disk; every report of the spool is answered
-    each step        what the weights contain is never trained again, and is what its prompts say
-    each version     has the same weights for ever
-    each restart     forgets no result, no verdict, no attempt
-    the end          everything was trained once, in the order of the data, and the audit finds nothing
+    each message     `Settled` and `Batch` mention only durable trajectories; every report of the spool is answered
+    each step        a group in the weights is never trained again, and its tokens belong to its prompt
+    each version     has the same weights everywhere
+    each restart     no result, reward or attempt is lost
+    the end          every group was trained once, in data order, and the audit finds no problem
 
-A promise that is broken is noted, and the schedule ends there.
+The first violation ends the schedule.
 """
 
 from collections.abc import Callable, Sequence
 
+from asyncrl.actor.message import Message
 from asyncrl.broker.groups.group import State
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, Message, PutItem, ScoredTrajectory, Settled, SpoolRef, Stored, Unit
+from asyncrl.messages import Batch, Cancelled, PutItem, ScoredTrajectory, Settled, SpoolRef, Stored, Unit
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules
 
 PATIENCE_S = 4.0
-"""How long a result that is on disk may be unsettled while nothing goes wrong: several of its repeats."""
+"""Longest time that a durable result may stay unsettled without faults: several repeats."""
 TRANSACTIONS = 3
-"""A report's records are in the next transaction but one at the latest; by the end of one more it was answered."""
+"""A report's records are in one of the next two transactions, so it is answered by the end of the third."""
 
 
 class Violation(Exception):
-    """A promise was broken; says which."""
+    """Raised with the invariant that was violated."""
 
 
 class Invariants:
     """
-    Of one schedule, over all lives of everybody.
+    Invariants of one schedule, over all restarts.
 
     Args:
-        prompt_at: The order of the data.
-        highest_checkpoint: Steps in the newest checkpoint there ever was.
-        broken: Told of a promise that does not hold.
+        prompt_at: The data order.
+        highest_checkpoint: Returns the most steps that a checkpoint ever contained.
+        broken: Called with a sentence for each violation.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class Invariants:
         self._batches: dict[int, list[ScoredTrajectory]] = {}
         self._weights: dict[int, Trained] = {}
         self._unsettled: dict[tuple[str, Unit, int], float] = {}
-        """Since when a rollout waits for what is on disk."""
+        """Time since which a rollout waits for the settlement of a durable result."""
         self._unanswered: dict[tuple[str, Unit, int], int] = {}
-        """Trajectories the spool reported, by their sender and lease: in which transaction that was."""
+        """Number of transactions at the report of each unanswered trajectory, by sender, unit and lease id."""
 
     # ── each record, each message ───────────────────────────────────────────────────────────
 
     def committed(self, records: Sequence[AnyRecord]) -> None:
-        """These are on disk now, all in one transaction."""
+        """Check records that became durable in one transaction."""
         self._num_transactions += 1
         for (sender, unit, _), since in self._unanswered.items():
             is_answered = self._num_transactions - since < TRANSACTIONS
@@ -77,22 +78,22 @@ class Invariants:
             self._records.add(record)
 
     def rules(self, scheduler: Scheduler) -> None:
-        """The broker has decided something."""
+        """Check the scheduler's state."""
         window = scheduler.window
         self._require(window.num_open <= window.size, f"{window.num_open} groups are open; {window.size} may be")
         for node in scheduler.nodes.all():
-            if 0 < node.credit_limit < node.granted:  # Before its first offer it may have brought what it held.
+            if 0 < node.credit_limit < node.granted:  # Before its first offer a node may hold older leases.
                 self._broken(f"{node.peer} was given {node.granted}, and asked for {node.credit_limit}")
 
     def heard(self, message: Message) -> None:
-        """The broker takes this in."""
+        """Check a message that the broker received."""
         if isinstance(message, Stored):
             sender = f"{message.node}.{message.incarnation}"
             for item in message.items:
                 self._unanswered.setdefault((sender, item.unit, item.lease_id), self._num_transactions)
 
     def said(self, peer: str, message: Message) -> None:
-        """The broker sends this."""
+        """Check a message that the broker sends."""
         match message:
             case Settled(items=items, unfinished=unfinished):
                 known = {unit for unit, _ in self._records.on_disk}
@@ -113,45 +114,46 @@ class Invariants:
 
     # ── each step, each version ─────────────────────────────────────────────────────────────
 
-    def trains(self, step: int, samples: list[TrainingTrajectory], trained: Trained) -> None:
-        """The trainer takes ``step`` on weights that contain ``trained``."""
+    def trains(self, step: int, trajectories: list[TrainingTrajectory], trained: Trained) -> None:
+        """Check a step that the trainer takes on weights that contain ``trained``."""
         known = {group_id for _, group_ids in trained for group_id in group_ids}
-        expected = [sample.unit for sample in self._batches.get(step, [])]
-        self._require(len(samples) == len(expected), f"step {step} trains on {len(samples)} of {len(expected)} samples")
-        for sample, unit in zip(samples, expected, strict=False):
-            group_id = sample.group_id
+        expected = [trajectory.unit for trajectory in self._batches.get(step, [])]
+        is_whole = len(trajectories) == len(expected)
+        self._require(is_whole, f"step {step} trains on {len(trajectories)} of {len(expected)} trajectories")
+        for trajectory, unit in zip(trajectories, expected, strict=False):
+            group_id = trajectory.group_id
             self._require(group_id not in known, f"group {group_id} is in the weights already, in step {step} again")
             self._require(group_id == unit.group_id, f"step {step} trains on group {group_id}, not {unit.group_id}")
             row = self._prompt_at(group_id).row
-            self._require(list(sample.prompt_ids) == [row], f"group {group_id} is trained on another prompt")
+            self._require(list(trajectory.prompt_ids) == [row], f"group {group_id} is trained on another prompt")
             seed = (self._config.run.seed << 40) + unit.group_id * self._schedule.group_size + unit.index
-            is_its_own = list(sample.completion_ids) == tokens_of(seed)
-            self._require(is_its_own, f"step {step}: the payload of {unit} is {sample.completion_ids}")
+            is_its_own = list(trajectory.completion_ids) == tokens_of(seed)
+            self._require(is_its_own, f"step {step}: the payload of {unit} is {trajectory.completion_ids}")
 
     def decodes_with(self, policy_version: int, trained: Trained) -> None:
-        """A rollout swaps in weights."""
+        """Check weights that a rollout swaps in."""
         earlier = self._weights.setdefault(policy_version, trained)
         self._require(earlier == trained, f"version {policy_version} has two sets of weights: {earlier} and {trained}")
 
     # ── each restart, each moment ───────────────────────────────────────────────────────────
 
     def restarted(self, scheduler: Scheduler, missing: Sequence[SpoolRef]) -> None:
-        """A broker has replayed the ledger; ``missing`` are payloads that it names and the spool lacks."""
+        """Check a scheduler after replay. ``missing`` are payloads in the ledger but not in the spool."""
         self._unanswered.clear()
         self._require(not missing, f"the spool lacks {missing}, which the ledger names")
         for unit in self._records.results:
-            group = scheduler.groups.get(unit.group_id) if unit.split == "train" else None
+            group = scheduler.groups.group(unit)
             if group is None:
                 is_needed = unit.split == "train" and self._records.is_needed(unit.group_id)
-                self._require(not is_needed, f"group {unit.group_id} is forgotten by a broker that started again")
+                self._require(not is_needed, f"group {unit.group_id} is forgotten by a restarted broker")
                 continue
             slot = group.slots[unit.index]
-            state = State.SCORED if unit in self._records.verdicts else State.STORED
-            self._require(slot.state is state, f"{unit} is {slot.state} to a broker that started again, not {state}")
+            state = State.SCORED if unit in self._records.rewards else State.STORED
+            self._require(slot.state is state, f"{unit} is {slot.state} after a restart of the broker, not {state}")
             self._require(slot.attempts == self._records.attempts[unit], f"{unit}: its attempts are forgotten")
 
     def unsettled(self, incarnation: str, items: Sequence[PutItem], now_s: float, calm_since_s: float) -> None:
-        """A living rollout waits for these to be settled. Nothing has gone wrong since ``calm_since_s``."""
+        """Check results that a live rollout waits for. There was no fault since ``calm_since_s``."""
         for unit, lease_id in [(item.unit, item.lease_id) for item in items]:
             if (unit, lease_id) in self._records.on_disk:
                 since_s = self._unsettled.setdefault((incarnation, unit, lease_id), now_s)
@@ -161,12 +163,12 @@ class Invariants:
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
     def ended(self, records: Sequence[AnyRecord], trained: Trained) -> None:
-        """The run is complete; ``trained`` is in its last checkpoint."""
+        """Check a complete run. ``trained`` is the content of its last checkpoint."""
         schedule, steps = self._schedule, self._config.run.steps
         self._require([step for step, _ in trained] == list(range(steps)), f"the weights contain {trained}")
         group_ids = [group_id for _, group_ids in trained for group_id in group_ids]
         if schedule.order == "fifo":
-            moved = self._records.restarted  # To the end of the queue.
+            moved = self._records.restarted  # Restarted groups move to the end of the queue.
             in_turn = [group_id for group_id in group_ids if group_id not in moved]
             kept = [group_id for group_id in self._records.admitted if group_id not in self._records.dropped | moved]
             self._require(in_turn == kept, f"groups {in_turn} were trained; the order of the data is {kept}")

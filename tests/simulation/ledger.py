@@ -1,15 +1,14 @@
 """
-The broker's ledger on a simulated disk: a transaction is there or it is not, and takes its time.
+The broker's ledger on a simulated disk: transactions are atomic and take random time.
 
-In the place of `Ledger`. It keeps the same promises, and fails as that does when the disk is full
-or a record is there already.
+Stand-in for `Ledger` with the same guarantees; fails like it when the disk is full or a record exists already.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.broker.ledger.records import AnyRecord, key, retired
+from asyncrl.broker.ledger.records import AnyRecord, ended_groups, unique_key
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 from tests.simulation.virtual_time import PROCESS
 
@@ -17,30 +16,30 @@ if TYPE_CHECKING:
     from tests.simulation.disk import Disk
 
 SYNC_S = 0.004
-"""A transaction takes this long on average."""
+"""Mean seconds of a transaction."""
 
 
 class LedgerFile:
-    """What is durable of a ledger."""
+    """Durable content of a ledger."""
 
     def __init__(self, disk: "Disk") -> None:
         self.disk = disk
         self.broker_term = 0
         self.records: list[AnyRecord] = []
         self.writer: SimLedger | None = None
-        """Who opened it last."""
+        """The last ledger opened on the file."""
         self._keys: set[str] = set()
         self._retired: set[int] = set()
 
     def write(self, records: Sequence[AnyRecord]) -> None:
         """
-        All or none.
+        Write all records or none.
 
         Raises:
-            BrokenInvariant: The unique columns refuse one of them.
+            BrokenInvariant: A unique column refuses a record.
         """
-        names = [name for record in records if (name := key(record))]
-        groups = [group_id for record in records for group_id in retired(record)]
+        names = [name for record in records if (name := unique_key(record))]
+        groups = [group_id for record in records for group_id in ended_groups(record)]
         twice = self._keys.intersection(names) or self._retired.intersection(groups)
         if twice or len(set(names)) < len(names) or len(set(groups)) < len(groups):
             raise BrokenInvariant(f"the ledger refuses {sorted(map(str, twice)) or 'two equal records'}")
@@ -51,7 +50,7 @@ class LedgerFile:
 
 
 class SimLedger:
-    """In the place of `Ledger`: one transaction at a time, each for all that waits."""
+    """Stand-in for `Ledger`: one transaction at a time for everything queued."""
 
     def __init__(self, file: LedgerFile) -> None:
         if file.writer:
@@ -60,7 +59,7 @@ class SimLedger:
         file.broker_term += 1
         self.broker_term = file.broker_term
         self.found = list(file.records)
-        """What `LedgerReader.records` would give."""
+        """The records that `read_records` would yield."""
         self._file = file
         self._process = PROCESS.get()
         self._waiting: list[tuple[list[AnyRecord], asyncio.Future[None]]] = []
@@ -68,7 +67,6 @@ class SimLedger:
         self._ended: AsyncrlError | None = None
 
     def append(self, records: Iterable[AnyRecord]) -> asyncio.Future[None]:
-        """As `Ledger.append`."""
         if self._ended:
             raise RunFailed(str(self._ended))
         future = asyncio.get_running_loop().create_future()
@@ -77,18 +75,17 @@ class SimLedger:
         return future
 
     async def commit(self, records: Iterable[AnyRecord]) -> None:
-        """As `Ledger.commit`."""
         await self.append(records)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write everything queued."""
         if self._process.is_alive and not self._ended:
             self._writing += self._waiting
             self._write()
         self._ended = self._ended or LedgerError("the ledger was closed")
 
     def died(self) -> None:
-        """Of a transaction that was under way when its process died, nobody knows how it ended."""
+        """Complete a transaction that was running when the process died, with probability 1/2."""
         if not self._process.is_alive and self._writing and self._file.disk.dice.random() < 0.5:
             self._write()
 

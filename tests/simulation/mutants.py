@@ -1,8 +1,4 @@
-"""
-Six bugs that a tired person could write, each planted in the real code, and the search for a seed that catches it.
-
-A simulation that finds nothing proves nothing, unless it is known to find what is there.
-"""
+"""Six plausible bugs that are planted in the real code, to show that the simulation finds them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,8 +11,10 @@ from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.groups.window import Window
+from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.broker.ledger.records import Admitted
+from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages import Stored, StoredItem
 from tests.simulation import broker_node
@@ -25,32 +23,31 @@ DONE = (State.STORED, State.SCORED)
 
 
 def lost_ack() -> Any:
-    """What was stored before is not answered again: "a repeat, nothing to do"."""
-    stored = Scheduler._stored
+    """Stored trajectories that are reported again are not answered."""
+    stored = Trajectories.stored
 
-    def mutated(self: Scheduler, message: Stored) -> None:
-        slots = [(item, self.dispatcher.slot(item.unit)) for item in message.items]
+    def mutated(self: Trajectories, message: Stored) -> None:
+        slots = [(item, self._groups.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
         stored(self, replace(message, items=fresh))
 
-    return mock.patch.object(Scheduler, "_stored", mutated)
+    return mock.patch.object(Trajectories, "stored", mutated)
 
 
 def double_settle() -> Any:
-    """A second result of a unit takes the place of the first."""
-    result = Scheduler._result
+    """A second result of a unit replaces the first."""
+    result = Trajectories._result
 
-    def mutated(self: Scheduler, item: StoredItem) -> None:
-        if (slot := self.dispatcher.slot(item.unit)) and slot.state in DONE:
+    def mutated(self: Trajectories, item: StoredItem) -> None:
+        if (slot := self._groups.slot(item.unit)) and slot.state in DONE:
             slot.state = State.LEASED
         result(self, item)
 
-    return mock.patch.object(Scheduler, "_result", mutated)
+    return mock.patch.object(Trajectories, "_result", mutated)
 
 
 def forgotten_lease() -> Any:
-    """A broker that starts again thinks that what was leased still is."""
-    replay = broker_node.replay
+    """A restarted broker takes units for leased that were leased before."""
 
     def mutated(scheduler: Scheduler, records: Any) -> None:
         replay(scheduler, records)
@@ -60,7 +57,7 @@ def forgotten_lease() -> Any:
 
 
 def window_freed_early() -> Any:
-    """Groups leave the window when a step takes them, before the weights it makes are live."""
+    """Groups leave the window when a step takes them, before the weights of the step are live."""
     consume = Window.consume
 
     def mutated(self: Window, step: int, group_ids: list[int]) -> None:
@@ -71,7 +68,7 @@ def window_freed_early() -> Any:
 
 
 def duplicate_trained() -> Any:
-    """One group of a batch stays where the next batch is taken from."""
+    """One group of a batch stays available for the next batch."""
     take = BatchBook.take
 
     def mutated(self: BatchBook, step: int, groups: list[Group]) -> None:
@@ -83,7 +80,7 @@ def duplicate_trained() -> Any:
 
 
 def cursor_ahead() -> Any:
-    """A broker that starts again goes on one prompt too late."""
+    """A restarted broker skips one prompt."""
     readmit = AdmissionBook.readmit
 
     def mutated(self: AdmissionBook, record: Admitted) -> Group:
@@ -102,7 +99,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The product has this bug, as long as this is entered; an empty name plants nothing."""
+    """Plant the bug inside the context; an empty name plants none."""
     if not name:
         yield
         return

@@ -1,23 +1,23 @@
-"""What a seed decides before anything starts: the run, who takes part, the weather on the wires, what goes wrong."""
+"""Parameters of a schedule, drawn from its seed: the run, its nodes, the network and the faults."""
 
 from random import Random
 from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.actor.failpoints import PLACES
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
+from asyncrl.node.failpoints import PLACES
 from tests.simulation.wire import Weather
 
 ADDRESS = "tcp://127.0.0.1:1"
 ROWS = 5
-"""Of the make-believe dataset: fewer than a run takes, so that there are epochs."""
+"""Dataset rows; fewer than a run needs, so that there are several epochs."""
 CALM, BREEZE, STORM = Weather(), Weather(0.005, 0.01, 0.01, 0.01), Weather(0.03, 0.06, 0.05, 0.05)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Of one schedule."""
+    """Parameters of one schedule."""
 
     seed: int
     config: Config
@@ -25,19 +25,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     num_rewards: int
     weather: Weather
     faults_s: float
-    """Faults stop after this long."""
+    """Faults stop after these seconds."""
     fault_every_s: float
-    """On average."""
+    """Mean seconds between faults."""
     failure: float
-    """Share of generations and of verdicts that fail."""
+    """Share of generations and verifier calls that fail."""
     token_s: float
-    """Of decoding, on average."""
+    """Mean seconds to decode a token."""
     failpoint: tuple[str, int] | None
-    """Die here, at the n-th pass."""
+    """Place at whose n-th pass the process dies."""
 
 
 def plan_of(seed: int) -> Plan:
-    """The same for ever."""
     dice = Random(f"plan {seed}")
     return Plan(
         seed=seed,
@@ -87,22 +86,22 @@ def _schedule(dice: Random, publish: int) -> dict[str, Any]:
         "max_attempts": dice.choice([2, 3]),
         "lease_s": dice.choice([1.2, 4.0]),
         "filter": dice.choice(["none", "none", "none", "zero_variance"]),
-        **_age_rules(dice, staleness, order),
+        **_staleness_rules(dice, staleness, order),
     }
 
 
-def _age_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
-    """What a config may say of ``order`` and ``max_staleness``."""
-    mode, lag = dice.choice(["", "", "wait", "reissue", "train"]), dice.randint(0, 2)
+def _staleness_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
+    """Valid combinations of ``order``, ``max_staleness`` and ``on_straggler``."""
+    mode, bound = dice.choice(["", "", "wait", "reissue", "train"]), dice.randint(0, 2)
     if not mode:
         return {"order": order}
     if mode == "wait":
-        lag = max(lag, staleness)
-    elif lag >= staleness:
+        bound = max(bound, staleness)
+    elif bound >= staleness:
         order = "completion"
-    return {"order": order, "max_staleness": lag, "on_straggler": mode}
+    return {"order": order, "max_staleness": bound, "on_straggler": mode}
 
 
 def tokens_of(seed: int) -> list[int]:
-    """[1 .. 5] What an engine writes for a request of this seed, whoever writes it."""
+    """[1 .. 5] tokens that any engine writes for a request with this seed."""
     return [seed & 0x7FFFFFFF, *range(1, 1 + seed % 5)]

@@ -1,12 +1,12 @@
 """
-What must hold of each record of a ledger when it becomes durable, over all lives of the broker.
+Rules for each durable record of a ledger, over all restarts of the broker.
 
-    Admitted    ids are dense, the prompts are those of the data order, and the window holds no more than it may
-    Result      one a unit; Verdict: one a result; FailedAttempt: counted on, never forgotten
-    Taken       the next step; whole groups, judged, in no other step, and none too old
-    Committed   only of steps that are in a checkpoint
+    Admitted    ids are consecutive, prompts follow the data order, and the window is not exceeded
+    Result      one per unit; Rewarded: one per result; FailedAttempt: counted across restarts
+    Taken       the next step; whole groups with rewards, in no other step, and none too old
+    Committed   only steps that a checkpoint contains
 
-Written from the promises, not from the rules that keep them.
+The rules are written from the specification, independently of the code that implements it.
 """
 
 from collections import Counter
@@ -31,16 +31,16 @@ from asyncrl.data.prompts import Draw
 from asyncrl.messages import Unit
 
 Require = Callable[[bool, str], None]
-"""Notes the sentence as a broken promise, unless the promise holds."""
+"""Reports the sentence as a violation unless the condition holds."""
 
 
 class RecordRules:
     """
-    Of one ledger.
+    Rules for one ledger.
 
     Args:
-        prompt_at: The order of the data.
-        highest_checkpoint: Steps in the newest checkpoint there ever was.
+        prompt_at: The data order.
+        highest_checkpoint: Returns the most steps that a checkpoint ever contained.
     """
 
     def __init__(
@@ -51,26 +51,24 @@ class RecordRules:
         self._highest_checkpoint = highest_checkpoint
         self._require = require
         self.admitted: dict[int, int] = {}
-        """The version each group has to be of at least."""
+        """Minimum version of each group."""
         self.open: set[int] = set()
-        """Groups in the window."""
         self.results: dict[Unit, Result] = {}
-        self.verdicts: set[Unit] = set()
+        self.rewards: set[Unit] = set()
         self.attempts: Counter[Unit] = Counter()
         self.on_disk: set[tuple[Unit, int]] = set()
-        """Under the token of its lease: every trajectory that was counted, as a result or as a duplicate."""
+        """Unit and lease id of every counted trajectory, results and duplicates."""
         self.dropped: set[int] = set()
         self.restarted: set[int] = set()
         self.batches: dict[int, list[int]] = {}
-        """Groups of each step."""
         self.needed_from = 0
-        """Steps below are in the two newest checkpoints: no trainer will ask for them again."""
+        """Steps below this are in the two newest checkpoints, so no trainer asks for them again."""
         self._committed = -1
         self._taken: set[int] = set()
         self._live_version = -1
 
     def add(self, record: AnyRecord) -> None:
-        """One more is on disk."""
+        """Check a durable record."""
         match record:
             case Admitted():
                 self._admit(record)
@@ -93,14 +91,14 @@ class RecordRules:
                 self.needed_from, self._committed = self._committed + 1, step
 
     def is_needed(self, group_id: int) -> bool:
-        """It is in the window, and may yet be asked for."""
+        """True if the group is in the window and a trainer may still ask for it."""
         is_done = any(group_id in self.batches[step] for step in range(self.needed_from))
         return group_id in self.open and not is_done
 
     def _admit(self, record: Admitted) -> None:
         group_id, draw = record.group_id, self._prompt_at(record.group_id)
         expected, window = len(self.admitted), self._schedule.window
-        self._require(group_id == expected, f"group {group_id} was admitted; expected {expected}: ids are dense")
+        self._require(group_id == expected, f"group {group_id} was admitted; expected {expected}: ids are consecutive")
         self._require((record.epoch, record.row) == (draw.epoch, draw.row), f"group {group_id} is another prompt")
         self.admitted[group_id] = record.policy_version
         self.open.add(group_id)
@@ -116,22 +114,22 @@ class RecordRules:
             case Duplicate(lease_id=lease_id):
                 self.on_disk.add((unit, lease_id))
             case Rewarded():
-                self._require(unit in self.results, f"{unit} has a verdict and no result")
-                self._require(unit not in self.verdicts, f"{unit} has two verdicts")
-                self.verdicts.add(unit)
+                self._require(unit in self.results, f"{unit} has a reward and no result")
+                self._require(unit not in self.rewards, f"{unit} has two rewards")
+                self.rewards.add(unit)
             case FailedAttempt(attempts=attempts):
                 self.attempts[unit] += 1
                 is_counted = unit.split == "held_out" or attempts == self.attempts[unit]
                 self._require(is_counted, f"{unit} has failed {self.attempts[unit]} times, not {attempts}")
 
     def _restart(self, record: Restarted) -> None:
-        """Nothing sampled of the group counts any more."""
-        self._require(record.group_id in self.open, f"group {record.group_id} begins anew, but is not open")
+        """Void everything sampled for the group."""
+        self._require(record.group_id in self.open, f"group {record.group_id} is restarted, but is not open")
         self.admitted[record.group_id] = record.policy_version
         self.restarted.add(record.group_id)
         for unit in self._units(record.group_id):
             self.results.pop(unit, None)
-            self.verdicts.discard(unit)
+            self.rewards.discard(unit)
 
     def _take(self, record: Taken) -> None:
         step, group_ids, expected = record.step, record.group_ids, len(self.batches)
@@ -146,7 +144,7 @@ class RecordRules:
                 self._require_fresh(unit, step)
 
     def _require_fresh(self, unit: Unit, step: int) -> None:
-        self._require(unit in self.verdicts, f"{unit} is trained in step {step} without a verdict")
+        self._require(unit in self.rewards, f"{unit} is trained in step {step} without a reward")
         if result := self.results.get(unit):
             oldest, version = result.summary.oldest_version, step // self._schedule.steps_per_publish
             self._require(oldest >= self.admitted[unit.group_id], f"{unit} is older than its group")
@@ -154,11 +152,11 @@ class RecordRules:
             self._require(is_bounded, f"{unit}, written by version {oldest}, is trained in version {version}")
 
     def _most_versions(self) -> float:
-        """How stale a trajectory may be when it is trained on."""
+        """Largest staleness at which a trajectory may be trained on."""
         schedule = self._schedule
         by_window = schedule.staleness if schedule.order == "fifo" else inf
-        by_lag = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
-        return min(by_window, by_lag)
+        by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
+        return min(by_window, by_bound)
 
     def _live(self, record: VersionLive) -> None:
         version, before = record.policy_version, self._live_version

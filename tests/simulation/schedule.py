@@ -1,4 +1,4 @@
-"""From a seed to a verdict, and from many seeds to the first that fails."""
+"""Runs the schedule of one seed, or of many seeds until one fails."""
 
 import gc
 import time
@@ -13,11 +13,11 @@ from tests.simulation.plan import plan_of
 from tests.simulation.world import World
 
 COLLECT_EVERY = 50
-"""Schedules between two looks for garbage; in between, a look would find next to nothing."""
+"""Schedules between two garbage collections."""
 
 
 class Outcome(Struct, frozen=True):
-    """Of schedules in which every promise held, and the one in which it did not, if there is one."""
+    """Totals of the schedules without a violation, and the first seed with one."""
 
     schedules: int
     wall_s: float
@@ -30,10 +30,10 @@ class Outcome(Struct, frozen=True):
 
 def simulate(seed: int, *, is_told: bool = False) -> World:
     """
-    Run one schedule. The same seed does the same things.
+    Run one schedule, deterministically.
 
     Raises:
-        Violation: A promise was broken; says which.
+        Violation: An invariant was violated.
     """
     world = World(plan_of(seed), is_told=is_told)
     world.run(faults)
@@ -41,7 +41,7 @@ def simulate(seed: int, *, is_told: bool = False) -> World:
 
 
 def search(seeds: Iterable[int], *, is_told: bool = False) -> Outcome:
-    """Run every schedule, until one breaks a promise."""
+    """Run the schedules of all seeds until one violates an invariant."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     schedules = records = 0
     virtual_s = 0.0
@@ -64,7 +64,7 @@ def search(seeds: Iterable[int], *, is_told: bool = False) -> Outcome:
 
 @contextmanager
 def rarely_collecting() -> Iterator[None]:
-    """Schedules are short and leave much behind: a collector that comes by itself comes too often."""
+    """Disable automatic garbage collection, which would run too often for short schedules."""
     gc.collect()
     gc.freeze()
     gc.disable()

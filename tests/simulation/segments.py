@@ -1,8 +1,7 @@
 """
-A spool's segments on a simulated disk: payloads in a page cache, until they are synced.
+A spool's segments on a simulated disk, with a page cache that is lost unless synced.
 
-In the place of `asyncrl.spool.segments.Segments`. It keeps the same promises, and fails as that does when the disk is
-full.
+Stand-in for `asyncrl.spool.segments.Segments` with the same guarantees; fails like it when the disk is full.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,63 +11,59 @@ from zlib import crc32
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef
-from asyncrl.spool.layout import Entry, Place
+from asyncrl.spool.segment_format import Entry, Place
 from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:
     from tests.simulation.disk import Disk
 
 RECENT = 6
-"""Payloads a spool has in memory."""
+"""Payloads cached in memory."""
 
 
 class SpoolFolder:
-    """What is durable of a spool's segments."""
+    """Content of a spool's directory."""
 
     def __init__(self, disk: "Disk") -> None:
         self.disk = disk
         self.newest = -1
         self.payloads: dict[tuple[int, int], tuple[Entry, Place, bytes]] = {}
-        """By segment and offset."""
+        """Durable payloads by segment and offset."""
         self.unsynced: list[tuple[Entry, Place, bytes]] = []
-        """In the page cache."""
+        """Payloads in the page cache only."""
 
     def keep(self, count: int) -> None:
-        """So many of what was not synced are on disk now; the rest is gone."""
+        """Make the first ``count`` payloads of the page cache durable and lose the rest."""
         for stored in self.unsynced[:count]:
             self.payloads[stored[1].segment, stored[1].offset] = stored
         self.unsynced = []
 
 
 class SimSegments:
-    """In the place of `Segments`."""
+    """Stand-in for `Segments`."""
 
     def __init__(self, folder: SpoolFolder, *, segment_bytes: int) -> None:
-        folder.keep(folder.disk.dice.randint(0, len(folder.unsynced)))  # Of whoever was killed before us.
+        folder.keep(folder.disk.dice.randint(0, len(folder.unsynced)))  # Of an earlier, killed process.
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._offset = segment_bytes  # A new one.
+        self._offset = segment_bytes  # Forces a new segment.
         self._process = PROCESS.get()
         self._index = {entry.key: place for entry, place, _ in folder.payloads.values()}
         self._recent: dict[tuple[int, int], memoryview] = {}
         self._broken = ""
 
     def append(self, items: Sequence[tuple[Entry, memoryview]]) -> list[Place]:
-        """As `Segments.append`."""
         self._check()
         return [self._place(entry, bytes(payload)) for entry, payload in items]
 
     def sync(self) -> None:
-        """As `Segments.sync`."""
         self._check()
         self._folder.keep(len(self._folder.unsynced))
 
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
-        """As `Segments.recent`."""
         return self._recent.get((ref.segment, ref.offset))
 
     def read(self, ref: SpoolRef | Place) -> memoryview:
-        """As `Segments.read`."""
         at = ref.segment, ref.offset
         if at in self._recent:
             return self._recent[at]
@@ -80,12 +75,11 @@ class SimSegments:
         return memoryview(self._folder.payloads[at][2])
 
     def missing(self, refs: Iterable[SpoolRef]) -> list[SpoolRef]:
-        """As `Segments.missing`."""
         stored = set(self._index.values())
         return [ref for ref in refs if Place(ref.segment, ref.offset, ref.length, ref.crc32) not in stored]
 
     def trim(self, segment: int) -> list[Path]:
-        """As `Segments.trim`; nobody has to remove anything."""
+        """Forget older segments; there are no files to delete."""
         self._check()
         below = min(segment, self._folder.newest)
         for at in [at for at in self._folder.payloads if at[0] < below]:
@@ -95,7 +89,6 @@ class SimSegments:
         return []
 
     def close(self) -> None:
-        """As `Segments.close`."""
         if self._process.is_alive and not self._broken and not self._folder.disk.is_full:
             self.sync()
 

@@ -17,7 +17,6 @@ NUM_FAST, NUM_SLOW = 120, 2000
 
 
 def require_no_violation(outcome: Outcome) -> None:
-    """Say how to see what went wrong."""
     replay = f"python -m tests.simulation --seed {outcome.failed_seed}"
     assert outcome.failed_seed is None, f"{outcome.violation}; replay it with: {replay}"
 
@@ -64,7 +63,7 @@ def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, ob
 
 @pytest.mark.slow
 def test_another_interpreter_does_the_same_things() -> None:
-    """Neither the hashes of strings nor the places of objects in memory decide anything."""
+    """Hashes of strings and memory addresses decide nothing."""
     told = [
         subprocess.run(
             [sys.executable, "-m", "tests.simulation", "--seed", "5"],

@@ -1,7 +1,7 @@
-"""What happened in one schedule, a line each, for a person who replays it."""
+"""Prints the events of a schedule, one per line, when a seed is replayed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from tests.simulation.virtual_time import PROCESS
@@ -9,11 +9,11 @@ from tests.simulation.virtual_time import PROCESS
 
 class Trace:
     """
-    Says what happens while it happens, or nothing at all.
+    Prints events as they happen, or nothing.
 
     Args:
         time_s: The virtual clock.
-        is_on: False costs next to nothing.
+        is_on: False prints nothing, at almost no cost.
     """
 
     def __init__(self, time_s: Callable[[], float], *, is_on: bool) -> None:
@@ -21,14 +21,14 @@ class Trace:
         self.is_on = is_on
 
     def say(self, what: str, who: str = "") -> None:
-        """One line. ``who`` is the process that is running, unless told."""
+        """Print one line. ``who`` defaults to the running process."""
         if self.is_on:
             process = PROCESS.get(None)
             who = who or (process.name if process else "—")
             sys.stdout.write(f"{self._time_s():9.3f}  {who:<12} {what[:200]}\n")
 
-    def log(self, _logger: object, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """A structlog processor: the product's own log lines."""
+    def log(self, _logger: object, _method: str, fields: MutableMapping[str, Any]) -> dict[str, Any]:
+        """A structlog processor that prints log lines of the tested code."""
         event = fields.pop("event")
         self.say(f"{event}  " + " ".join(f"{key}={value}" for key, value in fields.items()))
         return {"event": event}

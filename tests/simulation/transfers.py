@@ -1,11 +1,11 @@
 """
-Weight transfers without tensors: all members meet, and each is done some time after the last has come.
+Weight transfers without tensors: all members meet, and each finishes some time after the last one arrived.
 
     Publisher.transfer ─┐
-    Receiver.transfer ──┼─ all here? ─▶ each after its own while, and now and then one of them not at all
-    Receiver.transfer ──┘  not by the deadline ─▶ `TransferError`, for whoever waits
+    Receiver.transfer ──┼─ all present? ─▶ each finishes after a random delay, or fails if a fault says so
+    Receiver.transfer ──┘  not by the deadline ─▶ `TransferError` for every waiting member
 
-What travels is what the weights were trained on.
+The weights are the list of steps they were trained on.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ Meeting = tuple[tuple[Member, ...], int, int]
 
 
 class Transfers:
-    """The collective library of one schedule."""
+    """Stand-in for the collective library."""
 
     def __init__(self, dice: Random) -> None:
         self.dice = dice
         self.break_next = 0
-        """So many parts of transfers will break."""
+        """Number of members' transfers still to fail."""
         self._present: dict[Meeting, set[str]] = {}
         self._complete: dict[Meeting, asyncio.Event] = {}
         self._weights: dict[Meeting, Trained] = {}
 
     async def take_part(self, transfer: Transfer, member: Member, weights: Trained | None = None) -> Trained:
         """
-        Give ``weights`` as the trainer, or get them.
+        Send ``weights`` as the trainer, or receive them.
 
         Raises:
-            TransferError: Not all came in time, or this member's connection broke.
+            TransferError: Not all members arrived in time, or this member's connection broke.
         """
         meeting = (tuple(transfer.members), transfer.transfer_group, transfer.policy_version)
         if weights is not None:
@@ -59,7 +59,7 @@ class Transfers:
 
 
 class Publisher:
-    """In the place of `weights.publish.Publisher`."""
+    """Stand-in for `weights.publish.Publisher`."""
 
     def __init__(self, transfers: Transfers, member: Member) -> None:
         self._transfers = transfers
@@ -67,12 +67,10 @@ class Publisher:
         self._staged: dict[int, Trained] = {}
 
     def stage(self, policy_version: int, weights: Trained) -> None:
-        """As `Publisher.stage`."""
         self._staged[policy_version] = weights
         self._staged.pop(policy_version - 2, None)
 
     async def transfer(self, transfer: Transfer) -> Transferred:
-        """As `Publisher.transfer`."""
         version = transfer.policy_version
         if version not in self._staged:
             raise TransferError(f"version {version} is not staged, but {max(self._staged)}")
@@ -80,11 +78,11 @@ class Publisher:
         return Transferred(transfer.transfer_group, version, 0.01, 1)
 
     def deliver(self, value: StoreValue) -> None:
-        """There is no rendezvous."""
+        """Ignored: there is no rendezvous."""
 
 
 class Receiver:
-    """In the place of `weights.receive.Receiver`."""
+    """Stand-in for `WeightReceiver`."""
 
     def __init__(self, transfers: Transfers, member: Member) -> None:
         self._transfers = transfers
@@ -92,16 +90,14 @@ class Receiver:
         self._staged: Trained | None = None
 
     async def transfer(self, transfer: Transfer) -> float:
-        """As `Receiver.transfer`."""
         self._staged = None
         self._staged = await self._transfers.take_part(transfer, self._member)
         return 0.01
 
     def weights(self) -> Mapping[str, Any]:
-        """As `Receiver.weights`."""
         if self._staged is None:
             raise TransferError("no complete policy version is staged")
         return {"trained": self._staged}
 
     def deliver(self, value: StoreValue) -> None:
-        """There is no rendezvous."""
+        """Ignored: there is no rendezvous."""

@@ -1,11 +1,11 @@
 """
-An event loop whose clock jumps to the next timer when nothing is left to do, and processes that live on it.
+An event loop whose clock jumps to the next timer when no callback is ready, and processes that run on it.
 
-    ready ─▶ run ─▶ nothing ready: now = when the next timer is due ─▶ ready ...
+    ready ─▶ run ─▶ nothing ready: now = time of the next timer ─▶ ready ...
 
-One thread, no selector, no disk: two runs with the same seed do the same things in the same order. Where an object lies
-in memory differs from one interpreter to the next, and must not decide any order: tasks have numbers for hashes. What a
-thread pool would do is done on the loop, a little later, one thing after the other.
+One thread, no selector, no disk: two runs with the same seed do the same things in the same order. Memory addresses
+differ between interpreters and must not decide any order, so tasks are hashed by number. Work of thread pools is done
+on the loop, after a random delay, one item after the other.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from random import Random
 from typing import Any
 
 MAX_CALLBACKS = 2_000_000
-"""In one schedule: two orders of magnitude more than any needs."""
+"""Limit for one schedule: two orders of magnitude more than any needs."""
 
 PROCESS: "ContextVar[Process]" = ContextVar("PROCESS")
-"""Whose code is running."""
+"""The process whose code is running."""
 
 
 class Stuck(Exception):
-    """The loop turns for ever without time going on."""
+    """The loop cannot make progress: no callback is left, or too many ran."""
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """Sets of tasks are walked in the order of their numbers, not of their addresses."""
+    """A task with its number as hash, so that sets of tasks have the same order in every run."""
 
     _numbers = count()
 
@@ -44,46 +44,42 @@ class NumberedTask(asyncio.Task[Any]):
 
 class Process:
     """
-    What runs under one name until it ends or is killed.
+    A process, until it ends or is killed.
 
-    A killed process may run to the end of its coroutines, but nothing it does then reaches a wire or a disk. A frozen
-    one does nothing at all, and everything late when it is thawed.
+    A killed process may run to the end of its coroutines, but has no effect on the network or the disk. A frozen
+    process does nothing, and catches up when it is thawed.
     """
 
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         self.name = name
         self.is_alive = True
         self.parked: deque[asyncio.Handle] | None = None
-        """What it would have done since it was frozen; None while it runs."""
+        """Callbacks held back while frozen; None while the process runs."""
         self.skew_s = 0.0
-        """How far its clock has jumped."""
+        """Seconds that its clock is ahead."""
         self.task: asyncio.Task[None]
         self.context: Context
         self._loop = loop
 
     def start(self, main: Coroutine[Any, Any, None]) -> None:
-        """Begin."""
         self.context = copy_context()
         self.context.run(PROCESS.set, self)
         self.task = self._loop.create_task(main, context=self.context)
 
     def clock(self) -> float:
-        """Seconds, as this process sees them."""
+        """The process's monotonic clock, seconds."""
         return self._loop.time() + self.skew_s
 
     def kill(self) -> None:
-        """As SIGKILL."""
         self.is_alive = False
         self.thaw()
         self.task.cancel()
 
     def freeze(self) -> None:
-        """As SIGSTOP."""
         if self.parked is None:
             self.parked = deque()
 
     def thaw(self) -> None:
-        """As SIGCONT."""
         if self.parked is not None:
             parked, self.parked = self.parked, None
             self._loop.run_soon(parked)
@@ -91,69 +87,75 @@ class Process:
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """
-    See above.
+    The event loop.
 
     Args:
-        dice: How long work in threads takes.
+        dice: Decides the delays of work in threads.
     """
+
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self, dice: Random) -> None:
         super().__init__()
         self._dice = dice
         self._now_s = 0.0
         self._timers: list[tuple[float, int, Timer]] = []
-        """A heap. Of timers that are due together, the one that was set first comes first."""
+        """Heap; timers due at the same time run in the order they were set."""
         self._num_timers = 0
         self._free_s: dict[object, float] = {}
-        """When each thread pool is done with what it has."""
+        """Time at which each thread pool becomes free."""
         self._tasks: list[asyncio.Task[Any]] = []
         self.num_callbacks = 0
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
 
     @property
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Tasks that have not ended, in the order they were made."""
+        """Unfinished tasks, in the order of creation."""
         return [task for task in self._tasks if not task.done()]
 
     def time(self) -> float:
-        """Virtual seconds."""
         return self._now_s
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """As ever, with less ado: half of the time of a schedule goes by in here."""
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Faster than the base class: half of the time of a schedule is spent here."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As `call_at`."""
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
-        """As ever."""
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         timer = Timer(when, callback, args, self, context)
         self._num_timers += 1
         heapq.heappush(self._timers, (when, self._num_timers, timer))
         return timer
 
     def run_soon(self, handles: deque[asyncio.Handle]) -> None:
-        """Behind all that is ready."""
+        """Append to the ready callbacks."""
         self._ready.extend(handles)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, function: Callable[..., Any], *arguments: Any
     ) -> asyncio.Future[Any]:
-        """Call ``function`` after a while, when what was given to this executor before is done."""
+        """Call ``function`` after a random delay, once earlier work of this executor is done."""
         future = self.create_future()
         due_s = max(self._now_s, self._free_s.get(executor, 0.0)) + self._dice.expovariate(1 / 0.002)
         self._free_s[executor] = due_s
         self.call_at(due_s, _call, future, function, arguments)
         return future
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """There is one thread."""
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """The same as `call_soon`: there is one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def _run_once(self) -> None:
@@ -171,7 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            process = handle._context.get(PROCESS)
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
             if process is not None and process.parked is not None:
                 process.parked.append(handle)
             else:
@@ -190,7 +192,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _call(future: asyncio.Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """What a thread does with one piece of work, unless its process is dead."""
+    """Do one item of work as a thread would, unless the process is dead."""
     process = PROCESS.get(None)
     if future.done() or (process is not None and not process.is_alive):
         return

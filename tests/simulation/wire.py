@@ -1,11 +1,11 @@
 """
-The wire beneath the real `ZmqLink` and `ZmqHub`: it stands in for their sockets, and does to frames what wires do.
+A simulated network below the real `ZmqLink` and `ZmqHub`, in place of their sockets.
 
-    ZmqLink ─▶ Session ─▶ Port.send ─▶ lost? twice? late? before its time? cut off? ─▶ Port ─▶ Session ─▶ ZmqHub
+    ZmqLink ─▶ Session ─▶ Port.send ─▶ lost? duplicated? delayed? reordered? cut off? ─▶ Port ─▶ Session ─▶ ZmqHub
 
-It is harsher than TCP below ZeroMQ, which loses frames only when a connection breaks and never reorders them. What a
-process sent before it was killed may arrive after it has started again, but nothing of a hub once another is bound in
-its place: that one answers `Reset`.
+It is harsher than TCP below ZeroMQ, which loses frames only when a connection breaks and never reorders them. Frames
+that a process sent before it was killed may arrive after its restart. Frames of a hub are dropped once another hub is
+bound to the address, because the new one answers `Reset`.
 """
 
 import asyncio
@@ -19,27 +19,28 @@ from typing import Any
 import zmq
 from msgspec import Struct
 
+from asyncrl.actor.codec import Ack
 from asyncrl.actor.fd_socket import TICK_S
-from asyncrl.actor.session import Ack, decode
+from asyncrl.messages import CODEC
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import PROCESS, VirtualLoop
 
 NOBODY = Context()
-"""Where frames travel: no process."""
+"""Context of frames in transit: no process."""
 
 
 class Weather(Struct):
-    """What happens to frames, and how often."""
+    """Mean delay and fault probabilities of frames."""
 
     delay_s: float = 0.001
-    """On average."""
+    """Mean delay."""
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
 
 
 class Frame:
-    """As `zmq.Frame`, as far as it is read."""
+    """The part of `zmq.Frame` that is used."""
 
     def __init__(self, content: bytes) -> None:
         self.bytes = content
@@ -50,7 +51,7 @@ class Frame:
 
 
 class Socket:
-    """As `zmq.Socket`, as far as it is used before it is given to `FdSocket`."""
+    """The part of `zmq.Socket` that is used before it is given to `FdSocket`."""
 
     def __init__(self, network: "Network", kind: int) -> None:
         self.is_hub = kind == zmq.ROUTER
@@ -59,25 +60,24 @@ class Socket:
         self._network = network
 
     def setsockopt(self, option: int, value: Any) -> None:
-        """Only its name matters."""
+        """Stores the routing id; other options have no effect."""
         if option == zmq.ROUTING_ID:
             self.routing_id = value
 
     def connect(self, address: str) -> None:
-        """As a DEALER."""
         self.address = address
 
     def bind(self, address: str) -> None:
-        """As a ROUTER; port 0 takes a free one."""
+        """Bind a ROUTER; port 0 takes a free port."""
         self.address = self._network.free_address() if address.endswith(":0") else address
 
     def getsockopt_string(self, _option: int) -> str:
-        """Where it is bound."""
+        """The bound address."""
         return self.address
 
 
 class Port:
-    """In the place of `FdSocket`."""
+    """Stand-in for `FdSocket`."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Port:
         self._on_message = on_message
         self._on_tick = on_tick
         self._waiting: list[list[Frame]] | None = None
-        """What came while it was paused."""
+        """Frames received while paused; None while not paused."""
         self._loop = asyncio.get_running_loop()
         self._ticks = self._loop.call_later(TICK_S, self._tick)
         network.plug_in(self)
 
     def send(self, frames: list[bytes]) -> bool:
-        """Let a frame go; False if there is nobody at the other end of a hub's."""
+        """Send a frame. Returns False if a hub has no such link."""
         if self.closed or not self.process.is_alive:
             return False
         if self.socket.is_hub:
@@ -108,25 +108,22 @@ class Port:
         return self._network.to_hub(self, frames[0])
 
     def take(self, frames: list[Frame]) -> None:
-        """Something arrived."""
+        """Receive a frame."""
         if self._waiting is not None:
             self._waiting.append(frames)
         elif not self.closed and self.process.is_alive:
             self._on_message(frames)
 
     def pause(self) -> None:
-        """Stop receiving."""
         self._waiting = [] if self._waiting is None else self._waiting
 
     def resume(self) -> None:
-        """Go on receiving."""
         if self._waiting:
             for frames in self._waiting:
                 self._loop.call_soon(self.take, frames)
         self._waiting = None
 
     def close(self, linger_ms: int = 0) -> None:
-        """Idempotent."""
         self.closed = True
         self._ticks.cancel()
 
@@ -137,7 +134,7 @@ class Port:
 
 
 class Network:
-    """All wires of one schedule."""
+    """The network of one schedule."""
 
     def __init__(self, loop: VirtualLoop, dice: Random, weather: Weather, trace: Trace) -> None:
         self.weather = weather
@@ -147,39 +144,36 @@ class Network:
         self._hubs: dict[str, Port] = {}
         self._links: dict[tuple[str, bytes], Port] = {}
         self._last_s: dict[tuple[str, bytes, bool], float] = {}
-        """When the newest frame of each direction arrives."""
+        """Arrival time of the newest frame by direction."""
         self._cut: dict[str, bool] = {}
-        """Processes nobody reaches: are frames held for them until they are reachable again, or lost?"""
+        """Unreachable processes; True if their frames are held until they are reachable again, False if lost."""
         self._ports = count(20_000)
 
     # ── what stands in for pyzmq ────────────────────────────────────────────────────────────
 
     def socket(self, _context: object, kind: int, _max_frame_bytes: int) -> Socket:
-        """As `zmq_link._socket`."""
         return Socket(self, kind)
 
     def attach(self, socket: Socket, on_message: Callable[..., None], on_tick: Callable[[], None]) -> Port:
-        """As `FdSocket`."""
         return Port(self, socket, on_message, on_tick)
 
     def free_address(self) -> str:
-        """Of a port nobody had."""
+        """An address with an unused port."""
         return f"tcp://127.0.0.1:{next(self._ports)}"
 
     # ── faults ──────────────────────────────────────────────────────────────────────────────
 
     def cut(self, name: str, *, holds: bool) -> None:
-        """Nobody reaches the process of this name. Frames wait for better times, or are lost."""
+        """Make a process unreachable. Its frames are held or lost."""
         self._cut[name] = holds
 
     def mend(self, name: str) -> None:
-        """It is reachable again."""
         self._cut.pop(name, None)
 
     # ── frames ──────────────────────────────────────────────────────────────────────────────
 
     def plug_in(self, port: Port) -> None:
-        """A socket is connected or bound."""
+        """Register a connected or bound socket."""
         socket = port.socket
         if socket.is_hub:
             self._hubs[socket.address] = port
@@ -187,7 +181,6 @@ class Network:
             self._links[socket.address, socket.routing_id] = port
 
     def to_hub(self, link: Port, frame: bytes) -> bool:
-        """From a link."""
         address, routing_id = link.socket.address, link.socket.routing_id
 
         def arrive() -> None:
@@ -197,7 +190,6 @@ class Network:
         return True
 
     def to_link(self, hub: Port, routing_id: bytes, frame: bytes) -> bool:
-        """From a hub."""
         address = hub.socket.address
         link = self._links.get((address, routing_id))
         if link is None or link.closed or not link.process.is_alive:
@@ -227,7 +219,7 @@ class Network:
         if port is None or port.closed or not port.process.is_alive:
             return
         if sender.socket.is_hub and self._hubs[sender.socket.address] is not sender:
-            return  # The connection was another one: it ended with its hub.
+            return  # The connection ended with its hub.
         for name in (port.process.name, sender.process.name):
             if (holds := self._cut.get(name)) is not None:
                 if holds:
@@ -238,7 +230,7 @@ class Network:
         self._loop.call_soon(port.take, frames, context=port.context)
 
     def _tell(self, port: Port, sender: Port, frame: Frame) -> None:
-        envelope = decode(frame.bytes)
+        envelope = CODEC.decode(frame.bytes)
         if not isinstance(envelope.body, Ack) and type(envelope.body).__name__ not in ("Beat", "Welcome"):
             body = re.sub("<memory at 0x[0-9a-f]+>", "…", str(envelope.body))  # Addresses differ from run to run.
             self._trace.say(f"─▶ {port.process.name}  #{envelope.seq} {body}", sender.process.name)

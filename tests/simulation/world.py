@@ -1,11 +1,10 @@
 """
-One schedule: every process of a run on one virtual clock, faults from a seed, and the end that must come.
+One schedule: all processes of a run on one virtual clock, with faults drawn from a seed.
 
-    faults go on ──── faults stop ──── everybody is well ──── the run is complete, before `FINISH_S` have passed
+    faults ──── faults stop ──── everything recovers ──── the run must be complete within `FINISH_S`
     └──────── the invariants are checked at every record, message and step ────────┘
 
-A process that ends is started again, as a supervisor does it; a run that failed (a full disk) is resumed, as a person
-would.
+A process that ends is restarted like by a supervisor; a failed run (full disk) is resumed like by a person.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages import PutItem, Role
 from asyncrl.node import broker as broker_process
-from asyncrl.node import runner as serving
+from asyncrl.node import runner
 from asyncrl.rollout import actor as rollout_actor
 from asyncrl.rollout import results as rollout_results
 from asyncrl.trainer.checkpoints import retention
@@ -41,25 +40,24 @@ from tests.simulation.virtual_time import PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.wire import Network
 
 FINISH_S = 200.0
-"""Virtual seconds without faults, after which a run that is not complete never will be."""
+"""Virtual seconds without faults within which a run must be complete."""
 RESEND_S = 0.5
-"""In the place of the rollout's five seconds: more repeats in less time."""
+"""Replaces the rollout's 5 s, for more repeats in less time."""
 REPEAT_TICKS = 3
-"""In the place of a session's eight: what was lost comes again sooner."""
+"""Replaces a session's 8 ticks, so that lost frames are repeated sooner."""
 LOOK_S = 0.5
-"""Between two looks at what rollouts wait for."""
+"""Seconds between two checks of unsettled results."""
 LEGITIMATE = ("could not be published in", "the disk is full", "was told to stop")
-"""Ends of a run that a person may see and resume from."""
+"""Legitimate causes of a failed run, from which a person can resume."""
 
 Main = Callable[["World", Identity, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class World:
     """
-    Everything there is in one schedule.
+    All objects of one schedule.
 
     Args:
-        plan: What the seed decided.
         is_told: Print what happens.
     """
 
@@ -78,11 +76,11 @@ class World:
         self.processes: dict[str, Process] = {}
         self.stopping: dict[str, asyncio.Event] = {}
         self.waiting: dict[str, Callable[[], tuple[str, list[PutItem]]]] = {}
-        """What each rollout has put and nobody has settled, under its incarnation."""
+        """Incarnation and unsettled puts of each rollout."""
         self.was_damaged = False
-        """The newest checkpoint, once."""
+        """True once a checkpoint was damaged."""
         self.calm_since_s = 0.0
-        """When something last went wrong."""
+        """Time of the last fault."""
         self._broken_promises: list[str] = []
         self._incarnations = count(1)
         self._ended: asyncio.Future[None]
@@ -92,10 +90,10 @@ class World:
 
     def run(self, faults: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
         """
-        From the first process to the end of the run.
+        Run the schedule.
 
         Raises:
-            Violation: A promise was broken.
+            Violation: An invariant was violated.
         """
         self._ended = self.loop.create_future()
         self.loop.set_exception_handler(self._on_stray_exception)
@@ -135,7 +133,6 @@ class World:
     # ── processes ───────────────────────────────────────────────────────────────────────────
 
     def identity(self, role: Role, node: str) -> Identity:
-        """As `greeting.identity`."""
         return Identity(role, node, str(next(self._incarnations)))
 
     async def _supervise(self, name: str, main: Main) -> None:
@@ -155,7 +152,7 @@ class World:
             await asyncio.sleep(self.dice.uniform(0.1, 1.0))
 
     def _judge(self, name: str, task: "asyncio.Task[None]") -> bool:
-        """A process has ended by itself: is the run complete, or is it a promise that ended it?"""
+        """Check why a process ended. Returns True if the run is complete."""
         error = task.exception()
         self.trace.say(f"ends: {error!r}" if error else "ends", name)
         match error:
@@ -173,7 +170,7 @@ class World:
         return False
 
     def disturbed(self) -> None:
-        """Something has gone wrong just now."""
+        """Note a fault."""
         self.calm_since_s = self.loop.time()
 
     async def _look(self) -> None:
@@ -192,7 +189,7 @@ class World:
         self._end()
 
     def _on_stray_exception(self, _loop: object, context: dict[str, Any]) -> None:
-        """What nobody caught. What a process leaves behind that was killed is no matter."""
+        """Report an uncaught exception of a callback; leftovers of killed processes are ignored."""
         if "handle" in context:
             self._broken(f"{context['message']}: {context.get('exception')!r}")
 
@@ -201,7 +198,7 @@ class World:
             self._ended.set_result(None)
 
     def _bury(self) -> None:
-        """Let every coroutine come to its end, so that none is left to the garbage collector."""
+        """Finish every coroutine, so that none is left to the garbage collector."""
         for task in self._supervision:
             task.cancel()
         for process in self.processes.values():
@@ -218,11 +215,11 @@ class World:
 
 @contextlib.contextmanager
 def stand_ins(world: World) -> Iterator[None]:
-    """Sockets, files, threads and clocks of the product are the world's, as long as this is entered."""
+    """Replace the sockets, files, threads and clocks of the tested code by those of ``world``."""
     in_place_of: list[tuple[Any, str, Any]] = [
         (zmq_link, "_socket", world.network.socket),
         (zmq_link, "FdSocket", world.network.attach),
-        (serving, "identity", world.identity),
+        (runner, "identity", world.identity),
         (broker_process, "identity", world.identity),
         (checkpoint_writer, "checkpoint", world.checkpoints),
         (retention, "checkpoint", world.checkpoints),
@@ -250,7 +247,7 @@ def stand_ins(world: World) -> Iterator[None]:
 
 
 def die(world: World) -> None:
-    """The process that is running has come past an armed place."""
+    """Kill the running process at a failpoint."""
     world.trace.say("is killed at a failpoint")
     world.disturbed()
     PROCESS.get().kill()

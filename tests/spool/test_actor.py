@@ -1,4 +1,4 @@
-"""Stored is said when it is true; what is asked for is handed out in the order asked."""
+"""`Stored` is sent only for durable payloads, and fetches are answered in order."""
 
 import asyncio
 import resource
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, LinkReset, RunFailed
 from asyncrl.messages import (
     Bye,
     Fetch,
     Fetched,
-    Message,
     Put,
     PutItem,
     SpoolRef,
@@ -26,7 +26,7 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.spool.actor import SpoolActor
-from asyncrl.spool.layout import segment_path
+from asyncrl.spool.segment_format import segment_path
 from asyncrl.spool.segments import Segments
 
 SUMMARY = TrajectorySummary(
@@ -35,7 +35,7 @@ SUMMARY = TrajectorySummary(
 
 
 class ScriptedHub:
-    """Peers that say what the test tells them to."""
+    """A hub with scripted peers."""
 
     address = "test"
 
@@ -61,7 +61,7 @@ class ScriptedHub:
 
 
 class ScriptedLink:
-    """A broker that says what the test tells it to. ``heard.join()`` waits until all of it was acted on."""
+    """A link with a scripted broker. ``heard.join()`` waits until every message was handled."""
 
     def __init__(self) -> None:
         self._is_acting = False
@@ -104,7 +104,7 @@ class Scene:
         self.hub.heard.put_nowait((peer, message))
 
     async def stored(self, num: int) -> list[StoredItem]:
-        """What the broker heard of payloads of ``r0.b7``, until it has heard of ``num``."""
+        """Items the broker was sent for ``r0.b7``, once there are ``num``."""
         items: list[StoredItem] = []
         while len(items) < num:
             fact = await self.link.sent.get()
@@ -128,7 +128,7 @@ def put(*payloads: bytes, first: int = 0, lease_id: int = 1) -> Put:
 
 
 def play(segments: Segments, script: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run ``script`` against a spool, then stop it; an actor that broke raises here."""
+    """Run ``script`` against a spool, then stop the spool; raises the error of a failed actor."""
 
     async def run() -> None:
         scene = Scene(segments)
@@ -145,7 +145,7 @@ def play(segments: Segments, script: Callable[[Scene], Awaitable[None]]) -> None
     segments.close()
 
 
-def test_stored_says_what_was_put_and_where_it_lies(tmp_path: Path) -> None:
+def test_stored_has_the_items_of_a_put_and_their_places(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         scene.hear(put(b"alpha", b"beta"))
         alpha, beta = await scene.stored(2)
@@ -157,7 +157,7 @@ def test_stored_says_what_was_put_and_where_it_lies(tmp_path: Path) -> None:
     play(Segments(tmp_path), script)
 
 
-def test_the_broker_hears_once_of_what_a_sender_put_and_of_each_sender(tmp_path: Path) -> None:
+def test_puts_written_together_are_reported_once_per_sender(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         one, two, other = put(b"a", b"b"), put(b"c", first=2), put(b"d", first=3)
         for message in (one, Put("r1", "b8", other.items), two):
@@ -186,7 +186,7 @@ def test_puts_that_arrive_together_share_one_fsync(tmp_path: Path) -> None:
     assert segments.num_syncs <= 3  # the first put may go alone; the rest gathers behind it
 
 
-def test_a_resent_put_is_said_stored_again_and_not_stored_twice(tmp_path: Path) -> None:
+def test_a_repeated_put_is_reported_stored_again_and_not_stored_twice(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
 
     async def script(scene: Scene) -> None:
@@ -213,7 +213,7 @@ def test_payloads_come_in_the_order_they_were_asked_for(tmp_path: Path, cache_by
     play(Segments(tmp_path, cache_bytes=cache_bytes), script)
 
 
-def test_what_cannot_be_read_is_empty_and_the_rest_still_comes(tmp_path: Path) -> None:
+def test_an_unreadable_payload_is_empty_and_the_rest_still_comes(tmp_path: Path) -> None:
     segments = Segments(tmp_path, cache_bytes=0)
 
     async def script(scene: Scene) -> None:
@@ -246,7 +246,7 @@ def test_trim_removes_old_segments_when_the_broker_says_so(tmp_path: Path) -> No
     play(segments, script)
 
 
-def test_a_full_disk_stops_the_spool_and_nothing_is_said_stored(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_spool_before_anything_is_reported_stored(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -263,7 +263,7 @@ def test_a_full_disk_stops_the_spool_and_nothing_is_said_stored(tmp_path: Path) 
     segments.close()
 
 
-def test_a_restarted_broker_ends_this_actor_and_the_next_one_knows_what_is_stored(tmp_path: Path) -> None:
+def test_a_restarted_broker_ends_the_actor_and_the_next_one_knows_the_stored_payloads(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
 
     async def lose_the_broker(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Payloads survive what they were promised to survive, and nothing else is believed."""
+"""Durable payloads survive crashes, and damage is detected."""
 
 import resource
 import shutil
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
-from asyncrl.spool.layout import Entry, Place, scan, segment_path
+from asyncrl.spool.segment_format import Entry, Place, scan, segment_path
 from asyncrl.spool.segments import Segments, remove
 
 SUMMARY = TrajectorySummary(
@@ -29,7 +29,7 @@ def item(group_id: int, payload: bytes, lease_id: int = 1) -> tuple[Entry, memor
 
 
 def store(segments: Segments, *payloads: bytes, first: int = 0) -> list[Place]:
-    """One durable group of payloads, units counted from ``first``."""
+    """Store payloads durably, with units counted from ``first``."""
     places = segments.append([item(first + i, payload) for i, payload in enumerate(payloads)])
     segments.sync()
     return places
@@ -43,7 +43,7 @@ def flip(path: Path, offset: int) -> None:
 
 @contextmanager
 def disk_full_at(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond ``size`` bytes."""
+    """Limit files of this process to ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -52,12 +52,12 @@ def disk_full_at(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_was_appended_is_read_back_by_its_place(tmp_path: Path) -> None:
+def test_an_appended_payload_is_read_back_by_its_place(tmp_path: Path) -> None:
     segments = Segments(tmp_path / "spool", cache_bytes=0)
 
     first, second = store(segments, b"alpha", b"beta" * 1000)
 
-    assert segments.read(SpoolRef("s0", *first)) == b"alpha"
+    assert bytes(segments.read(SpoolRef("s0", *first))) == b"alpha"
     assert segments.read(second) == b"beta" * 1000
     assert (second.segment, second.length) == (0, 4000)
 
@@ -106,7 +106,7 @@ def test_one_sync_covers_many_appends_and_an_idle_one_costs_nothing(tmp_path: Pa
     assert segments.num_syncs == 1
 
 
-def test_a_unit_under_one_token_is_stored_once(tmp_path: Path) -> None:
+def test_a_unit_of_one_lease_is_stored_once(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     (place,) = store(segments, b"first")
     size = segment_path(tmp_path, 0).stat().st_size
@@ -154,7 +154,7 @@ def test_trim_gives_up_older_segments_only(tmp_path: Path) -> None:
         segments.read(places[1])
 
 
-def test_what_was_trimmed_is_stored_again_if_it_comes_again(tmp_path: Path) -> None:
+def test_a_trimmed_payload_is_stored_again_if_it_is_appended_again(tmp_path: Path) -> None:
     segments = Segments(tmp_path, segment_bytes=100)
     store(segments, *[bytes([i]) * 200 for i in range(3)])
     remove(segments.trim(2))
@@ -183,7 +183,7 @@ def test_recent_payloads_need_no_disk(tmp_path: Path) -> None:
     segment_path(tmp_path, 0).unlink()
 
     assert segments.recent(old) is None
-    assert segments.recent(new) == b"n" * 600
+    assert bytes(segments.recent(new) or b"") == b"n" * 600
     assert segments.read(new) == b"n" * 600
 
 
@@ -227,12 +227,12 @@ def test_a_cut_spool_writes_on_in_a_new_segment(tmp_path: Path) -> None:
     (place,) = again.append([item(1, b"lost")])
 
     assert place.segment == 1
-    assert again.read(place) == b"lost"
+    assert bytes(again.read(place)) == b"lost"
 
 
 @pytest.mark.parametrize("where", ["head", "payload"])
 def test_damage_to_what_was_on_disk_names_the_file_and_the_offset(tmp_path: Path, where: str) -> None:
-    """A later record says that these bytes were durable when it was written, so they are no torn tail."""
+    """A later record shows that these bytes were durable, so they are no torn tail."""
     segments = Segments(tmp_path, cache_bytes=0)
     (first,) = store(segments, b"first" * 10)
     second_starts = segment_path(tmp_path, 0).stat().st_size
@@ -286,7 +286,7 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
         pytest.param(b"", "is not a spool segment", id="empty"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, raw: bytes, message: str) -> None:
+def test_a_foreign_file_is_refused(tmp_path: Path, raw: bytes, message: str) -> None:
     segment_path(tmp_path, 0).write_bytes(raw)
 
     with pytest.raises(LedgerError, match=message):
@@ -318,7 +318,7 @@ def test_a_closed_spool_takes_nothing(tmp_path: Path) -> None:
         segments.append([item(0, b"x")])
 
 
-def test_what_is_not_stored_as_a_reference_says_is_missing(tmp_path: Path) -> None:
+def test_a_reference_without_a_matching_payload_is_missing(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     (place,) = store(segments, b"alpha")
     ref = SpoolRef("s0", *place)

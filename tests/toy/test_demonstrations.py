@@ -1,11 +1,11 @@
-"""Demonstrations: what is learned, what is padding, and what greedy decoding would write."""
+"""Demonstrations as tensors: labels, padding, and exact matches of greedy decoding."""
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.toy import vocabulary
-from asyncrl.toy.demonstrations import Encoded, encode, loss, of_like_length, share_written
+from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode, exact_match_share, loss
+from asyncrl.toy.vocabulary import tokenizer_from_words
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def model() -> Qwen3ForCausalLM:
 
 
 def test_a_completion_ends_with_the_end_of_sequence() -> None:
-    tokenizer = vocabulary.of_words(["a", "b"])
+    tokenizer = tokenizer_from_words(["a", "b"])
     assert encode(tokenizer, ["ab"], ["b"]) == [Encoded([3, 4], [4, tokenizer.eos_token_id])]
 
 
 def test_batches_hold_everything_once_sorted_by_length() -> None:
     rows = [Encoded([1], [2] * length) for length in (3, 1, 2, 5, 4)]
-    assert [[len(row) for row in batch] for batch in of_like_length(rows, 2)] == [[2, 3], [4, 5], [6]]
+    assert [[len(row) for row in batch] for batch in batches_by_length(rows, 2)] == [[2, 3], [4, 5], [6]]
 
 
 def test_padding_changes_no_loss(model: Qwen3ForCausalLM) -> None:
-    """Three and one completion tokens: the mean over four, whoever lies beside whom."""
+    """Three and one completion tokens: the mean is over four, in one batch or in two."""
     long, short = Encoded([3, 4, 5, 6], [7, 8, 1]), Encoded([3], [1])
     together = loss(model, [long, short])
     torch.testing.assert_close(together, (3 * loss(model, [long]) + loss(model, [short])) / 4)
@@ -48,13 +48,13 @@ def test_the_loss_is_that_of_the_completion_alone(model: Qwen3ForCausalLM) -> No
     torch.testing.assert_close(loss(model, [Encoded([3, 4], [7, 1])]), -(logprobs[1, 7] + logprobs[2, 1]) / 2)
 
 
-def test_written_are_exactly_the_completions_greedy_decoding_gives(model: Qwen3ForCausalLM) -> None:
+def test_matches_are_exactly_the_completions_that_greedy_decoding_gives(model: Qwen3ForCausalLM) -> None:
     rows = []
     for prompt in ([3, 4], [5], [6, 7, 8], [9, 10]):
         ids = list(prompt)
         for _ in range(4):
             ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
         rows.append(Encoded(prompt, ids[len(prompt) :]))
-    assert share_written(model, rows) == 1.0
+    assert exact_match_share(model, rows) == 1.0
     other = [(rows[0].completion_ids[-1] + 1) % 12]
-    assert share_written(model, [*rows[1:], Encoded([3, 4], rows[0].completion_ids[:-1] + other)]) == 0.75
+    assert exact_match_share(model, [*rows[1:], Encoded([3, 4], rows[0].completion_ids[:-1] + other)]) == 0.75

@@ -1,4 +1,4 @@
-"""The task: what is asked, what is shown, and what is kept apart."""
+"""Step sums: prompts, demonstrations and splits."""
 
 import random
 import re
@@ -18,8 +18,8 @@ TOM = Problem("Tom", (5, -3, 4))
 seeds = st.integers(0, 2**32)
 
 
-def drawn(seed: int, count: int = 20, **settings: float) -> list[Problem]:
-    return list(islice(problems(seed, "train", **settings), count))
+def drawn(seed: int, count: int = 20, more: float = step_sums.CONTINUE) -> list[Problem]:
+    return list(islice(problems(seed, "train", more=more), count))
 
 
 def answered(completion: str) -> str:

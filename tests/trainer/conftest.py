@@ -14,7 +14,7 @@ from transformers.utils import logging
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.trainer.packing.batch import TrainingTrajectory
-from tests.trainer.ragged_samples import VOCAB, ragged_samples
+from tests.trainer.ragged_trajectories import VOCAB, ragged_trajectories
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -77,6 +77,5 @@ def config() -> Callable[..., Config]:
 
 
 @pytest.fixture
-def make_samples() -> Callable[..., list[TrainingTrajectory]]:
-    """`ragged_samples`."""
-    return ragged_samples
+def make_trajectories() -> Callable[..., list[TrainingTrajectory]]:
+    return ragged_trajectories

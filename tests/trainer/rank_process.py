@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -9,9 +10,9 @@ from safetensors.torch import save_file
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.step import Step, described
-from asyncrl.trainer.ranks.ranks import Group
-from tests.trainer.ragged_samples import ragged_samples
+from asyncrl.trainer.packing.step import Step, trajectory_info
+from asyncrl.trainer.ranks.ranks import RankGroup
+from tests.trainer.ragged_trajectories import ragged_trajectories
 
 
 class Case(msgspec.Struct):
@@ -19,7 +20,7 @@ class Case(msgspec.Struct):
 
     name: str
     size: int
-    config: dict
+    config: dict[str, Any]
     model: str
     seed: int
 
@@ -32,13 +33,13 @@ def main(folder: Path, rank: int) -> None:
 
 
 def run(case: Case, folder: Path, rank: int) -> None:
-    group = Group(folder / f"{case.name}.store", rank=rank, size=case.size, timeout_s=60.0)
+    group = RankGroup(folder / f"{case.name}.store", rank=rank, size=case.size, timeout_s=60.0)
     try:
         learner = Learner(decode(case.config), Path(case.model), ranks=group)
-        samples = ragged_samples(seed=case.seed)
-        whole = [described(sample) for sample in samples]
-        owner = learner.owners(whole)
-        step = Step(whole, {i: samples[i] for i in range(len(owner)) if owner[i] == rank}, owner)
+        trajectories = ragged_trajectories(seed=case.seed)
+        infos = [trajectory_info(trajectory) for trajectory in trajectories]
+        owners = learner.assign_ranks(infos)
+        step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == rank}, owners)
         metrics = learner.train(step)
         published = {name: weight.clone() for name, weight in learner.named_weights()}
         snapshot = learner.snapshot()

@@ -1,4 +1,4 @@
-"""The trainer between a scripted broker and a scripted spool, around a learner that computes when it is told to."""
+"""The trainer between a scripted broker and a scripted spool, around a learner that the test can block."""
 
 import array
 import asyncio
@@ -12,6 +12,9 @@ import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.message import Message
+from asyncrl.client.connection import Connection
+from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
 from asyncrl.messages import (
@@ -20,7 +23,6 @@ from asyncrl.messages import (
     Fetch,
     Fetched,
     Member,
-    Message,
     Published,
     Publishing,
     Ready,
@@ -59,8 +61,8 @@ class FakeLearner:
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
 
-    def owners(self, described: list[TrajectoryInfo]) -> list[int]:
-        return [0] * len(described)
+    def assign_ranks(self, infos: list[TrajectoryInfo]) -> list[int]:
+        return [0] * len(infos)
 
     def train(self, step: Step, policy_version: int | None) -> dict[str, float]:
         self.versions.append(policy_version)
@@ -124,6 +126,7 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, start: Start, sections: dict[str, Any]) -> None:
         base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
+        self._monkeypatch = monkeypatch
         self.log: list[str] = []
         self.broker, self.spool = MemoryHub(), MemoryHub()
         self.now_s = 0.0
@@ -131,13 +134,15 @@ class Stage:
         self.checkpoints = FakeCheckpoints()
         for module in (checkpoint_writer, retention):
             monkeypatch.setattr(module, "checkpoint", self.checkpoints)
+        learner: Any = self.learner
+        publisher: Any = self.publisher
+        tokenizer: Any = "tokenizer"
         self.actor = TrainerActor(
             decode(base | sections),
-            self.learner,
-            self.publisher,
-            self.broker.connect(PEER),
-            self.spool.connect(PEER),
-            tokenizer="tokenizer",
+            learner,
+            publisher,
+            Connection(Identity("trainer", "trainer-0", "1"), self.broker.connect(PEER), self.spool.connect(PEER)),
+            tokenizer=tokenizer,
             layout_hash="plan",
             checkpoints=Path("checkpoints"),
             start=start,
@@ -156,7 +161,7 @@ class Stage:
             waits.set()
             return await went_live()
 
-        self.actor._went_live.wait = watched
+        self._monkeypatch.setattr(self.actor._went_live, "wait", watched)
         return waits
 
     def say(self, *messages: Message) -> None:
@@ -186,7 +191,7 @@ class Stage:
     async def give(self, step: int) -> None:
         """Answer one Take, and the Fetch that follows."""
         assert await self.hear(Take) == Take(step)
-        self.say(Batch(step, [sample(step)]))
+        self.say(Batch(step, [scored(step)]))
         self.answer(await self.fetch())
 
     async def begin(self) -> None:
@@ -209,7 +214,7 @@ def payload(step: int) -> memoryview:
     return memoryview(msgspec.msgpack.encode(trajectory))
 
 
-def sample(step: int) -> ScoredTrajectory:
+def scored(step: int) -> ScoredTrajectory:
     raw = payload(step)
     ref = SpoolRef("spool", 0, step, len(raw), zlib.crc32(raw))
     return ScoredTrajectory(Unit(step, 0), ref, float(step), {}, TrajectorySummary(3, 2, 0, 0, 1, "stop"))
@@ -364,7 +369,7 @@ def test_steps_per_publish_steps_make_one_version_and_the_last_step_always_does(
         while not (heard and isinstance(heard[-1], Commit)):
             match (await stage.broker.receive())[1]:
                 case Take(step=step):
-                    stage.say(Batch(step, [sample(step)]))
+                    stage.say(Batch(step, [scored(step)]))
                     stage.answer(await stage.fetch())
                 case Stepped(step=step, policy_version=version):
                     heard.append(Stepped(step, version, {}))
@@ -392,7 +397,7 @@ def test_steps_per_publish_steps_make_one_version_and_the_last_step_always_does(
     ]
 
 
-def test_checkpoints_come_every_so_many_steps_and_say_what_they_contain(scene):
+def test_checkpoints_are_written_at_their_interval_with_step_and_version(scene):
     async def play(stage):
         await stage.begin()
         stage.say(Published(1))
@@ -431,7 +436,7 @@ def test_a_checkpoint_is_written_while_the_next_step_trains_and_the_one_after_it
     assert [contents["snapshot"] for contents in stage.checkpoints.written[:2]] == ["after 1 steps", "after 2 steps"]
 
 
-def test_a_checkpoint_that_is_being_written_at_the_end_is_whole(scene):
+def test_a_checkpoint_in_progress_at_the_end_is_completed(scene):
     async def play(stage):
         stage.checkpoints.may_write.clear()
         await stage.begin()
@@ -472,7 +477,7 @@ def test_transfers_run_in_the_order_they_were_asked(scene):
     scene(play)
 
 
-def test_a_broken_transfer_is_told_and_the_next_one_is_served(scene):
+def test_a_broken_transfer_is_reported_and_the_next_one_is_run(scene):
     async def play(stage):
         await stage.begin()
         await stage.hear(Take)
@@ -501,7 +506,7 @@ def test_a_batch_that_comes_twice_is_trained_on_once(scene):
     async def play(stage):
         await stage.begin()
         await stage.hear(Take)
-        stage.say(Batch(0, [sample(0)]), Batch(0, [sample(0)]))
+        stage.say(Batch(0, [scored(0)]), Batch(0, [scored(0)]))
         stage.answer(await stage.fetch())
         await stage.hear(Take)
         await stage.hear(Publishing)
@@ -568,7 +573,7 @@ def test_a_trajectory_the_spool_lost_ends_it(scene):
     async def play(stage):
         await stage.begin()
         await stage.hear(Take)
-        stage.say(Batch(0, [sample(0)]))
+        stage.say(Batch(0, [scored(0)]))
         stage.spool.send(PEER, Fetched((await stage.fetch()).request_id, [memoryview(b"")]))
         await asyncio.Event().wait()
 
@@ -582,7 +587,7 @@ def test_a_spool_that_does_not_answer_ends_it(scene, monkeypatch):
     async def play(stage):
         await stage.begin()
         await stage.hear(Take)
-        stage.say(Batch(0, [sample(0)]))
+        stage.say(Batch(0, [scored(0)]))
         await asyncio.Event().wait()
 
     with pytest.raises(LinkError, match=r"the spool did not send the batch of step 0 within 0 s"):

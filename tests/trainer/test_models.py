@@ -1,6 +1,6 @@
 """The networks of a trainer: which there are, where they start, what each is asked, and what is saved of them."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.ranks.ranks import Alone, Group, Ranks
+from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
 
 CPU = torch.device("cpu")
 NAMES = (LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES)
@@ -21,12 +21,12 @@ ALL_THREE = {"advantage": "gae", "kl_coef": 0.1}
 
 
 @pytest.fixture(scope="module")
-def base_path(save_model) -> Path:
+def base_path(save_model):
     return save_model(seed=1)
 
 
 def build(config: Config, model_path: Path, base_path: Path, ranks: Ranks | None = None) -> Models:
-    return Models(config, Recipe(config), model_path, base_path, ranks or Alone())
+    return Models(config, Recipe(config), model_path, base_path, ranks or SingleRank())
 
 
 def moved(models: Models) -> Models:
@@ -34,35 +34,36 @@ def moved(models: Models) -> Models:
     critic, random = models.critic, torch.Generator().manual_seed(0)
     for weight in (*models.policy.parameters().values(), *(critic.model.parameters() if critic else ())):
         weight.grad += torch.randn(weight.shape, generator=random)
-    models.descent.step(0.0, lr=0.01)
+    models.optimizer.step(0.0, lr=0.01)
     if critic:
         critic.step(0.0)
     return models
 
 
-def test_what_the_algorithm_does_not_ask_for_is_not_there(config, model_path) -> None:
+def test_models_that_the_algorithm_does_not_need_are_absent(config, model_path):
     plain = build(config(), model_path, Path("nowhere"))
     assert (plain.reference, plain.critic) == (None, None)
     assert plain.tensors().keys() == {"optimizer"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_policy_starts_at_the_model_and_what_it_is_held_to_at_the_base(
-    config, model_path, base_path, make_samples, dtype
-) -> None:
+def test_the_policy_starts_at_the_model_and_the_reference_at_the_base(
+    config, model_path, base_path, make_trajectories, dtype
+):
     settings = config(algorithm={"kl_coef": 0.1}, sampling={"temperature": 0.7}, model={"dtype": dtype})
-    batch = collate(make_samples(), device=CPU)
-    found = build(settings, model_path, base_path).look(batch, {LOGPROBS, REFERENCE})
+    batch = collate(make_trajectories(), device=CPU)
+    found = build(settings, model_path, base_path).score(batch, {LOGPROBS, REFERENCE})
 
     for name, path in ((LOGPROBS, model_path), (REFERENCE, base_path)):
         expected = Policy(path, dtype=dtype).score(batch, temperature=0.7).logprobs
         torch.testing.assert_close(found[name], expected)
 
 
-def test_a_critic_starts_at_the_base_unless_it_has_a_path_of_its_own(config, save_model, model_path, base_path) -> None:
+def test_a_critic_starts_at_the_base_unless_it_has_a_path_of_its_own(config, save_model, model_path, base_path):
     own_path = save_model(seed=2)
     for critic, path in (({}, base_path), ({"path": str(own_path)}, own_path)):
         models = build(config(algorithm={"advantage": "gae"}, critic=critic), model_path, base_path)
+        assert models.critic is not None
         assert torch.equal(
             models.critic.tensors()["critic"]["model.layers.0.mlp.up_proj.weight"],
             Policy(path).parameters()["model.layers.0.mlp.up_proj.weight"],
@@ -70,19 +71,19 @@ def test_a_critic_starts_at_the_base_unless_it_has_a_path_of_its_own(config, sav
 
 
 @pytest.mark.parametrize("wanted", [*((name,) for name in NAMES), NAMES], ids="+".join)
-def test_what_is_said_is_what_was_asked_whoever_else_there_is(config, model_path, make_samples, wanted) -> None:
-    models, batch = build(config(algorithm=ALL_THREE), model_path, model_path), collate(make_samples(), device=CPU)
-    found = models.look(batch, set(wanted))
+def test_only_wanted_scores_are_returned(config, model_path, make_trajectories, wanted):
+    models, batch = build(config(algorithm=ALL_THREE), model_path, model_path), collate(make_trajectories(), device=CPU)
+    found = models.score(batch, set(wanted))
 
     assert found.keys() == set(wanted)
     assert {values.shape for values in found.values()} == {batch.token_ids.shape}
 
 
-def test_the_policy_forgets_and_keeps_activations_as_the_trainer_says(config, model_path) -> None:
+def test_the_policy_forgets_and_keeps_activations_as_the_trainer_says(config, model_path):
     """Without a gradient a step is decay alone: lr .5 times weight_decay .2 takes a tenth away."""
     models = build(config(trainer={"weight_decay": 0.2, "gradient_checkpointing": True}), model_path, model_path)
     before = {name: weight.detach().clone() for name, weight in models.policy.parameters().items()}
-    models.descent.step(0.0, lr=0.5)
+    models.optimizer.step(0.0, lr=0.5)
     for name, weight in models.policy.parameters().items():
         torch.testing.assert_close(weight.detach(), 0.9 * before[name])
     assert models.policy.model.is_gradient_checkpointing
@@ -96,9 +97,7 @@ def test_the_policy_forgets_and_keeps_activations_as_the_trainer_says(config, mo
     ],
     ids=["adapters", "critic"],
 )
-def test_a_checkpoint_holds_all_that_learns_beside_the_policy_and_gives_it_back(
-    config, model_path, sections, files
-) -> None:
+def test_a_checkpoint_holds_all_that_learns_beside_the_policy_and_gives_it_back(config, model_path, sections, files):
     models = moved(build(config(**sections), model_path, model_path))
     saved = models.tensors()
     fresh = build(config(**sections), model_path, model_path)
@@ -115,22 +114,28 @@ def test_a_checkpoint_holds_all_that_learns_beside_the_policy_and_gives_it_back(
     [({"trainer": {"lora": {"rank": 2}}}, "adapters"), ({"algorithm": {"advantage": "gae"}}, "critic")],
     ids=["adapters", "critic"],
 )
-def test_a_checkpoint_of_a_plain_policy_is_refused_by_one_that_learns_more(config, model_path, sections, match) -> None:
+def test_a_checkpoint_of_a_plain_policy_is_refused_by_one_that_learns_more(config, model_path, sections, match):
     plain = build(config(), model_path, model_path)
     with pytest.raises(LedgerError, match=match):
         build(config(**sections), model_path, model_path).restore(plain.tensors())
 
 
 @pytest.fixture
-def group(tmp_path) -> Iterator[Group]:
-    group = Group(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+def group(tmp_path):
+    group = RankGroup(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
     yield group
     group.close()
 
 
-def test_with_ranks_to_spread_over_every_network_is_and_learns_so(config, model_path, group) -> None:
+def test_with_ranks_to_spread_over_every_network_is_and_learns_so(config, model_path, group):
     models = build(config(algorithm=ALL_THREE), model_path, model_path, group)
-    held = [models.policy.parameters(), models.reference.parameters(), models.critic.tensors()["critic"]]
+    assert models.reference is not None
+    assert models.critic is not None
+    held: list[Mapping[str, torch.Tensor]] = [
+        models.policy.parameters(),
+        models.reference.parameters(),
+        models.critic.tensors()["critic"],
+    ]
 
     assert all(isinstance(weight, DTensor) for weights in held for weight in weights.values())
     gradient = models.policy.parameters()["model.norm.weight"].grad

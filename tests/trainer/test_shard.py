@@ -3,11 +3,13 @@
 import array
 import asyncio
 import zlib
+from typing import Any
 
 import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.message import Message
 from asyncrl.errors import RankDied
 from asyncrl.messages import (
     Batch,
@@ -28,15 +30,15 @@ PEER = "trainer-0-rank-1.abc"
 
 
 class FakeLearner:
-    """Owns every second trajectory, and remembers what it was told to do."""
+    """Owns every second trajectory, and records what it was asked to do."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
         self.error: Exception | None = None
 
-    def owners(self, described):
-        self.baselines = [one.outcome.baseline for one in described]
-        return [place % 2 for place in range(len(described))]
+    def assign_ranks(self, infos):
+        self.baselines = [one.outcome.baseline for one in infos]
+        return [place % 2 for place in range(len(infos))]
 
     def train(self, step, policy_version):
         if self.error:
@@ -51,23 +53,24 @@ class FakeLearner:
 
 
 def payload(index: int) -> bytes:
-    ids, logprobs = array.array("i", [1, 2]).tobytes(), array.array("f", [-1.0, -2.0]).tobytes()
+    ids, logprobs = (memoryview(part).cast("B") for part in (array.array("i", [1, 2]), array.array("f", [-1.0, -2.0])))
     unit = Unit(7, index)
     return msgspec.msgpack.encode(Trajectory(unit, ids, ids, logprobs, [Span(0, 0, 2)], "stop", "text"))
 
 
 def batch(step: int) -> Batch:
-    samples = []
+    trajectories = []
     for index in range(4):
         body = payload(index)
         ref = SpoolRef("spool", 0, index, len(body), zlib.crc32(body))
-        samples.append(ScoredTrajectory(Unit(7, index), ref, 1.0, {}, TrajectorySummary(2, 2, 0, 0, 1, "stop")))
-    return Batch(step, samples)
+        trajectories.append(ScoredTrajectory(Unit(7, index), ref, 1.0, {}, TrajectorySummary(2, 2, 0, 0, 1, "stop")))
+    return Batch(step, trajectories)
 
 
-async def scene(learner: FakeLearner, *told: object, group_size: int = 4) -> list[int]:
-    """Tell it these and stop; returns the offsets it fetched."""
-    first, spool, fetched = MemoryHub(), MemoryHub(), []
+async def scene(learner: Any, *messages: Message, group_size: int = 4) -> list[int]:
+    """Send these messages, then Stop; return the offsets it fetched."""
+    first, spool = MemoryHub(), MemoryHub()
+    fetched: list[int] = []
     actor = ShardActor(learner, 1, group_size, first.connect(PEER), spool.connect(PEER))
 
     async def serve() -> None:
@@ -79,9 +82,9 @@ async def scene(learner: FakeLearner, *told: object, group_size: int = 4) -> lis
                 spool.send(peer, Fetched(message.request_id, answer))
 
     serving, running = asyncio.create_task(serve()), asyncio.create_task(actor.run())
-    for message in told:
+    for message in messages:
         first.send(PEER, message)
-    works = sum(isinstance(message, Work) for message in told)
+    works = sum(isinstance(message, Work) for message in messages)
     while len(learner.done) < works and not running.done():
         await asyncio.sleep(0)
     first.send(PEER, Stop("over"))
@@ -90,10 +93,10 @@ async def scene(learner: FakeLearner, *told: object, group_size: int = 4) -> lis
     return fetched
 
 
-def test_it_fetches_what_it_trains_and_does_what_it_is_told_in_order() -> None:
+def test_a_rank_fetches_its_own_trajectories_and_works_in_order() -> None:
     learner = FakeLearner()
-    told = [batch(0), batch(1), Work("gather", 0), Work("train", 0, 5), Work("snapshot", 0), Work("train", 1)]
-    fetched = asyncio.run(scene(learner, *told))
+    messages = [batch(0), batch(1), Work("gather", 0), Work("train", 0, 5), Work("snapshot", 0), Work("train", 1)]
+    fetched = asyncio.run(scene(learner, *messages))
 
     assert learner.done == ["gather", ("train", [1, 3], 5), "snapshot", ("train", [1, 3], None)]
     assert fetched == [1, 3, 1, 3]

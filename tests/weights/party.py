@@ -1,17 +1,19 @@
-"""A trainer and its rollouts on one event loop, with a broker that knows nothing but the rendezvous."""
+"""A trainer and its rollouts on one event loop, with a broker that only serves the rendezvous."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.publish import Publisher
@@ -24,7 +26,7 @@ SPECS = [
     TensorSpec(name="scale", shape=(), dtype="float32"),
     TensorSpec(name="adapter", shape=(0, 4), dtype="float32"),
 ]
-PLAN = Layout(SPECS, BUCKET_BYTES)
+LAYOUT = Layout(SPECS, BUCKET_BYTES)
 TRAINER = Member("trainer", "t1")
 DEFAULTS = Weights()
 SHORT_S = 0.3
@@ -45,12 +47,12 @@ def member(rank: int) -> Member:
 def transfer(
     transfer_group: int, policy_version: int, ranks: list[int], *, keep: bool = True, deadline_s: float = LONG_S
 ) -> Transfer:
-    """With the trainer first."""
+    """A transfer from the trainer to ``ranks``."""
     return Transfer(transfer_group, policy_version, [member(rank) for rank in (0, *ranks)], keep, deadline_s)
 
 
 class Rendezvous:
-    """The broker's part in forming groups; other messages are kept in ``others``."""
+    """The broker's part in forming groups; collects other messages in ``others``."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -75,12 +77,16 @@ class Rendezvous:
 
 
 async def move(order: Transfer, *ends: Publisher | Receiver) -> list[object]:
-    """What each end makes of a transfer, or its error."""
+    """Run a transfer at all ends; returns each end's result or error."""
     return await asyncio.gather(*(end.transfer(order) for end in ends), return_exceptions=True)
 
 
-async def forward(link: Link, end: Publisher | Receiver) -> None:
-    """What an actor does with `StoreValue`."""
+class Deliverable(Protocol):
+    def deliver(self, value: StoreValue, /) -> None: ...
+
+
+async def forward(link: Link, end: Deliverable) -> None:
+    """Deliver every `StoreValue`, as an actor does."""
     async for message in link:
         if isinstance(message, StoreValue):
             end.deliver(message)
@@ -88,21 +94,23 @@ async def forward(link: Link, end: Publisher | Receiver) -> None:
 
 @asynccontextmanager
 async def party(
-    *, receivers: int, plan: Layout = PLAN, config: Weights = DEFAULTS, on_bucket: OnBucket | None = None
+    *, receivers: int, layout: Layout = LAYOUT, config: Weights = DEFAULTS, on_bucket: OnBucket | None = None
 ) -> AsyncIterator[tuple[Publisher, list[Receiver]]]:
     """A publisher and receivers of ranks 1, 2 ... with links to a rendezvous."""
     hub = MemoryHub()
     links = [hub.connect(str(rank)) for rank in range(receivers + 1)]
-    publisher = Publisher(PLAN, TRAINER, links[0].send, config)
+    publisher = Publisher(LAYOUT, TRAINER, links[0].send, config)
     rollouts = [
-        Receiver(plan, member(rank), links[rank].send, config, on_bucket=on_bucket) for rank in range(1, receivers + 1)
+        Receiver(layout, member(rank), links[rank].send, config, on_bucket=on_bucket)
+        for rank in range(1, receivers + 1)
     ]
+    ends: list[Publisher | Receiver] = [publisher, *rollouts]
     async with AsyncExitStack() as stack:
         tasks = [asyncio.create_task(Rendezvous(hub).run())]
-        tasks += [asyncio.create_task(forward(*pair)) for pair in zip(links, [publisher, *rollouts], strict=True)]
+        tasks += [asyncio.create_task(forward(link, end)) for link, end in zip(links, ends, strict=True)]
         for task in tasks:
             stack.callback(task.cancel)
-        for end in (publisher, *rollouts):
+        for end in ends:
             stack.push_async_callback(end.aclose)
         yield publisher, rollouts
 

@@ -1,44 +1,48 @@
 """
-A rollout's receiving end as a process: ``receiving_process.py ADDRESS NODE SIGNAL VERSION``.
+A rollout's `Receiver` as a process: ``receiving_process.py ADDRESS NODE SIGNAL VERSION``.
 
-It sends itself SIGNAL when the second bucket of policy version VERSION is due; 0 is never.
+It sends itself SIGNAL (0: never) before the second bucket of policy version VERSION.
 """
 
 import asyncio
 import hashlib
 import os
 import sys
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Bye, Member, Stop, StoreValue, Transfer, TransferFailed
-from asyncrl.weights.contents.header import LAYOUT
+from asyncrl.messages import CODEC, Bye, Member, Stop, StoreValue, Transfer, TransferFailed
+from asyncrl.weights.contents.header import HEADER_FORMAT
 from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import Group
 from asyncrl.weights.receive import Receiver
 
-PLAN = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
+LAYOUT = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
 
 
 def die_in_second_bucket(signal: int, policy_version: int) -> None:
-    """Versions are counted by their headers. Later buckets must exist: a signal may take effect a moment late."""
+    """Count versions by their headers. There must be later buckets: a signal may take effect a moment late."""
     broadcast = Group.broadcast
     version = bucket = 0
 
-    def counted(self, tensor, *args):
+    def counted(self: Group, tensor: Tensor, root: int, deadline: Deadline) -> None:
         nonlocal version, bucket
-        version, bucket = (version + 1, 0) if len(tensor) == LAYOUT.size else (version, bucket + 1)
+        version, bucket = (version + 1, 0) if len(tensor) == HEADER_FORMAT.size else (version, bucket + 1)
         if (version, bucket) == (policy_version, 2):
             os.kill(os.getpid(), signal)
-        broadcast(self, tensor, *args)
+        broadcast(self, tensor, root, deadline)
 
-    Group.broadcast = counted
+    Group.broadcast = counted  # type: ignore[method-assign]
 
 
 async def main(address: str, node: str) -> None:
-    link = ZmqLink(address, node)
-    receiver = Receiver(PLAN, Member(node, "r1"), link.send, Weights())
+    link = ZmqLink(address, node, CODEC)
+    receiver = Receiver(LAYOUT, Member(node, "r1"), link.send, Weights())
 
     async def receive(transfer: Transfer) -> None:
         try:
@@ -62,9 +66,9 @@ async def main(address: str, node: str) -> None:
     await link.aclose()
 
 
-def digest(weights) -> str:
-    """Of all bytes, in the plan's order."""
-    return hashlib.sha256(b"".join(weights[spec.name].numpy().tobytes() for spec in PLAN.specs)).hexdigest()
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 of all bytes, in the layout's order."""
+    return hashlib.sha256(b"".join(weights[spec.name].numpy().tobytes() for spec in LAYOUT.specs)).hexdigest()
 
 
 if __name__ == "__main__":

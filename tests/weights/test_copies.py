@@ -3,15 +3,15 @@ import threading
 import pytest
 import torch
 
-from asyncrl.weights.contents.header import NOTHING
+from asyncrl.weights.contents.header import NO_VERSION
 from asyncrl.weights.copies import Copies
-from tests.weights.party import PLAN
+from tests.weights.party import LAYOUT
 
 CPU = torch.device("cpu")
 
 
 def copies(*versions: int, keeps_base: bool = False) -> Copies:
-    made = Copies(PLAN, CPU, keeps_base=keeps_base)
+    made = Copies(LAYOUT, CPU, keeps_base=keeps_base)
     for version in versions:
         write(made, version)
     return made
@@ -24,7 +24,6 @@ def write(copies: Copies, version: int) -> None:
 
 
 def held(copies: Copies, version: int) -> bool:
-    """It is there, and nobody wrote over it."""
     with copies.read(version) as staging:
         return staging is not None and all(bool((bucket == version).all()) for bucket in staging.buckets)
 
@@ -37,8 +36,8 @@ def test_the_two_newest_versions_are_there() -> None:
 
 
 def test_there_is_nothing_before_the_first() -> None:
-    assert copies().newest == NOTHING
-    with copies().read(NOTHING) as staging:
+    assert copies().newest == NO_VERSION
+    with copies().read(NO_VERSION) as staging:
         assert staging is None
 
 
@@ -54,7 +53,7 @@ def test_the_next_version_is_written_while_one_moves() -> None:
 
 @pytest.mark.parametrize("keeps_base", [False, True])
 def test_a_version_is_written_over_only_when_it_has_moved(keeps_base: bool) -> None:
-    """The writer has to wait: all copies but the one that is read hold the newest, or what is kept."""
+    """The writer has to wait: the other copies hold the newest and the kept version."""
     some = copies(1, keeps_base=keeps_base)
     if keeps_base:
         some.keep(1)
@@ -73,7 +72,7 @@ def test_a_version_is_written_over_only_when_it_has_moved(keeps_base: bool) -> N
     assert held(some, moving + 2)
 
 
-def test_what_is_kept_stays_until_something_else_is() -> None:
+def test_a_kept_version_stays_until_another_is_kept() -> None:
     some = copies(1, keeps_base=True)
     some.keep(1)
     for version in (2, 3, 4):
@@ -90,7 +89,7 @@ def test_what_is_kept_stays_until_something_else_is() -> None:
     assert kept[0] == 4
 
 
-def test_what_was_not_written_to_its_end_is_no_version() -> None:
+def test_an_interrupted_write_makes_no_version() -> None:
     one = copies(1)
     with pytest.raises(RuntimeError), one.write(2):
         raise RuntimeError("the model is gone")

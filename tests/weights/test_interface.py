@@ -3,14 +3,14 @@ import os
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.interface import interface_name, settings, told
+from asyncrl.weights.interface import collective_environment, interface_name, settings
 
 
 def test_an_address_is_found_on_its_interface() -> None:
     assert interface_name("127.0.0.1") == "lo"
 
 
-def test_an_address_nobody_has_is_refused_with_those_there_are() -> None:
+def test_an_unknown_address_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"weights\.interface is '203\.0\.113\.9', which no .*127\.0\.0\.1 \(lo\)"):
         interface_name("203.0.113.9")
 
@@ -22,21 +22,21 @@ def test_an_address_nobody_has_is_refused_with_those_there_are() -> None:
         ("hccl", {"TORCH_HCCL_BLOCKING_WAIT": "1", "HCCL_SOCKET_IFNAME": "=lo"}),
     ],
 )
-def test_each_library_is_told_in_its_own_words(backend: str, expected: dict[str, str]) -> None:
+def test_each_library_has_variables_of_its_own(backend: str, expected: dict[str, str]) -> None:
     assert settings(backend, "127.0.0.1", {}) == expected
 
 
-def test_what_a_person_has_set_stays_and_the_address_is_not_even_looked_up() -> None:
+def test_variables_of_the_user_stay_and_the_address_is_not_looked_up() -> None:
     theirs = {"NCCL_SOCKET_IFNAME": "bond", "TORCH_NCCL_BLOCKING_WAIT": "0"}
     assert settings("nccl", "203.0.113.9", theirs) == {}
 
 
-def test_the_environment_is_as_it_was_afterwards_also_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored_even_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_SOCKET_IFNAME", raising=False)
     before = dict(os.environ)
 
     def connect() -> None:
-        with told("hccl", "127.0.0.1"):
+        with collective_environment("hccl", "127.0.0.1"):
             raise RuntimeError(os.environ["HCCL_SOCKET_IFNAME"])
 
     with pytest.raises(RuntimeError, match="=lo"):

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import torch
 from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Bye, TransferFailed, Transferred
+from asyncrl.messages import CODEC, Bye, TransferFailed, Transferred
 from asyncrl.weights.publish import Publisher
 from tests.weights import receiving_process
-from tests.weights.party import LONG_S, PLAN, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
+from tests.weights.party import LAYOUT, LONG_S, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
 
 DIE_S = 1.0
 
@@ -27,10 +27,10 @@ async def unused(_: object) -> None:
 
 
 def publisher() -> Publisher:
-    return Publisher(PLAN, TRAINER, unused, Weights())
+    return Publisher(LAYOUT, TRAINER, unused, Weights())
 
 
-def test_what_was_staged_arrives_bit_for_bit_and_the_model_may_change_meanwhile() -> None:
+def test_a_staged_version_arrives_bit_for_bit_while_the_model_changes() -> None:
     async def main() -> None:
         async with party(receivers=2) as (publisher, receivers):
             sent, model = tensors(1), tensors(1)
@@ -38,9 +38,11 @@ def test_what_was_staged_arrives_bit_for_bit_and_the_model_may_change_meanwhile(
             for tensor in model.values():
                 tensor.zero_()
             order = transfer(1, 1, [1, 2])
-            done, *seconds = await asyncio.gather(*(end.transfer(order) for end in (publisher, *receivers)))
+            sending = asyncio.create_task(publisher.transfer(order))
+            seconds = await asyncio.gather(*(receiver.transfer(order) for receiver in receivers))
+            done = await sending
 
-            assert done == Transferred(1, 1, done.seconds, PLAN.num_bytes)
+            assert done == Transferred(1, 1, done.seconds, LAYOUT.num_bytes)
             assert all(s > 0 for s in seconds)
             assert all(same(receiver.weights(), sent) for receiver in receivers)
 
@@ -48,7 +50,7 @@ def test_what_was_staged_arrives_bit_for_bit_and_the_model_may_change_meanwhile(
 
 
 def test_the_version_before_the_newest_can_still_be_sent() -> None:
-    """The broker may ask for it: it hears of the newest only later."""
+    """The broker learns of the newest version later, and may still ask for the one before."""
 
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
@@ -91,13 +93,13 @@ def test_the_next_version_is_staged_while_one_moves_to_a_slow_rollout() -> None:
 
 
 def changed(seed: int) -> dict[str, torch.Tensor]:
-    """`tensors(1)`, one element of which is another."""
+    """`tensors(1)` with one other element."""
     weights = tensors(1)
     weights["embed"][seed % 5, seed % 3] = seed
     return weights
 
 
-def test_from_the_second_transfer_of_an_epoch_on_only_changes_travel() -> None:
+def test_only_changes_are_sent_from_the_second_transfer_of_a_group_on() -> None:
     async def main() -> None:
         async with party(receivers=2, config=Weights(delta=True)) as (publisher, receivers):
             for version in (2, 3, 4):
@@ -105,8 +107,8 @@ def test_from_the_second_transfer_of_an_epoch_on_only_changes_travel() -> None:
                 done, *_ = await move(transfer(1, version, [1, 2]), publisher, *receivers)
 
                 assert isinstance(done, Transferred)
-                assert done.num_bytes == (PLAN.num_bytes if version == 2 else 2 * 5)
-                assert publisher.changed_fraction == (None if version == 2 else 2 / PLAN.num_items)
+                assert done.num_bytes == (LAYOUT.num_bytes if version == 2 else 2 * 5)
+                assert publisher.changed_fraction == (None if version == 2 else 2 / LAYOUT.num_items)
                 assert all(same(receiver.weights(), changed(version)) for receiver in receivers)
 
     asyncio.run(main())
@@ -128,7 +130,7 @@ def test_the_base_is_what_was_sent_last_not_what_was_staged_last() -> None:
     asyncio.run(main())
 
 
-def test_a_new_epoch_and_a_pair_get_everything_and_leave_the_base_of_others_alone() -> None:
+def test_a_new_group_and_a_pair_get_everything_and_leave_the_base_of_others_alone() -> None:
     async def main() -> None:
         async with party(receivers=2, config=Weights(delta=True)) as (publisher, [first, joiner]):
 
@@ -140,19 +142,19 @@ def test_a_new_epoch_and_a_pair_get_everything_and_leave_the_base_of_others_alon
                 return done.num_bytes
 
             publisher.stage(2, changed(2).items())
-            assert await sent(1, 2, [1]) == PLAN.num_bytes
-            assert await sent(2, 2, [2], keep=False) == PLAN.num_bytes
+            assert await sent(1, 2, [1]) == LAYOUT.num_bytes
+            assert await sent(2, 2, [2], keep=False) == LAYOUT.num_bytes
             publisher.stage(3, changed(3).items())
-            assert await sent(1, 3, [1]) < PLAN.num_bytes
+            assert await sent(1, 3, [1]) < LAYOUT.num_bytes
             publisher.stage(4, changed(4).items())
-            assert await sent(3, 4, [1, 2]) == PLAN.num_bytes
+            assert await sent(3, 4, [1, 2]) == LAYOUT.num_bytes
             publisher.stage(5, changed(5).items())
-            assert await sent(3, 5, [1, 2]) < PLAN.num_bytes
+            assert await sent(3, 5, [1, 2]) < LAYOUT.num_bytes
 
     asyncio.run(main())
 
 
-def test_tensors_are_cast_to_the_dtypes_of_the_plan() -> None:
+def test_tensors_are_cast_to_the_dtypes_of_the_layout() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
             model = {name: tensor.double() for name, tensor in tensors(1).items()}
@@ -164,7 +166,7 @@ def test_tensors_are_cast_to_the_dtypes_of_the_plan() -> None:
     asyncio.run(main())
 
 
-def test_both_ends_hear_at_once_that_the_asked_version_is_no_longer_staged() -> None:
+def test_both_ends_fail_at_once_if_the_requested_version_is_no_longer_staged() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
             publisher.stage(2, tensors(2).items())
@@ -181,16 +183,16 @@ def test_both_ends_hear_at_once_that_the_asked_version_is_no_longer_staged() -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"norm": torch.zeros(8)}, r"norm has shape \(8,\); the weight plan says \(7,\)", id="shape"),
-        pytest.param({"head": torch.zeros(8)}, "head is not in the weight plan", id="unknown"),
+        pytest.param({"norm": torch.zeros(8)}, r"norm has shape \(8,\); the weight layout has \(7,\)", id="shape"),
+        pytest.param({"head": torch.zeros(8)}, "head is not in the weight layout", id="unknown"),
     ],
 )
-def test_tensors_that_do_not_fit_the_plan_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
+def test_tensors_that_do_not_fit_the_layout_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(TransferError, match=message):
         publisher().stage(1, (tensors(1) | change).items())
 
 
-def test_what_was_staged_stays_when_the_next_version_is_refused() -> None:
+def test_a_staged_version_stays_when_the_next_one_is_refused() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
@@ -216,7 +218,7 @@ def test_the_trainer_must_be_first_among_the_members() -> None:
 
 
 @asynccontextmanager
-async def process(address: str, rank: int, die_by: int = 0, die_at: int = 0):
+async def process(address: str, rank: int, die_by: int = 0, die_at: int = 0) -> AsyncIterator[Process]:
     script = str(Path(receiving_process.__file__))
     arguments = [script, address, f"rollout-{rank}", str(int(die_by)), str(die_at)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -229,19 +231,19 @@ async def process(address: str, rank: int, die_by: int = 0, die_at: int = 0):
         await child.wait()
 
 
-def test_a_receiver_killed_or_frozen_halfway_costs_one_epoch_and_no_more() -> None:
+def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_more() -> None:
     """Rollout 2 is killed in the second bucket of version 2, rollout 3 freezes in that of version 3."""
 
     async def main() -> None:
-        plan = receiving_process.PLAN
-        hub = ZmqHub("tcp://127.0.0.1:0")
-        link = ZmqLink(hub.address, "trainer")
-        publisher = Publisher(plan, TRAINER, link.send, Weights())
+        layout = receiving_process.LAYOUT
+        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        link = ZmqLink(hub.address, "trainer", CODEC)
+        publisher = Publisher(layout, TRAINER, link.send, Weights())
         rendezvous = Rendezvous(hub)
         tasks = [asyncio.create_task(rendezvous.run()), asyncio.create_task(forward(link, publisher))]
 
         async def publish(transfer_group: int, version: int, ranks: list[int], deadline_s: float = LONG_S) -> str:
-            weights = {spec.name: torch.full(spec.shape, float(version)) for spec in plan.specs}
+            weights = {spec.name: torch.full(spec.shape, float(version)) for spec in layout.specs}
             publisher.stage(version, weights.items())
             order = transfer(transfer_group, version, ranks, deadline_s=deadline_s)
             for rank in ranks:
@@ -249,29 +251,31 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_epoch_and_no_more() -> No
             await publisher.transfer(order)
             return receiving_process.digest(weights)
 
-        async def heard(count: int) -> dict[str, object]:
+        async def received(count: int) -> dict[str, object]:
             return dict([await rendezvous.others.get() for _ in range(count)])
 
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(process(hub.address, 1))
             killed: Process = await stack.enter_async_context(process(hub.address, 2, signal.SIGKILL, 2))
             await stack.enter_async_context(process(hub.address, 3, signal.SIGSTOP, 3))
-            await heard(3)
+            await received(3)
 
             digest = await publish(1, 1, [1, 2, 3])
-            assert await heard(3) == {f"rollout-{rank}": Bye(digest) for rank in (1, 2, 3)}
+            assert await received(3) == {f"rollout-{rank}": Bye(digest) for rank in (1, 2, 3)}
 
-            with pytest.raises(TransferError, match="policy_version 2 with rollout-1, rollout-2, rollout-3 in epoch 1"):
+            with pytest.raises(
+                TransferError, match="policy_version 2 with rollout-1, rollout-2, rollout-3 in transfer group 1"
+            ):
                 await publish(1, 2, [1, 2, 3], DIE_S)
-            assert all(isinstance(fact, TransferFailed) for fact in (await heard(2)).values())
+            assert all(isinstance(fact, TransferFailed) for fact in (await received(2)).values())
             assert await killed.wait() == -signal.SIGKILL
 
-            with pytest.raises(TransferError, match="policy_version 3 with rollout-1, rollout-3 in epoch 2"):
+            with pytest.raises(TransferError, match="policy_version 3 with rollout-1, rollout-3 in transfer group 2"):
                 await publish(2, 3, [1, 3], DIE_S)
-            assert isinstance((await heard(1))["rollout-1"], TransferFailed)
+            assert isinstance((await received(1))["rollout-1"], TransferFailed)
 
             digest = await publish(3, 4, [1])
-            assert await heard(1) == {"rollout-1": Bye(digest)}
+            assert await received(1) == {"rollout-1": Bye(digest)}
 
         for task in tasks:
             task.cancel()

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 import torch
@@ -10,18 +11,19 @@ from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages import Member, StoreValue, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.receive import Receiver
-from tests.weights.party import DEFAULTS, PLAN, SHORT_S, SPECS, move, party, same, tensors, transfer
+from tests.weights.party import DEFAULTS, LAYOUT, SHORT_S, SPECS, move, party, same, tensors, transfer
 
 
 async def ignored(_: object) -> None: ...
 
 
 def receiver() -> Receiver:
-    return Receiver(PLAN, Member("rollout-1", "r1"), ignored, Weights())
+    return Receiver(LAYOUT, Member("rollout-1", "r1"), ignored, Weights())
 
 
-def test_nothing_can_be_taken_before_a_version_arrived_whole() -> None:
+def test_there_are_no_weights_before_a_complete_version() -> None:
     with pytest.raises(TransferError, match="no complete policy version is staged"):
         receiver().weights()
 
@@ -46,9 +48,9 @@ def test_a_broken_transfer_that_never_began_leaves_the_old_version_whole() -> No
     asyncio.run(main())
 
 
-def test_a_sender_with_another_plan_is_refused_by_an_error_not_a_crash() -> None:
+def test_a_sender_with_another_layout_is_refused_by_an_error_not_a_crash() -> None:
     async def main() -> None:
-        async with party(receivers=1, plan=Layout(SPECS[:2], 64)) as (publisher, [receiver]):
+        async with party(receivers=1, layout=Layout(SPECS[:2], 64)) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
             order = transfer(1, 1, [1], deadline_s=2.0)
             errors = await asyncio.gather(publisher.transfer(order), receiver.transfer(order), return_exceptions=True)
@@ -59,14 +61,14 @@ def test_a_sender_with_another_plan_is_refused_by_an_error_not_a_crash() -> None
 
 
 class Tampered(Checksum):
-    """Reads a bucket that is not the one that arrived."""
+    """Computes a wrong checksum."""
 
-    def of(self, buffer: Tensor) -> int:
-        return super().of(buffer) ^ 1
+    def __call__(self, buffer: Tensor) -> int:
+        return super().__call__(buffer) ^ 1
 
 
 @pytest.mark.parametrize("config", [Weights(), Weights(verify=True), Weights(delta=True)])
-def test_a_damaged_bucket_kills_the_epoch_and_a_new_one_brings_everything(config: Weights) -> None:
+def test_a_damaged_bucket_kills_the_transfer_group_and_a_new_one_brings_everything(config: Weights) -> None:
     async def main() -> None:
         async with party(receivers=1, config=config) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
@@ -83,17 +85,17 @@ def test_a_damaged_bucket_kills_the_epoch_and_a_new_one_brings_everything(config
 
             receiver._checksum = intact
             _, dead = await move(transfer(1, version, [1], deadline_s=SHORT_S), publisher, receiver)
-            assert "this epoch failed before" in str(dead)
+            assert "this transfer group failed before" in str(dead)
 
             done, _ = await move(transfer(2, version, [1]), publisher, receiver)
             assert isinstance(done, Transferred)
-            assert done.num_bytes == PLAN.num_bytes
+            assert done.num_bytes == LAYOUT.num_bytes
             assert same(receiver.weights(), tensors(version))
 
     asyncio.run(main())
 
 
-def test_only_the_first_transfer_of_an_epoch_is_checked_unless_asked() -> None:
+def test_only_the_first_transfer_of_a_group_is_checked_unless_asked() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
@@ -123,7 +125,7 @@ def test_changes_since_a_version_that_is_not_here_are_refused(held: int | None) 
     asyncio.run(main())
 
 
-def test_an_engine_may_take_bucket_by_bucket_and_nothing_is_staged() -> None:
+def test_an_engine_can_load_bucket_by_bucket_without_staging() -> None:
     taken: dict[str, Tensor] = {}
 
     def take(views: Mapping[str, Tensor]) -> None:
@@ -143,10 +145,12 @@ def test_an_engine_may_take_bucket_by_bucket_and_nothing_is_staged() -> None:
 
 
 @pytest.mark.parametrize(("staging", "on_bucket"), [("bucket", None), ("whole", lambda _: None)])
-def test_how_an_engine_takes_weights_and_how_they_are_staged_must_go_together(staging, on_bucket) -> None:
+def test_bucket_staging_needs_an_engine_that_loads_buckets_and_vice_versa(
+    staging: Literal["whole", "bucket"], on_bucket: OnBucket | None
+) -> None:
     member = Member("rollout-1", "r1")
-    with pytest.raises(ConfigError, match=f"weights.staging is '{staging}', but the engine takes"):
-        Receiver(PLAN, member, ignored, Weights(staging=staging), on_bucket=on_bucket)
+    with pytest.raises(ConfigError, match=f"weights.staging is '{staging}', but the engine loads"):
+        Receiver(LAYOUT, member, ignored, Weights(staging=staging), on_bucket=on_bucket)
 
 
 def test_answers_to_a_rendezvous_that_is_over_are_ignored() -> None:

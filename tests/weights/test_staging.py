@@ -1,13 +1,13 @@
 import torch
 
 from asyncrl.weights.staging import Staging
-from tests.weights.party import PLAN, SPECS
+from tests.weights.party import LAYOUT, SPECS
 
 CPU = torch.device("cpu")
 
 
-def test_views_have_the_plans_shapes_and_dtypes_and_share_the_buffers() -> None:
-    staging = Staging(PLAN, CPU)
+def test_views_have_the_layouts_shapes_and_dtypes_and_share_the_buffers() -> None:
+    staging = Staging(LAYOUT, CPU)
     for spec in SPECS:
         view = staging.tensors[spec.name]
         assert (tuple(view.shape), str(view.dtype)) == (spec.shape, f"torch.{spec.dtype}")
@@ -16,17 +16,19 @@ def test_views_have_the_plans_shapes_and_dtypes_and_share_the_buffers() -> None:
     assert sum(int(buffer.count_nonzero()) for buffer in staging.buckets) == 2 * (15 + 7 + 1)  # 1.0 has two bytes not 0
 
 
-def test_the_views_of_a_bucket_are_the_tensors_the_plan_puts_there() -> None:
-    staging = Staging(PLAN, CPU)
+def test_the_views_of_a_bucket_are_the_layouts_tensors() -> None:
+    staging = Staging(LAYOUT, CPU)
 
-    assert [list(views) for views in staging.views] == [[s.spec.name for s in bucket.slots] for bucket in PLAN.buckets]
-    assert [len(buffer) for buffer in staging.buckets] == [bucket.num_bytes for bucket in PLAN.buckets]
+    assert [list(views) for views in staging.views] == [
+        [s.spec.name for s in bucket.slots] for bucket in LAYOUT.buckets
+    ]
+    assert [len(buffer) for buffer in staging.buckets] == [bucket.num_bytes for bucket in LAYOUT.buckets]
 
 
 def test_a_staging_of_one_bucket_allocates_no_more_than_the_largest() -> None:
-    staging = Staging(PLAN, CPU, holds="bucket")
+    staging = Staging(LAYOUT, CPU, holds="bucket")
 
     assert len({buffer.untyped_storage().data_ptr() for buffer in staging.buckets}) == 1
-    assert staging.buckets[0].untyped_storage().nbytes() == max(bucket.num_bytes for bucket in PLAN.buckets)
-    for bucket, views in zip(PLAN.buckets, staging.views, strict=True):
+    assert staging.buckets[0].untyped_storage().nbytes() == max(bucket.num_bytes for bucket in LAYOUT.buckets)
+    for bucket, views in zip(LAYOUT.buckets, staging.views, strict=True):
         assert list(views) == [slot.spec.name for slot in bucket.slots]

@@ -1,12 +1,13 @@
 """
-How much better than expected each token was: one estimator a name, a file for each idea.
+Advantage estimators: how much better than a baseline each token was.
 
-    group_baselines   against siblings: grpo, dr_grpo, grpo_passk, rloo, opo, gpg
-    gdpo              against siblings, each reward by itself
-    reinforce         against the whole step: reinforce_plus_plus, reinforce_plus_plus_baseline
-    greedy_baseline   against a greedy answer: remax
-    gae               against a critic
-    token_baseline    against what siblings still had to gain at the same token: optimal_token_baseline
+    group_baselines   baseline from the group: grpo, dr_grpo, grpo_passk, rloo, opo, gpg
+    gdpo              baseline from the group, separately for each metric
+    reinforce         baseline from the whole step, or from a greedy answer: reinforce_plus_plus,
+                      reinforce_plus_plus_baseline, remax
+    gae               baseline from a critic
+    token_baseline    baseline from the group's returns at the same token: optimal_token_baseline
 
-`table` has them by name. Numpy in float64, and no tensor anywhere.
+Every estimator raises an `AsyncrlError` if the outcomes lack what it needs: a field, a metric, a second trajectory in a
+group, or at least two tokens to whiten. `table` resolves a name. Arrays are NumPy float64; nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""Several rewards, each compared with its siblings' by itself, so that the loudest does not drown the others."""
+"""Separate normalization of several rewards, so that the one with the largest scale does not dominate."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,14 @@ from asyncrl.errors import AsyncrlError
 
 def gdpo(outcomes: Sequence[Outcome], *, reward_weights: Mapping[str, float]) -> Advantages:
     """
-    Each reward above its group's mean in its group's deviations, added up by weight, whitened over the step.
+    Normalize each reward over its group, sum with weights, whiten over the step.
 
         A_i^k = (r_i^k - mean(r^k)) / (std(r^k) + 1e-6),    A = whiten(sum_k w_k A^k)
 
-    Reads the metrics of the verdicts and not the score they make up: penalties on tokens do not count.
+    Reads metrics of the verdicts; penalties on tokens have no effect.
 
     Args:
-        outcomes: The whole step.
-        reward_weights: Names of metrics, and their weights. ``score`` is the score itself.
-
-    Raises:
-        AsyncrlError: A verdict lacks a metric, none is named, or the step has fewer than two tokens.
+        reward_weights: Weights of metrics by name; ``reward`` is the reward of the verdict.
 
     Source:
         Liu et al. 2026, arXiv:2601.05242.
@@ -34,15 +30,15 @@ def gdpo(outcomes: Sequence[Outcome], *, reward_weights: Mapping[str, float]) ->
     combined = np.zeros(len(outcomes))
     for key, weight in reward_weights.items():
 
-        def compared(group: list[Outcome], key: str = key) -> Floats:
+        def normalized(group: list[Outcome], key: str = key) -> Floats:
             return standardized(np.array([_reward(outcome, key) for outcome in group], dtype=np.float64))
 
-        combined += weight * per_group(outcomes, compared)
+        combined += weight * per_group(outcomes, normalized)
     return whitened(on_every_token(outcomes, combined), name="gdpo")
 
 
 def _reward(outcome: Outcome, key: str) -> float:
-    rewards = {"score": outcome.reward, **outcome.metrics}
+    rewards = {**outcome.metrics, "reward": outcome.reward}
     if key not in rewards:
         raise AsyncrlError(
             f"algorithm.reward_weights names {key!r}, but a verdict of group {outcome.group_id} has only "

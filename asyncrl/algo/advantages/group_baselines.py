@@ -1,9 +1,8 @@
 """
-A trajectory against its siblings: what it got, minus what a trajectory of this prompt usually gets.
+Advantages from a baseline over the group, one number per trajectory.
 
-They differ in what "usually" is and in the unit. A group whose trajectories all got the same teaches nothing, and its
-advantages are exactly zero: the trainer leaves such trajectories out. A group of one has no siblings, and keeps what
-it got. What a trajectory got is its score less its penalties.
+In the formulas s is the total of a trajectory: its reward minus its penalties. A group with equal totals has advantages
+of exactly zero, and the trainer skips such trajectories. A group of one keeps its total.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 from asyncrl.errors import AsyncrlError
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation, so that a group which hardly differs does not explode."""
+"""Added to the standard deviation, so that a group of nearly equal totals does not explode."""
 
 
 def grpo(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the group, in its standard deviations.
+    Total minus the mean of the group, divided by its standard deviation.
 
         A_i = (s_i - mean(s)) / (std(s) + 1e-6),    std with n - 1 in the denominator
 
@@ -33,7 +32,7 @@ def grpo(outcomes: Sequence[Outcome]) -> Advantages:
 
 def dr_grpo(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the group, undivided: questions that are nearly solved, or hopeless, weigh no more.
+    Total minus the mean of the group, not divided, so that very easy and very hard prompts weigh no more.
 
         A_i = s_i - mean(s)
 
@@ -45,22 +44,19 @@ def dr_grpo(outcomes: Sequence[Outcome]) -> Advantages:
 
 def grpo_passk(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Only the best of a group counts, by as much as it is better than the second.
+    Margin of the best trajectory of the group over the second; zero for all others.
 
         A_best = (s_best - s_second) / (std(s) + 1e-6),    all others 0
-
-    Raises:
-        AsyncrlError: A group of one has no second.
 
     Source:
         arXiv:2503.19595.
     """
-    return on_every_token(outcomes, per_group(outcomes, _lead_of_the_best))
+    return on_every_token(outcomes, per_group(outcomes, _margin_of_the_best))
 
 
 def rloo(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the others.
+    Total minus the mean of the other trajectories of the group.
 
         A_i = s_i - mean(s_j, j != i) = n / (n - 1) (s_i - mean(s))
 
@@ -76,19 +72,19 @@ def rloo(outcomes: Sequence[Outcome]) -> Advantages:
 
 def opo(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the group's tokens: the baseline of least variance if gradients grow with length.
+    Total minus the mean weighted by length: the baseline of least variance if gradients grow with length.
 
         A_i = s_i - sum_j T_j s_j / sum_j T_j
 
     Source:
         Hao et al. 2025, arXiv:2505.23585.
     """
-    return on_every_token(outcomes, per_group(outcomes, _above_the_mean_token))
+    return on_every_token(outcomes, per_group(outcomes, _minus_the_mean_by_length))
 
 
 def gpg(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the group, scaled up for the trajectories of the step that got nothing.
+    Total minus the mean of the group, divided by the share of trajectories of the step with a nonzero total.
 
         A_i = S / max(#{j: s_j != 0}, 1) (s_i - mean(s)),    S trajectories in the step
 
@@ -100,12 +96,12 @@ def gpg(outcomes: Sequence[Outcome]) -> Advantages:
 
 
 def totals(outcomes: Sequence[Outcome]) -> Floats:
-    """[n] what each trajectory got."""
+    """[n] reward minus penalties of each trajectory."""
     return np.array([outcome.total for outcome in outcomes], dtype=np.float64)
 
 
 def centred(values: Floats) -> Floats:
-    """[n] minus their mean; exactly zero if all are equal. The mean of one value counts as 0."""
+    """[n] values minus their mean; exactly zero if all are equal. A single value is returned unchanged."""
     if len(values) == 1:
         return values.copy()
     if (values == values[0]).all():  # the mean of equal floats may be off by one bit, and zero must be zero
@@ -114,7 +110,7 @@ def centred(values: Floats) -> Floats:
 
 
 def standardized(values: Floats) -> Floats:
-    """[n] minus their mean, in standard deviations; exactly zero if all are equal. That of one value counts as 1."""
+    """`centred` values divided by their standard deviation, which counts as 1 for a single value."""
     return centred(values) / (_deviation(values) + STD_EPSILON)
 
 
@@ -124,23 +120,23 @@ def _deviation(values: Floats) -> float:
     return sqrt(fsum(centred(values) ** 2) / (len(values) - 1))
 
 
-def _lead_of_the_best(group: list[Outcome]) -> Floats:
+def _margin_of_the_best(group: list[Outcome]) -> Floats:
     if len(group) < 2:
         raise AsyncrlError(
             f"grpo_passk compares the best trajectory of a group with the second, but group {group[0].group_id} has "
-            f"only one; use schedule.group_size of at least 2"
+            f"only one; set schedule.group_size to at least 2"
         )
-    got = totals(group)
-    second, best = np.argsort(got)[-2:]
-    advantages = np.zeros_like(got)
-    advantages[best] = (got[best] - got[second]) / (_deviation(got) + STD_EPSILON)
+    values = totals(group)
+    second, best = np.argsort(values)[-2:]
+    advantages = np.zeros_like(values)
+    advantages[best] = (values[best] - values[second]) / (_deviation(values) + STD_EPSILON)
     return advantages
 
 
-def _above_the_mean_token(group: list[Outcome]) -> Floats:
-    got, lengths = totals(group), np.array([outcome.length for outcome in group])
+def _minus_the_mean_by_length(group: list[Outcome]) -> Floats:
+    values, lengths = totals(group), np.array([outcome.length for outcome in group])
     if len(group) == 1:
-        return got
-    if (got == got[0]).all() or not lengths.any():
-        return np.zeros_like(got)
-    return got - fsum(lengths * got) / int(lengths.sum())
+        return values
+    if (values == values[0]).all() or not lengths.any():
+        return np.zeros_like(values)
+    return values - fsum(lengths * values) / int(lengths.sum())

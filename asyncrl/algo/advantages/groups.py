@@ -1,7 +1,7 @@
 """
-Trajectories and their siblings.
+Computations per group of trajectories.
 
-    outcomes of a step ─▶ by group ─▶ one number for each trajectory ─▶ on each of its tokens
+    outcomes of a step ─▶ by group ─▶ one number per trajectory ─▶ the same on each of its tokens
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 
 
 def groups(outcomes: Sequence[Outcome]) -> dict[int, list[int]]:
-    """Places of the trajectories of each group; they need not be adjacent."""
+    """Indices of the trajectories of each group; they need not be adjacent."""
     places: dict[int, list[int]] = {}
     for place, outcome in enumerate(outcomes):
         places.setdefault(outcome.group_id, []).append(place)
@@ -20,16 +20,7 @@ def groups(outcomes: Sequence[Outcome]) -> dict[int, list[int]]:
 
 
 def per_group(outcomes: Sequence[Outcome], estimate: Callable[[list[Outcome]], Floats]) -> Floats:
-    """
-    One number for each trajectory, from what a group is worth by itself.
-
-    Args:
-        outcomes: [S].
-        estimate: [n] numbers of the n trajectories of one group.
-
-    Returns:
-        [S], in the order of the outcomes.
-    """
+    """[S] numbers in the order of the [S] outcomes; ``estimate`` maps the n outcomes of one group to [n] numbers."""
     numbers = np.zeros(len(outcomes))
     for places in groups(outcomes).values():
         numbers[places] = estimate([outcomes[place] for place in places])
@@ -37,5 +28,5 @@ def per_group(outcomes: Sequence[Outcome], estimate: Callable[[list[Outcome]], F
 
 
 def on_every_token(outcomes: Sequence[Outcome], numbers: Floats) -> Advantages:
-    """[T] of each trajectory, all the same, of [S] numbers."""
+    """Spread [S] numbers: [T] copies for each trajectory."""
     return [np.full(outcome.length, number) for outcome, number in zip(outcomes, numbers, strict=True)]

@@ -1,7 +1,7 @@
 """
-A trajectory against the whole step: the mean over all its tokens is the baseline, their deviation the unit.
+Returns, whitened over all tokens of the step or compared with a greedy answer.
 
-Both whiten over the step, so that a group whose trajectories all got the same still teaches, unless all others do too.
+With whitening, a group of equal rewards has nonzero advantages unless the whole step is equal.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,9 @@ from asyncrl.algo.outcomes import Advantages, Outcome
 
 def reinforce_plus_plus(outcomes: Sequence[Outcome], *, gamma: float = 1.0) -> Advantages:
     """
-    What is still to come at a token, whitened over the step. Needs no siblings.
+    Discounted return at each token, whitened over the step. Compares no group.
 
         G_t = r_t + gamma G_{t+1},    A = whiten(G)
-
-    Args:
-        outcomes: The whole step.
-        gamma: Discount of rewards that come later.
-
-    Raises:
-        AsyncrlError: The step has fewer than two tokens.
 
     Source:
         Hu et al. 2025, arXiv:2501.03262.
@@ -34,14 +27,25 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], *, gamma: float = 1.0) -> A
 
 def reinforce_plus_plus_baseline(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    Above the mean of the group, on each token, whitened over the step. A group of one keeps what it got.
+    Reward minus the mean of the group, on each token, whitened over the step. A group of one keeps its reward.
 
         A = whiten(s_i - mean(s))
-
-    Raises:
-        AsyncrlError: The step has fewer than two tokens.
 
     Source:
         Hu et al. 2025, arXiv:2501.03262.
     """
     return whitened(dr_grpo(outcomes), name="reinforce_plus_plus_baseline")
+
+
+def remax(outcomes: Sequence[Outcome]) -> Advantages:
+    """
+    Return at a token minus the reward of the greedy answer to the same prompt. Compares no group.
+
+        A_t = sum_{u >= t} r_u - b,    b the reward of the greedy answer
+
+    Source:
+        Li et al. 2023, arXiv:2310.10505.
+    """
+    returns = discounted([outcome.rewards for outcome in outcomes], 1.0)
+    baselines = [outcome.greedy_reward(name="remax") for outcome in outcomes]
+    return [part - baseline for part, baseline in zip(returns, baselines, strict=True)]

@@ -1,8 +1,8 @@
 """
-A token against what its siblings still had to gain when they were as far.
+Baseline per token from the returns of the group at the same position.
 
-Siblings count the more, the more their tokens so far moved the policy's logits: that makes the baseline the one of
-least variance, token by token.
+Each trajectory of the group is weighted by the squared gradient norm of its tokens so far, with respect to the logits,
+which gives the baseline of least variance at every token.
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.algo.advantages.groups import groups
-from asyncrl.algo.advantages.needs import per_token
 from asyncrl.algo.advantages.returns import discounted
 from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 
 WEIGHT_EPSILON = 1e-8
-"""Added to the weights of a token's siblings: where all were certain, there is no baseline."""
+"""Added to the sum of weights: the baseline is 0 where every trajectory was certain."""
 
 
 def optimal_token_baseline(outcomes: Sequence[Outcome]) -> Advantages:
     """
-    What is still to come at a token, minus the weighted mean of that over the siblings which have such a token.
+    Return at a token minus the weighted mean return over the trajectories of the group that reach this position.
 
         w_t = 1 - 2 p_t + sum_v p_v^2    (times the squared importance weight, if there are any)
         W_t = sum_{u <= t} w_u,    A_it = G_it - sum_j G_jt W_jt / (sum_j W_jt + 1e-8)
 
-    Where the longest of a group is alone there is nothing to compare with, and no baseline: so for a group of one.
-
-    Raises:
-        AsyncrlError: A trajectory lacks its log-probs or sums of squared probabilities.
+    The baseline is 0 at positions that only one trajectory reaches, so also for a group of one.
 
     Source:
         arXiv:2602.07078.
@@ -44,9 +40,9 @@ def optimal_token_baseline(outcomes: Sequence[Outcome]) -> Advantages:
 
 
 def _weights(outcome: Outcome) -> Floats:
-    """[T] squared length of the gradient by the logits, of all tokens so far."""
-    logprobs = per_token(outcome, "logprobs", name="optimal_token_baseline")
-    sum_pi_squared = per_token(outcome, "sum_pi_squared", name="optimal_token_baseline")
+    """[T] squared norm of the gradient with respect to the logits, summed over all tokens so far."""
+    logprobs = outcome.per_token("logprobs", name="optimal_token_baseline")
+    sum_pi_squared = outcome.per_token("sum_pi_squared", name="optimal_token_baseline")
     weights: Floats = 1.0 - 2.0 * np.exp(logprobs) + sum_pi_squared
     if outcome.importance is not None:
         weights = weights * outcome.importance.astype(np.float64) ** 2
@@ -54,13 +50,13 @@ def _weights(outcome: Outcome) -> Floats:
 
 
 def _baseline(returns: Sequence[Floats], weights: Sequence[Floats]) -> Floats:
-    """[T of the longest] of one group; zero where only one trajectory is left."""
+    """[longest T] of one group; zero at positions that only one trajectory reaches."""
     lengths = sorted([0, *(len(part) for part in returns)])
     second_longest, longest = lengths[-2:]
     weighted, total = np.zeros(longest), np.full(longest, WEIGHT_EPSILON)
-    for to_come, weight in zip(returns, weights, strict=True):
-        weighted[: len(to_come)] += to_come * weight
-        total[: len(to_come)] += weight
+    for part, weight in zip(returns, weights, strict=True):
+        weighted[: len(part)] += part * weight
+        total[: len(part)] += weight
     baseline: Floats = weighted / total
     baseline[second_longest:] = 0.0
     return baseline

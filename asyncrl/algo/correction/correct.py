@@ -1,4 +1,4 @@
-"""A correction as configured, for any piece of a step."""
+"""Off-policy correction as configured, for a step or a micro-batch."""
 
 from functools import reduce
 from operator import and_
@@ -11,32 +11,25 @@ from asyncrl.algo.correction.metrics import importance_metrics, mismatch_metrics
 from asyncrl.algo.correction.rejection import kept
 from asyncrl.algo.correction.weights import importance_weights
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.presets import resolved
+from asyncrl.config.correction import resolved, thresholds
 from asyncrl.config.sections import Correction
-from asyncrl.config.thresholds import thresholds
 
 
 class Corrected(NamedTuple):
-    """What becomes of the tokens. No gradient."""
+    """Weights and mask of N tokens. No gradient."""
 
     weights: Tensor | None
-    """[N] factors of the losses; None for one everywhere."""
+    """[N] factors of the losses; None without importance weighting."""
     keep: Tensor | None
-    """[N] bool, False for what is left out of the loss; None if nothing may be."""
+    """[N] bool, False for tokens removed from the loss; None without rejection."""
 
 
 class Correct:
     """
-    Compares two policies on the same tokens.
+    Compares trainer and sampler on the same tokens; raises `ConfigError` for an invalid correction.
 
-    In decoupled mode call it once, with the whole step; in bypass mode with each micro-batch. Only normalised weights
-    depend on what else there is.
-
-    Args:
-        correction: With a preset or without.
-
-    Raises:
-        ConfigError: It cannot be understood.
+    In decoupled mode call it once with the whole step, in bypass mode with each micro-batch. Only normalized weights
+    depend on the other tokens of the call.
     """
 
     def __init__(self, correction: Correction) -> None:
@@ -45,12 +38,12 @@ class Correct:
     @torch.no_grad()
     def __call__(self, logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> Corrected:
         """
-        Weigh and reject.
+        Weights and mask of the tokens.
 
         Args:
-            logprobs: [N] under the trainer's policy: decoupled, as the step began; bypass, as it is now. Nats.
+            logprobs: [N] under the trainer's policy, at the start of the step (decoupled) or now (bypass), nats.
             behavior_logprobs: [N] under the policy that sampled, nats.
-            sequences: Those of the N tokens, on the same device.
+            sequences: Sequences of the N tokens, on the same device.
         """
         log_ratio = logprobs - behavior_logprobs
         weights = importance_weights(log_ratio, sequences, self._importance) if self._importance else None
@@ -60,19 +53,16 @@ class Correct:
     @torch.no_grad()
     def metrics(self, logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> dict[str, float]:
         """
-        How far the policies are apart, and what is done about it; empty without tokens.
+        Metrics of the divergence between the policies and of the correction; empty without tokens.
 
-        Args:
-            logprobs: [N] of the whole step, as in a call, on the host.
-            behavior_logprobs: [N].
-            sequences: All of the step.
+        Arguments are those of a call, for the whole step and on the host.
         """
         if not len(logprobs):
             return {}
-        ours, theirs = logprobs.double(), behavior_logprobs.double()
-        found = mismatch_metrics(ours, theirs, sequences)
+        trainer, sampler = logprobs.double(), behavior_logprobs.double()
+        found = mismatch_metrics(trainer, sampler, sequences)
         if self._importance:
-            found |= importance_metrics(ours - theirs, sequences, self._importance)
+            found |= importance_metrics(trainer - sampler, sequences, self._importance)
         if self._rejections:
-            found |= rejection_metrics(ours - theirs, sequences, self._rejections)
+            found |= rejection_metrics(trainer - sampler, sequences, self._rejections)
         return found

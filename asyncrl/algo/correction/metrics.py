@@ -1,8 +1,8 @@
 """
-How far sampler and trainer are apart, and what correction does about it. Names are verl's, without its prefix.
+Metrics of the divergence between sampler and trainer and of its correction. Names are verl's, without its prefix.
 
-Of a whole step at once: most of these are no sums over parts. Means are over tokens, unless the name has ``seq`` or
-``ppl`` in it; sequences without a token are not among those that are averaged over.
+They are computed over a whole step, because most of them are not sums over parts. Means are over tokens, or over
+sequences with tokens if the name contains ``seq`` or ``ppl``.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,24 @@ from torch import Tensor
 from asyncrl.algo.correction.rejection import divergence, kept
 from asyncrl.algo.correction.weights import LIMIT, bounded, normalizer, unbounded
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.thresholds import Importance, Rejection
+from asyncrl.config.correction import Importance, Rejection
 
 
 def mismatch_metrics(logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> dict[str, float]:
     """
-    Divergence of the two policies on the tokens that were sampled.
+    Divergence of the two policies on the sampled tokens.
 
-    ``kl`` and ``k3_kl`` estimate the same, KL(sampler ‖ trainer); ``chi2_token`` and ``chi2_seq`` the variance of
-    importance weights, of tokens and of sequences. A ``ppl`` is the perplexity of a sequence.
+    ``kl`` and ``k3_kl`` both estimate KL(sampler ‖ trainer); ``chi2_token`` and ``chi2_seq`` estimate the variance of
+    importance weights of tokens and of sequences. ``ppl`` is the perplexity of a sequence.
 
     Args:
-        logprobs: [N] under the trainer's policy, nats. N > 0.
-        behavior_logprobs: [N].
-        sequences: All of the step.
+        logprobs: [N] under the trainer's policy, nats. N > 0 tokens of the whole step.
+        behavior_logprobs: [N] under the policy that sampled, nats.
     """
     log_ratio = logprobs - behavior_logprobs
-    training, rollout = (-_of_sequences(sequences.mean(values), sequences) for values in (logprobs, behavior_logprobs))
+    training, rollout = (-_nonempty(sequences.mean(values), sequences) for values in (logprobs, behavior_logprobs))
     difference = training - rollout
-    sequence_ratio = _of_sequences(sequences.sum(log_ratio), sequences)
+    sequence_ratio = _nonempty(sequences.sum(log_ratio), sequences)
     return _floats(
         {
             "training_ppl": training.exp().mean(),
@@ -54,17 +53,16 @@ def mismatch_metrics(logprobs: Tensor, behavior_logprobs: Tensor, sequences: Rag
 
 def importance_metrics(log_ratio: Tensor, sequences: Ragged, importance: Importance) -> dict[str, float]:
     """
-    Importance weights as they are used, before they are normalised; what was outside the bounds, as it was before.
+    Statistics of bounded importance weights before normalization, and of the unbounded ratios outside the bounds.
 
-    ``eff_sample_size`` is the share of tokens that would say as much, were they weighted alike: 1 at best.
+    ``eff_sample_size`` is the effective sample size of the weights as a share of the tokens: 1 at best.
 
     Args:
         log_ratio: [N] trainer to sampler, nats. N > 0.
-        sequences: All of the step.
     """
     ratios = unbounded(log_ratio, sequences, importance)
     weights = bounded(ratios, importance)
-    of_sequences, ratio_of_sequences = (_of_sequences(sequences.mean(w), sequences) for w in (weights, ratios))
+    of_sequences, ratio_of_sequences = (_nonempty(sequences.mean(w), sequences) for w in (weights, ratios))
     is_of_sequences = importance.level == "sequence"
     compared = ratio_of_sequences if is_of_sequences else ratios
     extreme = ratio_of_sequences if is_of_sequences else weights
@@ -91,13 +89,12 @@ def importance_metrics(log_ratio: Tensor, sequences: Ragged, importance: Importa
 
 def rejection_metrics(log_ratio: Tensor, sequences: Ragged, rejections: Sequence[Rejection]) -> dict[str, float]:
     """
-    What each rejection measures and leaves out, and what all of them together do.
+    Statistics of the divergence and of the rejected tokens, for each rejection and for all together.
 
-    ``masked_fraction`` is of tokens, ``seq_masked_fraction`` of sequences that lose any.
+    ``masked_fraction`` is the share of rejected tokens, ``seq_masked_fraction`` that of sequences with any of them.
 
     Args:
         log_ratio: [N] trainer to sampler, nats. N > 0.
-        sequences: All of the step.
         rejections: At least one.
     """
     found: dict[str, Tensor] = {}
@@ -111,13 +108,13 @@ def rejection_metrics(log_ratio: Tensor, sequences: Ragged, rejections: Sequence
 
 
 def _measured(name: str, measured: Tensor, sequences: Ragged, rejection: Rejection) -> dict[str, Tensor]:
-    """Of what one rejection compares with its threshold: [N] of tokens, or [S] of sequences."""
+    """Statistics of the divergence that one rejection compares with its threshold: [N] tokens or [S] sequences."""
     if rejection.scope == "token":
         of_tokens = compared = measured
-        of_sequences = _of_sequences(sequences.mean(measured), sequences)
+        of_sequences = _nonempty(sequences.mean(measured), sequences)
     else:
         of_tokens = sequences.spread(measured)
-        compared = of_sequences = _of_sequences(measured, sequences)
+        compared = of_sequences = _nonempty(measured, sequences)
     return {
         f"{name}_mean": of_tokens.mean(),
         f"{name}_std": of_tokens.clamp(rejection.low, rejection.high).std(correction=0),
@@ -135,12 +132,12 @@ def _masked(name: str, keep: Tensor, sequences: Ragged) -> dict[str, Tensor]:
     dropped = (~keep).double()
     return {
         f"{name}_masked_fraction": dropped.mean(),
-        f"{name}_seq_masked_fraction": _of_sequences(sequences.max(dropped), sequences).mean(),
+        f"{name}_seq_masked_fraction": _nonempty(sequences.max(dropped), sequences).mean(),
     }
 
 
 def _spread(name: str, values: Tensor, *, ideal: float) -> dict[str, Tensor]:
-    """Of one number for each sequence that has any tokens."""
+    """Statistics of one number per sequence."""
     return {
         f"{name}_mean": values.mean(),
         f"{name}_std": values.std(correction=min(len(values) - 1, 1)),
@@ -150,13 +147,13 @@ def _spread(name: str, values: Tensor, *, ideal: float) -> dict[str, Tensor]:
     }
 
 
-def _of_sequences(values: Tensor, sequences: Ragged) -> Tensor:
-    """Of [S] those that have any tokens."""
+def _nonempty(values: Tensor, sequences: Ragged) -> Tensor:
+    """Elements of [S] whose sequences have tokens."""
     return values[sequences.lengths > 0]
 
 
-def _share(is_so: Tensor) -> Tensor:
-    return is_so.double().mean()
+def _share(mask: Tensor) -> Tensor:
+    return mask.double().mean()
 
 
 def _floats(found: dict[str, Tensor]) -> dict[str, float]:

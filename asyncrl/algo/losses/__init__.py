@@ -1,1 +1,1 @@
-"""Policy losses: one file for each, what they are given (`tokens`), and their names (`table`)."""
+"""Policy losses, a file for each. `tokens` has their input and output, `table` resolves names."""

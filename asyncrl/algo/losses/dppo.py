@@ -1,36 +1,29 @@
 """
-Tokens are left out by how much probability moved, not by the ratio.
+Policy gradient without the tokens whose probability changed too much, instead of those whose ratio did.
 
-From 0.00001 to 0.001 the ratio is a hundred, and next to nothing has changed; from 0.99 to 0.8 it is within every clip,
-and a fifth of the distribution went elsewhere. What moved is measured on two outcomes: this token, or any other.
+From 0.00001 to 0.001 the ratio is a hundred but the distribution hardly changes; from 0.99 to 0.8 the ratio is within
+every clip but a fifth of the distribution has moved. The divergence is that of two outcomes: this token or any other.
 """
 
 import torch
 from torch import Tensor
 
-from asyncrl.algo.losses.ratio import log_ratio
 from asyncrl.algo.losses.tokens import PolicyLoss, Tokens
 
 EPS = 1e-8
-"""Keeps the logarithm of "any other token" finite where one token is certain."""
+"""Keeps the logarithm of "any other token" finite for a certain token."""
 
 
 def dppo_tv(tokens: Tokens, *, clip_low: float = 0.15, clip_high: float = 0.15, ratio_cap: float = 20.0) -> PolicyLoss:
     """
-    Policy gradient where total variation has not passed a bound in the direction the advantage pushes to.
+    Policy gradient where total variation is within a bound in the direction of the advantage.
 
         p = exp(logprobs),  q = exp(old_logprobs)
         keep = p - q <= clip_high where A > 0,  p - q >= -clip_low elsewhere
         loss = -A · stop_gradient(min(p / q, ratio_cap)) · logprobs where kept, else 0
 
-    Args:
-        tokens: N of them.
-        clip_low: Probability a bad token may have lost...
-        clip_high: ...and a good one gained.
-        ratio_cap: The importance weight counts no more than this.
-
     Returns:
-        ``clip_fraction``: left out. ``ratio_cap_fraction``: kept, with the weight cut.
+        Metrics ``clip_fraction``: not kept; ``ratio_cap_fraction``: kept, with the weight clipped.
 
     Source:
         arXiv:2602.04879 (DPPO-Binary-TV; sec. 5.4 on the cap); default bounds: its experiments; default cap: verl's.
@@ -43,22 +36,13 @@ def dppo_tv(tokens: Tokens, *, clip_low: float = 0.15, clip_high: float = 0.15, 
 
 def dppo_kl(tokens: Tokens, *, clip_low: float = 0.05, clip_high: float = 0.05, ratio_cap: float = 20.0) -> PolicyLoss:
     """
-    The same with the KL divergence of the two outcomes for a bound.
+    Like `dppo_tv`, with the KL divergence of the two outcomes instead of total variation.
 
         kl = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
         keep = kl <= clip_high or p <= q where A > 0,  kl <= clip_low or p >= q elsewhere
 
-    Args:
-        tokens: N of them.
-        clip_low: Nats a bad token may have moved down...
-        clip_high: ...and a good one up.
-        ratio_cap: As in `dppo_tv`.
-
-    Returns:
-        As `dppo_tv`.
-
     Source:
-        As `dppo_tv` (DPPO-Binary-KL); default bounds: verl's example.
+        arXiv:2602.04879 (DPPO-Binary-KL); default bounds: verl's example.
     """
     with torch.no_grad():
         new, old = tokens.logprobs.exp(), tokens.old_logprobs.exp()
@@ -70,8 +54,8 @@ def dppo_kl(tokens: Tokens, *, clip_low: float = 0.05, clip_high: float = 0.05, 
 
 
 def _loss(tokens: Tokens, is_kept: Tensor, ratio_cap: float) -> PolicyLoss:
-    """Importance-weighted policy gradient on the tokens kept."""
-    ratio = log_ratio(tokens).exp().detach()
+    """Importance-weighted policy gradient of kept tokens, and the metrics of both losses."""
+    ratio = tokens.log_ratio().exp().detach()
     losses = -tokens.advantages * ratio.clamp(max=ratio_cap) * tokens.logprobs
     metrics = {"clip_fraction": ~is_kept, "ratio_cap_fraction": is_kept & (ratio > ratio_cap)}
     return PolicyLoss(losses.masked_fill(~is_kept, 0), metrics)

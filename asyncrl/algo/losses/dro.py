@@ -1,22 +1,21 @@
-"""Policy gradient held to the old policy by a quadratic: no ratio, no clip, and data of any age."""
+"""Policy gradient with a quadratic penalty on the log-ratio: no ratio, no clip, for data of any age."""
 
 from asyncrl.algo.losses.tokens import PolicyLoss, Tokens
 
 
 def dro(tokens: Tokens, *, dro_beta: float) -> PolicyLoss:
     """
-    REINFORCE less a spring.
+    REINFORCE with a quadratic penalty.
 
         loss = -(A logprobs - dro_beta/2 (logprobs - old_logprobs)²)
 
-    It rests where ``logprobs - old_logprobs = A / dro_beta``. A token without an advantage is pulled back, too.
+    The minimum is at ``logprobs - old_logprobs = A / dro_beta``, also for a token with advantage zero.
 
     Args:
-        tokens: N of them.
-        dro_beta: Strength of the spring. There is no default: it has the scale of the advantages.
+        dro_beta: Weight of the penalty. Its scale is that of the advantages, so there is no default.
 
     Source:
-        Richemond et al. 2024, arXiv:2405.19107, the policy's loss, token by token.
+        Richemond et al. 2024, arXiv:2405.19107, the policy's loss, per token.
     """
-    spring = (tokens.logprobs - tokens.old_logprobs).square()
-    return PolicyLoss(0.5 * dro_beta * spring - tokens.advantages * tokens.logprobs)
+    penalty = (tokens.logprobs - tokens.old_logprobs).square()
+    return PolicyLoss(0.5 * dro_beta * penalty - tokens.advantages * tokens.logprobs)

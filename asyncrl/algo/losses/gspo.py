@@ -1,7 +1,7 @@
 """
-One ratio a trajectory: the clip judges what was sampled as a whole, as the reward does.
+One ratio per trajectory: the clip applies to whole trajectories, like the reward.
 
-Its bounds are some hundred times narrower than a token's: the mean of T log-ratios moves that much less.
+Its bounds are about a hundred times narrower than those of tokens, because the mean of T log-ratios varies less.
 """
 
 import torch
@@ -9,33 +9,28 @@ import torch
 from asyncrl.algo.losses.tokens import PolicyLoss, Tokens
 
 MAX_LOG_RATIO = 10.0
-"""Above, the ratio of a whole trajectory is cut."""
+"""Upper bound of the log-ratio of a trajectory."""
 
 
 def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     """
-    Clipped loss with the geometric mean of a trajectory's ratios in place of each token's.
+    Clipped loss with the geometric mean of a trajectory's ratios instead of the ratio of each token.
 
         s = exp(mean_t (logprobs - old_logprobs))            of the trajectory
-        r = s · exp(logprobs - stop_gradient(logprobs))      s in value, a token's own in gradient
+        r = s · exp(logprobs - stop_gradient(logprobs))      value of s, gradient of the token
         loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
 
-    Averaged over tokens, then over trajectories, its gradient is that of the trajectory's clipped ratio.
-
-    Args:
-        tokens: N of them.
-        clip_low: The ratio of a bad trajectory stops mattering below ``1 - clip_low``...
-        clip_high: ...and that of a good one above ``1 + clip_high``.
+    Averaged over tokens, then over trajectories, its gradient is that of the clipped ratio of trajectories.
 
     Returns:
-        ``clip_fraction``: of tokens, as for the clipped loss; whole trajectories at a time.
+        Metric ``clip_fraction``, as in `clipped`, equal within a trajectory.
 
     Source:
         Zheng et al. 2025, arXiv:2507.18071 (GSPO-token); defaults: its experiments.
     """
     advantages, logprobs = tokens.advantages, tokens.logprobs
     means = tokens.sequences.mean((logprobs - tokens.old_logprobs).detach())
-    own = logprobs - logprobs.detach()  # exactly 0; only its gradient counts
+    own = logprobs - logprobs.detach()  # exactly 0, with a gradient
     ratio = (tokens.sequences.spread(means) + own).clamp(max=MAX_LOG_RATIO).exp()
     unclipped = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)

@@ -1,14 +1,11 @@
-"""Plain policy gradient: no ratio, no clip. GPG is this, with advantages of its own."""
+"""Plain policy gradient without ratio and clip. GPG is this loss with its own advantages."""
 
 from asyncrl.algo.losses.tokens import PolicyLoss, Tokens
 
 
 def reinforce(tokens: Tokens) -> PolicyLoss:
     """
-    ``-A logprobs``. On data of another policy it wants the weights of the rollout correction.
-
-    Args:
-        tokens: N of them; ``old_logprobs`` are not read.
+    ``-A logprobs``. ``old_logprobs`` are not read; off-policy data needs the weights of ``[algorithm.correction]``.
 
     Source:
         Williams 1992, "Simple statistical gradient-following algorithms"; Chu et al. 2025, arXiv:2504.02546 (GPG).

@@ -1,20 +1,26 @@
-"""What a policy loss is given, and what it gives back. One file for each loss beside this one."""
+"""Input and output of a policy loss. Each loss is a file beside this one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from asyncrl.algo.losses.selection import Selection
 from asyncrl.algo.ragged import Ragged
+from asyncrl.config.catalogue import LossEntry
 from asyncrl.errors import AsyncrlError
+
+MAX_LOG_RATIO = 20.0
+"""A ratio beyond e^20 indicates an error and must not outweigh all other tokens."""
+FLOAT32_LOG_RATIO = 80.0
+"""Bound for losses that define none: e^80 times an advantage is finite in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tokens:
     """
-    N completion tokens of S trajectories, laid end to end. Those of tools, and rejected ones, are not among them.
+    N completion tokens of S trajectories, end to end, without the tokens of tools and rejected tokens.
 
     Raises:
         AsyncrlError: The tensors differ in shape, or are not as long as the sequences.
@@ -23,12 +29,11 @@ class Tokens:
     logprobs: Tensor
     """[N] under the policy in training, nats. Carries the gradient."""
     old_logprobs: Tensor
-    """[N] under the policy the ratio is taken against: the one that sampled, or the one the step began with."""
+    """[N] under the denominator of the ratio: the policy that sampled, or the one the step begins with; nats."""
     advantages: Tensor
-    """[N]."""
     sequences: Ragged
     is_selected: Tensor | None = None
-    """[N] bool, tokens that were picked out over the whole step; None unless the loss has a selection."""
+    """[N] bool, tokens selected over the whole step; None unless the loss has a selection."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("logprobs", "old_logprobs", "advantages", "is_selected")}
@@ -36,25 +41,22 @@ class Tokens:
         expected = tuple(self.sequences.index.shape)
         if any(shape != expected for shape in shapes.values()):
             found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise AsyncrlError(
-                f"tokens: the sequences have {expected[0]} tokens together, expected as many of each; got {found}"
-            )
+            raise AsyncrlError(f"tokens: expected tensors of shape {expected}, one number per token, got {found}")
+
+    def log_ratio(self, bound: float = MAX_LOG_RATIO) -> Tensor:
+        """[N] ``logprobs - old_logprobs``, clamped to ``±bound``; the gradient is zero where the clamp applies."""
+        return (self.logprobs - self.old_logprobs).clamp(-bound, bound)
 
     @property
     def selected(self) -> Tensor:
-        """
-        [N] bool, for a loss that has a selection.
-
-        Raises:
-            AsyncrlError: Nothing was selected beforehand.
-        """
+        """``is_selected`` for a loss that has a selection; raises `AsyncrlError` if it is None."""
         if self.is_selected is None:
-            raise AsyncrlError("tokens: this loss treats some tokens apart; its `select` must be asked which")
+            raise AsyncrlError("tokens: this loss reads is_selected; call its `select` on the step first")
         return self.is_selected
 
 
 class PolicyLoss(NamedTuple):
-    """Losses of N tokens, and what is worth knowing about them."""
+    """Losses of N tokens, and metrics."""
 
     losses: Tensor
     """[N], to be weighted and summed. Carries the gradient."""
@@ -68,16 +70,11 @@ LossFunction = Callable[..., PolicyLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A loss and what goes with it."""
+    """A loss, ready to be called."""
 
     function: LossFunction
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
     """Its keyword arguments by name: default, or `asyncrl.plug_in.REQUIRED`."""
-    aggregation: str = ""
-    """The only one it is defined for; empty if any will do."""
-    is_of_sequences: bool = False
-    """Its losses are one number a trajectory: importance weights are averaged geometrically over it."""
-    is_zero_without_advantage: bool = False
-    """Loss and gradient of a trajectory without any advantage are zero, so that it need not be computed."""
+    entry: LossEntry
     select: Selection | None = None
-    """Picks out ``is_selected`` over the whole step, if the loss treats some tokens apart."""
+    """Selects tokens over the whole step, before updates; the loss reads them as ``is_selected``."""

@@ -1,4 +1,4 @@
-"""Which prompt comes next, and how many are still wanted so that every step gets its batch."""
+"""Admission of groups: the next prompt, and how many groups the remaining steps still need."""
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted
@@ -7,15 +7,7 @@ from asyncrl.errors import LedgerError
 
 
 class AdmissionBook:
-    """
-    Groups in the order of the data: their ids are dense, and a dropped one is made up for with another.
-
-    Args:
-        prompts: Training prompts by group id.
-        group_size: Trajectories of one prompt to train on.
-        num_needed: Groups that all steps together consume.
-        num_greedy: Further ones of each prompt, decoded greedily.
-    """
+    """Makes groups in data order, with dense ids, of ``group_size`` sampled and ``num_greedy`` greedy trajectories."""
 
     def __init__(self, prompts: PromptStream, group_size: int, num_needed: int, num_greedy: int = 0) -> None:
         self._prompts = prompts
@@ -23,20 +15,15 @@ class AdmissionBook:
         self._num_greedy = num_greedy
         self.next_group_id = 0
         self.num_needed = num_needed
-        """Groups still to be admitted."""
+        """Groups still to be admitted, at first all that the steps consume."""
 
     def admit(self, policy_version: int) -> tuple[Group, Admitted]:
-        """The next group, and its record. ``policy_version`` is live now."""
+        """Make the next group and its record. ``policy_version`` is the live version."""
         draw = self._prompts.at(self.next_group_id)
         return self._group(draw, policy_version), Admitted(draw.group_id, draw.epoch, draw.row, policy_version)
 
     def readmit(self, record: Admitted) -> Group:
-        """
-        The group that was admitted in an earlier life of the broker, with nothing of it sampled yet.
-
-        Raises:
-            LedgerError: Its prompt is another one today.
-        """
+        """Make the group of a record again; raises `LedgerError` if the stream has another prompt for it now."""
         draw = self._prompts.at(record.group_id)
         if (draw.epoch, draw.row) != (record.epoch, record.row):
             raise LedgerError(
@@ -46,7 +33,7 @@ class AdmissionBook:
         return self._group(draw, record.policy_version)
 
     def dropped(self) -> None:
-        """A group will not be trained on: one more is needed."""
+        """Replace a group that will not be trained on: one more is needed."""
         self.num_needed += 1
 
     def _group(self, draw: Draw, policy_version: int) -> Group:

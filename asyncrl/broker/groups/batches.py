@@ -1,10 +1,10 @@
 """
-Which complete groups go into which step. Asked again, a step gets the same answer.
+Batches: which complete groups each step trains on. A step that asks again gets the same groups.
 
     admitted ─▶ incomplete ─▶ complete ─form─▶ taken ─forget─▶ gone
 
-``fifo``: the oldest open groups, waited for if need be. ``completion``: whichever are complete, in that order; with a
-`StalenessBound`, enough of those that would soon be too old, and a step waits for these.
+``fifo``: the oldest open groups; a step waits until they are complete. ``completion``: groups in the order in which
+they became complete; with a `StalenessBound` a step waits for enough of those that would be too old for later steps.
 """
 
 from collections import Counter, OrderedDict
@@ -17,53 +17,43 @@ from asyncrl.errors import BrokenInvariant
 
 
 class BatchBook:
-    """
-    Open groups, and what the steps took.
-
-    Args:
-        groups_per_step: P, groups of one batch.
-        order: ``fifo`` or ``completion``.
-        bound: ``completion`` only: no group is left until it is too old for any step. None: groups are never too old.
-    """
+    """Groups that no step has taken yet, and the groups that each step took. Without ``bound`` none is ever too old."""
 
     def __init__(self, groups_per_step: int, order: str, bound: StalenessBound | None = None) -> None:
         self._groups_per_step = groups_per_step
         self._fifo = order == "fifo"
         self._bound = bound
         self._head: OrderedDict[int, Group] = OrderedDict()
-        """fifo: open groups in the order admitted, up to the first incomplete one, as far as we have looked."""
+        """fifo: oldest groups, all complete, in the order admitted. `_oldest` moves groups here from ``_rest``."""
         self._rest: OrderedDict[int, Group] = OrderedDict()
-        """The other open ones, in the order admitted."""
+        """All other groups, in the order admitted."""
         self._complete: OrderedDict[int, Group] = OrderedDict()
-        """Those of both that are complete, in the order completed."""
+        """Complete groups of ``_head`` and ``_rest``, in the order completed."""
         self._num_open: Counter[int] = Counter()
         self._num_complete: Counter[int] = Counter()
-        """Open groups, and complete ones, by the version they were admitted at: a handful of versions."""
+        """Number of groups, and of complete groups, by ``min_version``. Few versions are open at once."""
         self._taken: dict[int, list[Group]] = {}
         self.next_step = 0
-        """The step whose batch is formed next."""
 
     def __iter__(self) -> Iterator[Group]:
-        """Open groups, in the order admitted."""
+        """Groups that no step has taken, in the order admitted."""
         return chain(self._head.values(), self._rest.values())
 
     @property
     def complete(self) -> list[Group]:
-        """Open groups of which every trajectory has a reward, in the order completed."""
+        """Complete groups that no step has taken, in the order completed."""
         return list(self._complete.values())
 
     def admitted(self, group: Group) -> None:
-        """A group was opened, or begins anew: it is now the youngest."""
+        """Append a group that was admitted or restarted: it is now the youngest."""
         self._rest[group.group_id] = group
         self._num_open[group.min_version] += 1
 
     def completed(self, group: Group) -> None:
-        """Every trajectory of a group has a reward."""
         self._complete[group.group_id] = group
         self._num_complete[group.min_version] += 1
 
     def dropped(self, group: Group) -> None:
-        """A group will not be trained on as it is."""
         self._head.pop(group.group_id, None)
         self._rest.pop(group.group_id, None)
         if self._complete.pop(group.group_id, None):
@@ -73,16 +63,11 @@ class BatchBook:
             del self._num_open[group.min_version], self._num_complete[group.min_version]
 
     def taken(self, step: int) -> list[Group] | None:
-        """What ``step`` got, if it was formed already and not forgotten."""
+        """Groups of ``step``; None if its batch is not formed yet or forgotten."""
         return self._taken.get(step)
 
     def form(self, step: int) -> list[Group] | None:
-        """
-        The batch of the next step, or None while its groups are not complete.
-
-        Raises:
-            BrokenInvariant: More groups would be too old for any later step than a batch holds.
-        """
+        """Form the batch of the next step; None while its groups are not complete."""
         if step != self.next_step or len(self._complete) < self._groups_per_step:
             return None
         groups = self._oldest() if self._fifo else self._first_complete(step)
@@ -92,14 +77,13 @@ class BatchBook:
         return groups
 
     def take(self, step: int, groups: list[Group]) -> None:
-        """``step`` gets these."""
         for group in groups:
             self.dropped(group)
         self._taken[step] = groups
         self.next_step = step + 1
 
     def forget(self, step: int) -> list[Group]:
-        """A checkpoint contains every step up to ``step``: they will not be asked for again."""
+        """Forget the batches of all steps up to ``step``. Returns their groups."""
         old = [number for number in self._taken if number <= step]
         return [group for number in old for group in self._taken.pop(number)]
 
@@ -125,7 +109,6 @@ class BatchBook:
 
 
 def _add(chosen: dict[int, Group], groups: Iterable[Group], number: int) -> None:
-    """The first of ``groups``, until so many are chosen."""
     for group in groups:
         if len(chosen) >= number:
             return

@@ -1,10 +1,10 @@
 """
-Groups that teach nothing are not trained on: all values of such a group are equal, so every advantage in it is zero.
+Filter for groups without a learning signal: if all values of a group are equal, every advantage in it is zero.
 
     complete ─▶ values differ: kept          equal: dropped with the reason `ZERO_VARIANCE`, and one new group admitted
 
-Values are rewards, or a metric of the verdicts. Which groups it meets does not depend on the broker's lives: one that
-was complete when a broker died is looked at again by the next one, with the same outcome.
+Values are rewards, or a metric of the verifier. Filtering is deterministic across restarts: a group that was complete
+when a broker died is tested again by the next one, with the same outcome.
 """
 
 from collections import Counter, deque
@@ -20,7 +20,7 @@ WINDOWS_OF_PATIENCE = 16
 
 
 class GroupFilter:
-    """DAPO's dynamic sampling. With ``schedule.filter = "none"`` nothing is ever filtered."""
+    """Dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2). With ``schedule.filter = "none"`` no group is filtered."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._is_on = schedule.filter == "zero_variance"
@@ -28,60 +28,47 @@ class GroupFilter:
         self._groups_per_step = schedule.groups_per_step
         self._patience = schedule.filter_patience or max(LEAST_PATIENCE, WINDOWS_OF_PATIENCE * schedule.window)
         self._in_a_row = 0
-        """Filtered since one was kept, in this life of the broker."""
-        self._unseen: deque[Group] = deque()
+        """Groups filtered since one was kept, in this life of the broker."""
+        self._untested: deque[Group] = deque()
         self._num_by_step: Counter[int] = Counter()
-        """Groups filtered, by the step that was to be formed next."""
 
     def completed(self, group: Group) -> None:
-        """Every trajectory of a group has a reward: it is to be looked at."""
         if self._is_on:
-            self._unseen.append(group)
+            self._untested.append(group)
 
     def filtered(self) -> Iterator[Group]:
-        """
-        Those of the groups completed lately that are to be dropped.
-
-        Raises:
-            RunFailed: A verdict lacks the metric.
-        """
-        while self._unseen:
-            group = self._unseen.popleft()
+        """Test the queued groups and yield those to drop; raises `RunFailed` if a verdict lacks the metric."""
+        while self._untested:
+            group = self._untested.popleft()
             if len({self._value(slot) for slot in group.sampled}) == 1:
                 yield group
             else:
                 self._in_a_row = 0
 
     def dropped(self, reason: str, step: int) -> None:
-        """A group was dropped for whatever reason while ``step`` was to be formed next, now or before a restart."""
+        """Count a dropped group for the metrics of ``step``, the one formed next. Other reasons are ignored."""
         if reason == ZERO_VARIANCE:
             self._num_by_step[step] += 1
 
     def check_patience(self, group: Group) -> None:
-        """
-        One more was filtered.
-
-        Raises:
-            RunFailed: Nothing else has happened for too long.
-        """
+        """Count a filtered group; raises `RunFailed` after ``schedule.filter_patience`` in a row."""
         self._in_a_row += 1
         if self._in_a_row >= self._patience:
-            value, what = self._value(group.slots[0]), self._metric or "reward"
+            value, name = self._value(group.slots[0]), self._metric or "reward"
             raise RunFailed(
                 f"{self._in_a_row} groups in a row were filtered and none was kept: all trajectories of each had the "
-                f"same {what} (those of the last group {value:g}), so there is nothing to learn from them. The prompts "
+                f"same {name} (those of the last group {value:g}), so there is nothing to learn from them. The prompts "
                 f"are all too easy or all too hard for this policy: use others, or set schedule.filter to 'none'"
             )
 
     def metrics(self, step: int) -> dict[str, float]:
-        """For the line of ``step``: groups filtered since the batch before was formed. Empty without a filter."""
+        """Metrics of ``step``: groups filtered since the previous batch was formed. Empty without a filter."""
         if not self._is_on:
             return {}
         num = self._num_by_step[step]
         return {"filtered_groups": float(num), "filtered_share": num / (num + self._groups_per_step)}
 
     def forget(self, step: int) -> None:
-        """The lines of the steps up to ``step`` are written."""
         for number in [number for number in self._num_by_step if number <= step]:
             del self._num_by_step[number]
 

@@ -1,27 +1,28 @@
 """
-How old a group may be when a step trains on it, in versions (L = ``max_staleness``), and how that is kept.
+Bound on the age of a group when a step trains on it, in versions (L = ``schedule.max_staleness``).
 
     P groups per step, T steps per publish: step s trains version s // T, so a group admitted while version v was live
     may go into the steps up to its last one, (v + L + 1) T - 1
 
 A group is leased only to nodes that decode with the version that was live when it was admitted, or a newer one. So that
-version is a lower bound for every token of it, and ``s // T - v <= L`` bounds the staleness of each of them.
+version is a lower bound for each of its tokens, and ``s // T - v <= L`` bounds their staleness.
 
-What is promised, whatever happens:
-    wait_keeps_max_lag      no trained token is older than L versions, and nothing is thrown away for its age
-    reissue_keeps_max_lag   no trained token is older than L versions, and what is thrown away is counted by length
-    train_counts_what_is_over_max_lag      nothing waits, nothing is thrown away, and each older trajectory is counted
+Guarantees, each with a test of this name:
+    wait_keeps_max_staleness      no trained token is older than L versions, and no group is discarded for its age
+    reissue_keeps_max_staleness   no trained token is older than L versions, and discarded tokens are counted by length
+    train_counts_what_is_over_max_staleness      no step waits, no group is discarded, older trajectories are counted
 
-Why ``wait`` need not wait for more than it does. Let N(d) be the number of groups, not consumed yet, whose last step is
-d or an earlier one, and s the step formed next. All find a place in time if N(d) <= P (d - s + 1) for every d >= s.
+Proof that with ``wait`` it suffices to wait for the `due` groups. Let N(d) be the number of groups not consumed yet
+whose last step is d or an earlier one, and s the step formed next. All find a place in time if N(d) <= P (d - s + 1)
+for every d >= s.
     At first there are none.
     After step s is formed: the later steps up to d have P (d - s) places, so at least N(d) - P (d - s) of those groups
-    have to go into step s, whichever are complete first. This is what `due` says, and it is at most P.
+    have to go into step s, whichever are complete first. `due` returns this number; it is at most P.
     After an admission at version v: the P (s - v T) groups of the steps from v T on are consumed and not retired, so at
     most W - P (s - v T) are not consumed, W being the window. For every d that the new group counts for,
     d >= (v + L + 1) T - 1 and P (d - s + 1) >= (L + 1) P T - P (s - v T). So it holds if W <= (L + 1) P T.
-That is the condition the config is checked for. Where it does not hold, W groups admitted at version 0 are more than
-the steps up to their last one consume.
+The config is checked for that condition. Where it does not hold, W groups admitted at version 0 are more than the steps
+up to their last one consume.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ from asyncrl.broker.groups.group import Group
 
 
 class StalenessBound:
-    """The arithmetic of ``max_staleness``."""
+    """Steps and versions that ``max_staleness`` allows."""
 
     def __init__(self, max_staleness: int, groups_per_step: int, steps_per_publish: int) -> None:
         self._max_staleness = max_staleness
@@ -38,22 +39,19 @@ class StalenessBound:
         self._steps_per_publish = steps_per_publish
 
     def last_step(self, min_version: int) -> int:
-        """The last step that may consume a group admitted at this version."""
+        """Last step that may consume a group admitted at this version."""
         return (min_version + self._max_staleness + 1) * self._steps_per_publish - 1
 
     def oldest_version(self, step: int) -> int:
-        """``step`` may consume groups admitted at this version or a newer one; below 0 for all there are."""
+        """Oldest ``min_version`` of a group that ``step`` may consume; below 0 if it may consume any."""
         return step // self._steps_per_publish - self._max_staleness
 
     def due(self, num_open: Mapping[int, int], step: int) -> list[tuple[int, int]]:
         """
-        What has to go into this very step, so that all others can go into a later one.
+        Groups that ``step``, formed next, must consume so that every other group can go into a later step.
 
-        ``(version, number)``: at least so many of the groups admitted at this version or before. Ascending in both.
-
-        Args:
-            num_open: Groups not consumed yet, by the version they were admitted at.
-            step: Formed next.
+        ``num_open`` counts the groups not consumed yet by the version they were admitted at. Of each returned pair
+        ``(version, number)``, ascending in both, at least ``number`` groups admitted at ``version`` or before are due.
         """
         found: list[tuple[int, int]] = []
         num_until = num_due = 0
@@ -68,25 +66,22 @@ class StalenessBound:
 
 class Stragglers:
     """
-    Under ``reissue``: which groups have become too old for the next step, and have to begin anew.
+    With ``reissue``: groups that are too old for the next step, and have to restart.
 
-    Not before a version is live that makes them young enough: what is sampled with an older one would be too old again.
-    So each group begins anew at most once a version, and a step is always formed of what is left or new.
+    They restart once a version is live that is new enough for the step: with an older one they would be too old again.
+    So each group restarts at most once per version, and every step finds enough groups.
     """
 
     def __init__(self, bound: StalenessBound) -> None:
         self._bound = bound
         self._removed_below = 0
-        """Groups admitted at a version below this one have begun anew; no more of them are admitted."""
+        """Groups admitted at a version below this one have restarted; none is admitted there any more."""
 
     def overdue(self, groups: Iterable[Group], step: int, live_version: int) -> list[Group]:
         """
-        Those of ``groups`` to begin anew. Asked again before anything changed, there are none.
+        Groups not consumed yet that restart before ``step``, formed next.
 
-        Args:
-            groups: All that are not consumed yet; looked at only if there may be some.
-            step: Formed next.
-            live_version: What they would be sampled with.
+        A second call with the same ``step`` and ``live_version`` returns none, and does not iterate over ``groups``.
         """
         oldest = self._bound.oldest_version(step)
         if oldest <= self._removed_below or live_version < oldest:
@@ -95,5 +90,5 @@ class Stragglers:
         return [group for group in groups if group.min_version < oldest]
 
     def may_form(self, step: int, live_version: int) -> bool:
-        """Are there none among the open groups that are too old for ``step``?"""
+        """True if no open group is too old for ``step``."""
         return live_version >= self._bound.oldest_version(step)

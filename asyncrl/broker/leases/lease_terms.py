@@ -1,20 +1,21 @@
-"""What a lease says: the prompt, how to sample it, and with which seeds."""
+"""Contents of a `Lease` message: the prompt, the sampling parameters and the seed."""
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, ResumePoint, Sampling, Split
+from asyncrl.messages import Lease, ResumePoint
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
-    """The message that grants ``lease`` on ``group``."""
+    training = config.sampling
+    sampling = config.evaluation.sampling(training) if group.split == "held_out" else training.sampling()
     return Lease(
         lease_id=lease.lease_id,
         group_id=group.group_id,
         indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
-        sampling=_sampling(config, group.split),
+        sampling=sampling,
         seed=sampling_seed(config.run.seed, group.group_id, group.size),
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
@@ -25,10 +26,5 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
 
 
 def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:
-    """Seed of index 0 of a group; index i has ``+ i``. Distinct for every trajectory of a split, below 2**63."""
+    """Seed of index 0 of a group; index i uses ``+ i``. Distinct for every trajectory of a split, below 2**63."""
     return ((run_seed << 40) + group_id * group_size) & (2**63 - 1)
-
-
-def _sampling(config: Config, split: Split) -> Sampling:
-    training = config.sampling
-    return config.evaluation.sampling(training) if split == "held_out" else training.sampling()

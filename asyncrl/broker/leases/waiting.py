@@ -1,4 +1,4 @@
-"""Groups with trajectories nobody samples: the oldest first, so that what was lost comes before what is fresh."""
+"""Queue of groups with missing trajectories, oldest first: lost trajectories are leased before fresh groups."""
 
 import heapq
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from asyncrl.broker.groups.group import Group, State
 
 
 class WaitingGroups:
-    """Each group at most once. One whose missing trajectories arrived after all leaves by itself."""
+    """Holds each group at most once. A group whose missing trajectories arrived late leaves by itself."""
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
         self._groups: dict[int, Group] = {}
@@ -19,17 +19,15 @@ class WaitingGroups:
         return len(self._groups)
 
     def add(self, group: Group) -> None:
-        """Some of its trajectories are missing."""
         if group.group_id not in self._groups:
             self._groups[group.group_id] = group
             heapq.heappush(self._ids, group.group_id)
 
     def discard(self, group_id: int) -> None:
-        """Its trajectories are no longer wanted."""
         self._groups.pop(group_id, None)
 
     def first(self) -> Group | None:
-        """The oldest group with something missing."""
+        """Oldest group with a missing trajectory; None if there is none."""
         while self._ids:
             group = self._groups.get(self._ids[0])
             if group and group.indices(State.MISSING):

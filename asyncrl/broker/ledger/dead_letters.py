@@ -1,4 +1,4 @@
-"""Units that failed for good: what failed, why, and where the prompt stands in the dataset."""
+"""Dead letters: units that failed for good, with the reason and the dataset row of their prompt."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,7 +10,7 @@ from asyncrl.messages import Split
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """A unit that nobody tries again."""
+    """A unit that is not tried again."""
 
     split: Split
     group_id: int
@@ -18,38 +18,35 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     epoch: int | None
     """Passes over the dataset before this one; None for held-out prompts, which are not admitted."""
     row: int | None
-    """Of the dataset, counted from 0; None as ``epoch``."""
+    """Dataset row, from 0; None for held-out prompts."""
     stage: Literal["rollout", "reward"]
     attempts: int
     reason: str
-    """Of the last attempt."""
+    """Reason of the last attempt."""
 
 
 def dead_letters(records: Iterable[AnyRecord]) -> list[DeadLetter]:
-    """Those of a ledger, in the order they were given up."""
-    drawn: dict[int, Admitted] = {}
+    """Dead letters of a ledger, in the order the units were given up."""
+    admitted: dict[int, Admitted] = {}
     letters = []
     for record in records:
         match record:
             case Admitted(group_id=group_id):
-                drawn[group_id] = record
-            case FailedAttempt(is_final=True):
-                letters.append(_letter(record, drawn))
+                admitted[group_id] = record
+            case FailedAttempt(unit=unit, is_final=True):
+                source = admitted.get(unit.group_id) if unit.split == "train" else None
+                letters.append(
+                    DeadLetter(
+                        split=unit.split,
+                        group_id=unit.group_id,
+                        index=unit.index,
+                        epoch=source.epoch if source else None,
+                        row=source.row if source else None,
+                        stage=record.stage,
+                        attempts=record.attempts,
+                        reason=record.reason,
+                    )
+                )
             case _:
                 pass
     return letters
-
-
-def _letter(failure: FailedAttempt, drawn: dict[int, Admitted]) -> DeadLetter:
-    unit = failure.unit
-    draw = drawn.get(unit.group_id) if unit.split == "train" else None
-    return DeadLetter(
-        split=unit.split,
-        group_id=unit.group_id,
-        index=unit.index,
-        epoch=draw.epoch if draw else None,
-        row=draw.row if draw else None,
-        stage=failure.stage,
-        attempts=failure.attempts,
-        reason=failure.reason,
-    )

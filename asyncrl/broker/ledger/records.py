@@ -1,30 +1,18 @@
 """
-What a ledger keeps: what happened, in order, and nothing that can be worked out from it.
+Records of the ledger: the events of a run in order, without anything that can be computed from other records.
 
-    Admitted ─▶ Result ─▶ Verdict ─▶ Taken ─▶ Committed       the life of a group; a unit has one Result, one Verdict
+    Admitted ─▶ Result ─▶ Rewarded ─▶ Taken ─▶ Committed      a group; each unit has one Result and one Rewarded
         │         ▲
-        │         └── Reissued ◀── FailedAttempt               an index is given out again
-        │    Progressed                                        what is on disk of an unfinished trajectory
-        ├─▶ Restarted                                          a group got too old, and begins anew
-        └─▶ Dropped                                            a group ends untrained, with its reason
-    Duplicate                                                  a second trajectory of a unit: counted, not kept
-    VersionLive · Measured · NodeEvent                         versions, evaluations, who came and went
+        │         └── Reissued ◀── FailedAttempt              a unit is leased again
+        │    Progressed                                       durable prefix of an unfinished trajectory
+        ├─▶ Restarted                                         a group grew too old and is sampled again from the start
+        └─▶ Dropped                                           a group ends untrained, with its reason
+    Duplicate                                                 a second trajectory of a unit: counted, not kept
+    VersionLive · Measured · NodeEvent                        weights, evaluations, membership
 
-A broker that starts again applies these from the first to the last and is where it was. Leases are not here: they
-are soft, and the nodes that hold them say so. On disk a record is a msgpack array ``[class name, field, ...]``, so
-fields may only be appended, with a default.
-
-What an audit asks, and where the answer is:
-    issued          Admitted
-    trained         groups of Taken; for good, once its step is up to the newest Committed
-    dropped         Dropped, by ``reason``; by length through the Results of its units
-    open            Admitted, and neither trained nor Dropped
-    skipped         holes in the ``group_id`` of Admitted: they are dense
-    double-trained  a group in two Taken
-    re-issued       Reissued, by ``cause``
-    begun anew      Restarted, by length through its ``lengths``
-    thrown away     tokens of Dropped, Duplicate, Reissued and Restarted
-    staleness       the step of Taken by steps per publish, rounded down, minus ``oldest_version`` of Result
+A restarted broker replays the records from first to last to recover its state. Leases are not recorded: the nodes that
+hold them report them. On disk a record is a msgpack array ``[class name, field, ...]``, so fields may only be appended,
+with a default.
 """
 
 from typing import Literal
@@ -33,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Role, Split, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages import Role, SpoolRef, TrajectorySummary, Unit
 
 
 class Record(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -41,30 +29,30 @@ class Record(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Admitted(Record, frozen=True):
-    """A group entered the window."""
+    """A group was admitted to the window."""
 
     group_id: int
     epoch: int
     """Passes over the dataset before this one."""
     row: int
-    """Of the dataset: with ``epoch`` where the data order stands."""
+    """Dataset row; with ``epoch`` the position in the data order."""
     policy_version: int
-    """Live when it entered."""
+    """Live version at admission."""
 
 
 class Result(Record, frozen=True):
-    """The first durable trajectory of a unit since its group began. Later ones are `Duplicate`."""
+    """The first durable trajectory of a unit since its group was admitted or restarted; later ones are `Duplicate`."""
 
     unit: Unit
     lease_id: int
     ref: SpoolRef
     summary: TrajectorySummary
     num_restarts: int = 0
-    """`Restarted` of its group so far."""
+    """Number of `Restarted` records of the group so far."""
 
 
 class Progressed(Record, frozen=True):
-    """So much of a trajectory was on disk while it was being written; whoever samples it next goes on from there."""
+    """A durable prefix of an unfinished trajectory; the next rollout to sample the unit continues from it."""
 
     unit: Unit
     lease_id: int
@@ -73,7 +61,7 @@ class Progressed(Record, frozen=True):
 
 
 class Duplicate(Record, frozen=True):
-    """A trajectory came for a unit that had one, or that nobody waits for any more; it was not kept."""
+    """A trajectory was discarded: its unit already had one, or was no longer needed."""
 
     unit: Unit
     lease_id: int
@@ -81,82 +69,77 @@ class Duplicate(Record, frozen=True):
 
 
 class Rewarded(Record, frozen=True):
-    """The reward of a unit."""
-
     unit: Unit
     reward: float
     metrics: dict[str, float] = {}
     num_restarts: int = 0
-    """As of its Result."""
+    """Equal to that of the unit's `Result`."""
 
 
 class FailedAttempt(Record, frozen=True):
-    """A generation or a verdict failed."""
+    """A generation or a verifier call failed."""
 
     unit: Unit
     stage: Literal["rollout", "reward"]
     reason: str
     attempts: int
-    """Failures of this unit so far, this one included."""
+    """Failures of this unit, including this one."""
     is_final: bool
-    """No more attempts: a dead letter, for a person to read."""
+    """The unit is not tried again: a dead letter."""
 
 
 class Reissued(Record, frozen=True):
-    """A unit's lease was taken back, so that the unit is leased again."""
+    """A lease ended without a result, so its unit is leased again."""
 
     unit: Unit
     lease_id: int
-    """Of the lease that ended."""
     cause: str
-    """``expired``, ``node_lost``, ``node_left``, ``failed``."""
+    """``expired``, ``node_lost``, ``node_left`` or ``failed``."""
     num_tokens: int = 0
-    """Thrown away with it, as far as is known."""
+    """Completion tokens lost with it, as far as known."""
 
 
 class Restarted(Record, frozen=True):
-    """A group became too old to be trained on before its turn came. Nothing sampled of it so far counts."""
+    """A group grew too old to be trained on. Its trajectories so far are void and it is sampled again."""
 
     group_id: int
     policy_version: int
-    """Live now: what it is sampled with from here on."""
+    """Live version at the restart."""
     lengths: list[int]
-    """[<= group_size] completion tokens that were on disk of each trajectory, finished or not."""
+    """[<= group_size] durable completion tokens of each trajectory, finished or not."""
 
 
 class Dropped(Record, frozen=True):
-    """A group ended without being trained."""
-
     group_id: int
     reason: str
     num_tokens: int
-    """Completion tokens it had so far."""
+    """Completion tokens sampled for it."""
 
 
 class Taken(Record, frozen=True):
-    """The batch of ``step``, the same whenever it is asked for."""
+    """The batch of ``step``; a repeated request for the step gets the same batch."""
 
     step: int
     group_ids: list[int]
-    """In batch order; the trajectories of a group are in order of their index."""
+    """In batch order; trajectories of a group are ordered by index."""
 
 
 class Committed(Record, frozen=True):
-    """A checkpoint holds every step up to ``step``."""
+    """A checkpoint contains every step up to and including ``step``."""
 
     step: int
     checkpoint: str
 
 
 class VersionLive(Record, frozen=True):
-    """Rollouts decode with ``policy_version``, made of every step below ``next_step``."""
+    """Rollouts decode with ``policy_version``, which contains every step below ``next_step``."""
 
     policy_version: int
     next_step: int
 
 
 class Measured(Record, frozen=True):
-    """Held-out accuracy at one version."""
+    """Held-out accuracy of one version."""
 
     policy_version: int
     accuracy: float
@@ -165,15 +148,13 @@ class Measured(Record, frozen=True):
 
 
 class NodeEvent(Record, frozen=True):
-    """A node came or went."""
-
     node: str
     incarnation: str
     role: Role
     event: Literal["joined", "left", "lost", "exited"]
     detail: str
     at_s: float
-    """Unix time at the broker. For people; nothing is decided by it."""
+    """Unix time at the broker. Informative only: no rule reads it."""
 
 
 AnyRecord = (
@@ -186,45 +167,34 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(record: Record) -> bytes:
-    """As it lies in the ledger."""
     return _encoder.encode(record)
 
 
 def decode(raw: bytes) -> AnyRecord:
-    """
-    As it was before `encode`; fields that a newer asyncrl appended are left out.
-
-    Raises:
-        LedgerError: These bytes are no record we know.
-    """
+    """Decode a record, ignoring fields that a newer asyncrl appended. Raises LedgerError if it is unknown."""
     try:
         return _decoder.decode(raw)
     except msgspec.MsgspecError as error:
-        raise LedgerError(f"not a record of this asyncrl: {error}") from error
+        raise LedgerError(f"not a record that this asyncrl knows: {error}") from error
 
 
-def key(record: Record) -> str | None:
-    """What can happen only once, in words; None for what may happen any number of times."""
+def unique_key(record: Record) -> str | None:
+    """Key of an event that can happen only once; None for an event that may repeat."""
     match record:
         case Admitted(group_id=group_id):
             return f"admitted/{group_id}"
         case Result(unit=unit, num_restarts=num_restarts):
-            return f"{units_of_group('result', unit.split, unit.group_id, num_restarts)}{unit.index}"
+            return _unit_key("result", unit, num_restarts)
         case Rewarded(unit=unit, num_restarts=num_restarts):
-            return f"{units_of_group('verdict', unit.split, unit.group_id, num_restarts)}{unit.index}"
+            return _unit_key("rewarded", unit, num_restarts)
         case Taken(step=step):
             return f"taken/{step}"
         case _:
             return None
 
 
-def units_of_group(kind: Literal["result", "verdict"], split: Split, group_id: int, num_restarts: int = 0) -> str:
-    """What the keys of a group's results or verdicts begin with; the index follows. Begun anew, it has others."""
-    return f"{kind}/{split}/{group_id}{f'~{num_restarts}' if num_restarts else ''}/"
-
-
-def retired(record: Record) -> list[int]:
-    """Groups that end with this record. A group ends once: trained or dropped, and in one step only."""
+def ended_groups(record: Record) -> list[int]:
+    """Groups that end with this record. A group ends once: in the batch of one step, or dropped."""
     match record:
         case Taken(group_ids=group_ids):
             return group_ids
@@ -232,3 +202,8 @@ def retired(record: Record) -> list[int]:
             return [group_id]
         case _:
             return []
+
+
+def _unit_key(kind: str, unit: Unit, num_restarts: int) -> str:
+    restarts = f"~{num_restarts}" if num_restarts else ""
+    return f"{kind}/{unit.split}/{unit.group_id}{restarts}/{unit.index}"

@@ -1,30 +1,24 @@
-"""Who was asked to leave, and who wants to hear of it."""
+"""Nodes that were asked to drain, and the peers that wait for their departure."""
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 
 
 class DepartureBook:
-    """Nodes asked to leave. Each leaves once; whoever asked is told once."""
-
     def __init__(self) -> None:
-        self._asked: dict[str, list[str]] = {}
+        self._askers: dict[str, list[str]] = {}
+        """Peers that asked, by the peer of the node asked to leave."""
 
     def ask(self, name: str, asker: str, nodes: NodeBook) -> Node | str:
-        """
-        Somebody wants a node to leave.
-
-        Returns:
-            The node to tell, or why it cannot be asked.
-        """
+        """Note that ``asker`` wants ``name`` to leave. Returns the node to send `Drain` to, or the objection."""
         node = next((node for node in nodes.all() if node.name == name), None)
         if node is None:
             there = ", ".join(sorted(node.name for node in nodes.all() if node.role in ("rollout", "reward")))
             return f"there is no node {name}; those that can be drained are: {there or 'none'}"
         if node.role not in ("rollout", "reward"):
             return f"{name} is a {node.role}: only rollouts and reward nodes can be drained"
-        self._asked.setdefault(node.peer, []).append(asker)
+        self._askers.setdefault(node.peer, []).append(asker)
         return node
 
     def left(self, peer: str) -> list[str]:
-        """A node is gone: who asked for it."""
-        return self._asked.pop(peer, [])
+        """A node is gone. Returns the peers that asked for it, each once."""
+        return self._askers.pop(peer, [])

@@ -1,11 +1,11 @@
 """
-What a run leaves for people: events as they happen, a line of metrics a step, a summary at the end.
+A run's files for people: events, one line of metrics per step, and a summary at the end.
 
-    rules ─▶ what happened to the data ─▶ ledger        every number can be recomputed from it
-          └▶ how it goes ─▶ RunReport ─▶ events.jsonl, metrics.jsonl, summary.json        nothing is decided by it
+    scheduler ─▶ records of the data ─▶ ledger
+              └▶ progress ─▶ RunReport ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import structlog
@@ -23,13 +23,7 @@ log = structlog.get_logger()
 
 
 class RunReport:
-    """
-    One run's, over all lives of its broker.
-
-    Args:
-        scheduler: Is only read.
-        clock: Seconds that never go back.
-    """
+    """Report of one run, continued by each restarted broker. ``clock`` gives monotonic seconds."""
 
     def __init__(
         self, config: Config, scheduler: Scheduler, directory: RunDirectory, clock: Callable[[], float]
@@ -39,39 +33,36 @@ class RunReport:
         self._directory = directory
         self._clock = clock
         metrics = directory.read_metrics()
-        self._started_s = clock() - _last_time_s([*metrics, *directory.read_events()])
-        self._waits = step_report.WaitShares()
-        self._swaps = step_report.Swaps()
-        self._totals = step_report.Totals(metrics)
+        self._started_s = clock() - max(
+            (float(line["time_s"]) for line in [*metrics, *directory.read_events()] if "time_s" in line), default=0.0
+        )
+        self._waits = step_report.WaitShare()
+        self._swap_times = step_report.SwapTimes()
+        self._totals = step_report.RunTotals(metrics)
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Something happened."""
         log.info(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self._time_s(), 3))
 
     def swapped(self, live: Live) -> None:
-        """A rollout decodes with a version."""
-        self._swaps.add(live)
+        """Note the swap times of a rollout that changed to a new version."""
+        self._swap_times.add(live)
 
     def step(self, stepped: Stepped, groups: Sequence[Group]) -> dict[str, Any] | None:
         """
-        The line of a step, written down; None if it stands there already.
+        Append the line of a step trained on ``groups`` to metrics.jsonl, and return it.
 
-        Args:
-            groups: It was trained on.
-
-        Raises:
-            RunFailed: The disk does not take it.
+        Returns None if the file has the step already. Raises RunFailed if the line cannot be written.
         """
         if stepped.step in self._totals:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         line = step_report.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
-        line |= self._scheduler.filtering.metrics(stepped.step)
-        line |= self._swaps.of(self._scheduler.transfers.live_version)
+        line |= self._scheduler.training.filtering.metrics(stepped.step)
+        line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
         self._totals.add(line)
         self._directory.append_metrics(line)
         if alarm := self._gap_alarm.check(line):
@@ -80,13 +71,9 @@ class RunReport:
 
     def conclude(self, cause: str) -> str:
         """
-        Write the summary, once.
+        Write the summary, once. ``cause`` is the reason of the failure, empty if the run is complete.
 
-        Args:
-            cause: The run failed of; empty if it is complete.
-
-        Returns:
-            The cause: a disk that does not take the summary is one by itself, if there was none before.
+        Returns ``cause``, or the reason the summary could not be written if ``cause`` is empty.
         """
         if self._is_concluded:
             return cause
@@ -99,7 +86,6 @@ class RunReport:
         return cause
 
     def _write_summary(self, cause: str) -> None:
-        """One that lies there is of an earlier life of this run."""
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
         totals = self._totals
@@ -126,10 +112,5 @@ class RunReport:
         )
 
     def _time_s(self) -> float:
-        """How long the run has lasted, all lives together."""
+        """Duration of the run, summed over all restarts of the broker."""
         return self._clock() - self._started_s
-
-
-def _last_time_s(lines: Sequence[Mapping[str, Any]]) -> float:
-    """How long earlier lives of this run's broker have lasted together, by what they wrote."""
-    return max((float(line["time_s"]) for line in lines if "time_s" in line), default=0.0)

@@ -1,4 +1,4 @@
-"""Reads what a step consumed back from the spool, and keeps it where people look: one file a step."""
+"""Writes the trajectories of each finished step from the spool to a samples file for people to read."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,23 +17,17 @@ FETCH_S = 30.0
 
 
 class SampleFiles:
-    """
-    Trajectories of finished steps.
-
-    Args:
-        payloads: Of the spool. Borrowed, and running.
-        writer: Into the run directory.
-    """
+    """Writes one samples file per step. ``payloads`` is borrowed, and running."""
 
     def __init__(self, payloads: PayloadClient, writer: SamplesWriter) -> None:
         self._payloads = payloads
         self._writer = writer
 
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
-        """Keep what ``stepped`` consumed.
+        """
+        Write the trajectories that ``stepped`` consumed.
 
-        A step whose payloads cannot be read, or whose file cannot be written, is passed over, and that is logged: no
-        run ends for want of something to look at.
+        If the payloads cannot be read or the file cannot be written, the step is skipped with a warning.
         """
         stored = [(group.prompt, slot) for group in groups for slot in group.slots if slot.ref]
         try:
@@ -42,7 +36,7 @@ class SampleFiles:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
             return
         rows = [
-            sample_row(stepped, prompt, slot, trajectory)
+            _row(stepped, prompt, slot, trajectory)
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)
         ]
         try:
@@ -51,8 +45,7 @@ class SampleFiles:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
 
 
-def sample_row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory) -> SampleRow:
-    """One trajectory, as the samples file shows it."""
+def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory) -> SampleRow:
     oldest = min((span.policy_version for span in trajectory.spans), default=stepped.policy_version)
     return SampleRow(
         step=stepped.step,

@@ -1,4 +1,4 @@
-"""One line a step: the trainer's numbers, what its batch was made of, and who waited meanwhile. Pure arithmetic."""
+"""A step's line of metrics: the trainer's numbers, statistics of the batch, and the rollouts' waiting time."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +10,16 @@ from asyncrl.messages import Live, Stepped
 
 def batch_metrics(groups: Sequence[Group], policy_version: int, max_staleness: int | None = None) -> dict[str, float]:
     """
-    What a batch was made of.
+    Statistics of a batch that the trainer consumed at ``policy_version``.
 
-    Args:
-        policy_version: The trainer's when it consumed it.
-        max_staleness: Staleness of which it is said how many trajectories have more. None: nothing is said.
+    With a ``max_staleness``, ``over_max_staleness`` is the share of trajectories with a larger staleness.
     """
     slots = [slot for group in groups for slot in group.sampled]
     summaries = [slot.summary for slot in slots if slot.summary]
     lengths = [summary.num_tokens for summary in summaries]
     staleness = [policy_version - summary.oldest_version for summary in summaries]
     count = max(len(slots), 1)
-    flagged = (
-        {} if max_staleness is None else {"over_max_staleness": sum(lag > max_staleness for lag in staleness) / count}
-    )
-    return {
+    metrics = {
         "reward": sum(slot.reward for slot in slots) / count,
         "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
         "length_mean": sum(lengths) / count,
@@ -34,27 +29,28 @@ def batch_metrics(groups: Sequence[Group], policy_version: int, max_staleness: i
         "staleness_max": float(max(staleness, default=0)),
         "spans_mean": sum(summary.num_spans for summary in summaries) / count,
         "tokens": float(sum(lengths)),
-        **flagged,
-        **_verdict_metrics(slots),
     }
+    if max_staleness is not None:
+        metrics["over_max_staleness"] = sum(versions > max_staleness for versions in staleness) / count
+    return metrics | _verifier_metrics(slots)
 
 
-def _verdict_metrics(slots: Sequence[Slot]) -> dict[str, float]:
-    """Means of what verdicts say beside the reward, such as the parts it is made of, over those that say it."""
+def _verifier_metrics(slots: Sequence[Slot]) -> dict[str, float]:
+    """Mean of each further metric of the verifiers, such as parts of the reward, over trajectories that have it."""
     names = dict.fromkeys(name for slot in slots for name in slot.metrics if name != "correct")
-    said = {name: [slot.metrics[name] for slot in slots if name in slot.metrics] for name in names}
-    return {f"reward/{name}": sum(values) / len(values) for name, values in said.items()}
+    values_by_name = {name: [slot.metrics[name] for slot in slots if name in slot.metrics] for name in names}
+    return {f"reward/{name}": sum(values) / len(values) for name, values in values_by_name.items()}
 
 
-class WaitShares:
-    """Share of time rollouts had nothing to do, between two steps, from the running totals in their beats."""
+class WaitShare:
+    """Share of time that rollouts were idle between two steps, from the running totals in their heartbeats."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, float]] = {}
         self._last = 0.0
 
     def share(self, nodes: Iterable[Node]) -> float:
-        """Since the last call; the last answer again if no beat came meanwhile."""
+        """Idle share since the last call; the previous value if no heartbeat arrived in between."""
         busy_s = wait_s = 0.0
         for node in nodes:
             was_busy_s, was_waiting_s = self._before.get(node.peer, (0.0, 0.0))
@@ -66,31 +62,25 @@ class WaitShares:
         return self._last
 
 
-class Swaps:
-    """How long the newest versions took to reach the rollouts, and how long decoding stood still for them."""
+class SwapTimes:
+    """Seconds to receive new weights and seconds decoding paused for them, by version."""
 
     def __init__(self) -> None:
         self._slowest: dict[int, tuple[float, float]] = {}
 
     def add(self, live: Live) -> None:
-        """A rollout decodes with a version."""
         pause_s, receive_s = self._slowest.get(live.policy_version, (0.0, 0.0))
         self._slowest[live.policy_version] = (max(pause_s, live.pause_s), max(receive_s, live.receive_s))
 
-    def of(self, policy_version: int) -> dict[str, float]:
-        """Of the slowest rollout at this version; earlier versions are forgotten."""
+    def metrics(self, policy_version: int) -> dict[str, float]:
+        """Times of the slowest rollout at this version. Earlier versions are forgotten."""
         self._slowest = {version: slowest for version, slowest in self._slowest.items() if version >= policy_version}
         pause_s, receive_s = self._slowest.get(policy_version, (0.0, 0.0))
         return {"pause_s": pause_s, "receive_s": receive_s}
 
 
-class Totals:
-    """
-    Sums over a run, for its summary.
-
-    Args:
-        lines: Of metrics.jsonl so far: earlier lives of the broker wrote them.
-    """
+class RunTotals:
+    """Sums over a run's steps, for its summary, starting from the ``lines`` written before a restart."""
 
     def __init__(self, lines: Iterable[Mapping[str, float]] = ()) -> None:
         self._steps: set[int] = set()
@@ -98,7 +88,6 @@ class Totals:
         self.staleness_max = 0
         self._staleness_sum = 0.0
         self.logprob_gap_max: float | None = None
-        """As in `Summary`."""
         self._gap_sum = 0.0
         self._gap_tokens = 0.0
         for line in lines:
@@ -109,16 +98,20 @@ class Totals:
 
     @property
     def steps(self) -> int:
-        """How many are done."""
         return len(self._steps)
 
     def add(self, line: Mapping[str, float]) -> None:
-        """One step more."""
         self._steps.add(int(line["step"]))
         self.tokens += int(line["tokens"])
         self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
         self._staleness_sum += line["staleness_mean"]
-        self._add_gap(line.get("logprob_gap_mean"), line.get("logprob_gap_max"), line.get("logprob_gap_tokens"))
+        # Not every step has a gap, and a non-finite one is read back as None.
+        keys = ("logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens")
+        mean, highest, tokens = (line.get(key) for key in keys)
+        if tokens and mean is not None and highest is not None and math.isfinite(mean) and math.isfinite(highest):
+            self._gap_sum += mean * tokens
+            self._gap_tokens += tokens
+            self.logprob_gap_max = max(highest, self.logprob_gap_max or 0.0)
 
     @property
     def staleness_mean(self) -> float:
@@ -127,21 +120,13 @@ class Totals:
 
     @property
     def logprob_gap_mean(self) -> float | None:
-        """As in `Summary`."""
         return self._gap_sum / self._gap_tokens if self._gap_tokens else None
-
-    def _add_gap(self, mean: float | None, highest: float | None, tokens: float | None) -> None:
-        """Of a step that has one: not every step does, and one that is not finite is read back as None."""
-        if tokens and mean is not None and highest is not None and math.isfinite(mean) and math.isfinite(highest):
-            self._gap_sum += mean * tokens
-            self._gap_tokens += tokens
-            self.logprob_gap_max = max(highest, self.logprob_gap_max or 0.0)
 
 
 def line(
     stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_staleness: int | None = None
 ) -> dict[str, float]:
-    """A line of metrics.jsonl."""
+    """Line of metrics.jsonl for a step."""
     return {
         "step": stepped.step,
         "version": stepped.policy_version,

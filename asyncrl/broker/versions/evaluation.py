@@ -1,71 +1,66 @@
 """
-Held-out prompts, answered by one rollout held at one version while the others go on.
+Evaluation of held-out prompts by one rollout that is held at one version while the others swap on.
 
     version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt, k times ─▶ graded ─▶ Evaluated, Release
 
-What the answers are worth together is in `metrics`; a completion that failed for good is in no mean. A
-lost node ends an evaluation without a result; it starts anew on another node, at the version that one has.
+`asyncrl.evaluation.metrics` computes the result; completions that failed for good are left out of every mean. If the
+node is lost, its evaluation ends without a result and starts again on another node, at the version that is live then.
 """
 
 from collections.abc import Sequence
 
+from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.config.sections import Evaluation
-from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, evaluation_metrics, named
+from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
 from asyncrl.messages import Evaluated, Prompt, Unit
 
 
 class OngoingEvaluation:
-    """One evaluation under way."""
+    """The evaluation of one version on one node, with one held-out group per prompt."""
 
     def __init__(self, peer: str, policy_version: int, groups: list[Group]) -> None:
         self.peer = peer
         self.policy_version = policy_version
+        self.groups = groups
         self.waiting = WaitingGroups(groups)
-        """To be leased."""
-        self.open = {group.group_id: group for group in groups}
-        """With completions that have no verdict yet."""
-        self._groups = groups
+        """Groups with missing completions."""
 
     def result(self, samples: int) -> Evaluated:
-        """What came out, of so many completions of each prompt."""
-        questions = [_question(group) for group in self._groups]
-        overall = evaluation_metrics(questions, samples)
-        return Evaluated(self.policy_version, overall.accuracy, overall.num_prompts, named(questions, samples))
+        """Metrics over all groups, with ``samples`` completions of each prompt."""
+        prompts = [_evaluated_prompt(group) for group in self.groups]
+        overall = compute_metrics(prompts, samples)
+        return Evaluated(self.policy_version, overall.accuracy, overall.num_prompts, named_metrics(prompts, samples))
 
 
 class EvaluationBook:
-    """When to evaluate, and the one that is under way. Ids of held-out groups never repeat within a run."""
+    """Decides when to evaluate, and keeps the ongoing evaluation and all results. Without ``prompts`` none is due."""
 
-    def __init__(self, config: Evaluation, prompts: Sequence[Prompt], final_version: int) -> None:
+    def __init__(self, config: Evaluation, prompts: Sequence[Prompt], final_version: int, groups: GroupBook) -> None:
         self._config = config
         self._prompts = prompts
         self._final_version = final_version
+        self._groups = groups
         self._next_group_id = 0
+        """Ids of held-out groups never repeat within a run."""
         self._last_version = -1
-        """That went live."""
         self._due: int | None = None
-        """The newest version that is owed an evaluation, if any is."""
+        """Newest version whose evaluation is due; None if none is."""
         self.ongoing: OngoingEvaluation | None = None
         self.results: list[Evaluated] = []
 
     @property
     def is_finished(self) -> bool:
-        """Nothing under way and nothing owed: the run may end."""
         return self.ongoing is None and self._due is None
 
     @property
     def is_waiting(self) -> bool:
-        """One is owed and none is under way: a node is wanted."""
+        """True if an evaluation is due and needs a node."""
         return self._due is not None and self.ongoing is None
 
     def version_live(self, policy_version: int) -> None:
-        """
-        A version went live: is it one to evaluate?
-
-        Or was there one since the last that went live? A broker that died may not have written that down.
-        """
+        """Decide if an evaluation is due at this version, or at an earlier one that a broker died before recording."""
         every, last = self._config.every_versions, max(self._last_version, 0)
         self._last_version = policy_version
         wanted = (
@@ -77,7 +72,7 @@ class EvaluationBook:
             self._due = policy_version
 
     def start(self, peer: str, policy_version: int) -> OngoingEvaluation | None:
-        """Begin on this node if an evaluation is due and none is under way."""
+        """Start the evaluation that is due on this node; None if none is due or one is ongoing."""
         if not self.is_waiting:
             return None
         groups = [
@@ -85,23 +80,21 @@ class EvaluationBook:
             for i, prompt in enumerate(self._prompts)
         ]
         self._next_group_id += len(groups)
+        for group in groups:
+            self._groups.add(group)
         self._due = None
         self.ongoing = OngoingEvaluation(peer, policy_version, groups)
         return self.ongoing
 
-    def group(self, group_id: int) -> Group | None:
-        """An open group of the evaluation under way."""
-        return self.ongoing.open.get(group_id) if self.ongoing else None
-
     def settle(self, unit: Unit, *, failed: bool) -> Evaluated | None:
-        """One completion has its verdict, or never will; the result, if it was the last."""
-        if self.ongoing is None or (group := self.group(unit.group_id)) is None:
+        """Close a completion that was rewarded or failed for good. Returns the result if it was the last one."""
+        if self.ongoing is None or (group := self._groups.group(unit)) is None:
             return None
         if failed:
             group.slots[unit.index].give_up()
         if all(slot.state in (State.SCORED, State.GIVEN_UP) for slot in group.slots):
-            del self.ongoing.open[unit.group_id]
-        if self.ongoing.open:
+            self._groups.remove(group)
+        if self._groups.held_out:
             return None
         result = self.ongoing.result(self._config.samples)
         self.ongoing = None
@@ -109,34 +102,36 @@ class EvaluationBook:
         return result
 
     def measured(self, result: Evaluated) -> None:
-        """An evaluation has ended, now or in an earlier life of the broker."""
+        """Keep the result of an evaluation, of this broker or of an earlier one."""
         self.results.append(result)
         if self._due is not None and self._due <= result.policy_version:
             self._due = None
 
     def used(self, group_id: int) -> None:
-        """A group of an earlier life of the broker: its id is not given again."""
+        """Never give this id again: an earlier broker gave it."""
         self._next_group_id = max(self._next_group_id, group_id + 1)
 
     def left(self, peer: str) -> OngoingEvaluation | None:
-        """A node is gone; the evaluation it had in hand is owed again."""
+        """A node is gone. Returns the evaluation lost with it, which is due again."""
         lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
         if lost:
+            self._groups.held_out.clear()
             self.ongoing = None
             self._due = max(lost.policy_version, self._due or 0)
         return lost
 
 
-def _question(group: Group) -> EvaluatedPrompt:
-    answers = [
+def _evaluated_prompt(group: Group) -> EvaluatedPrompt:
+    completions = [
         EvaluatedCompletion(
             reward=slot.reward,
             correct=slot.metrics.get("correct", slot.reward),
-            text=slot.answer,
+            answer=slot.answer,
             num_tokens=slot.summary.num_tokens,
             is_cut=slot.summary.finish_reason == "length",
         )
         for slot in group.slots
         if slot.state is State.SCORED and slot.summary
     ]
-    return EvaluatedPrompt(data_source=group.prompt.data_source, answers=answers, num_failed=group.size - len(answers))
+    num_failed = group.size - len(completions)
+    return EvaluatedPrompt(data_source=group.prompt.data_source, completions=completions, num_failed=num_failed)

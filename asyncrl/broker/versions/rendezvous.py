@@ -1,8 +1,8 @@
-"""Where the members of a weight group find each other: a key-value store that answers early askers later."""
+"""Key-value store through which the members of a transfer group find each other; early requests are answered later."""
 
 
 class Rendezvous:
-    """Keys of the newest groups; older groups are forgotten."""
+    """Keeps the keys of the newest ``keep_groups`` groups."""
 
     def __init__(self, keep_groups: int = 8) -> None:
         self._keep_groups = keep_groups
@@ -10,20 +10,17 @@ class Rendezvous:
         self._waiting: dict[tuple[str, str], list[str]] = {}
 
     def set(self, group: str, key: str, value: bytes) -> list[str]:
-        """Keep a value. Returns the peers who were waiting for it."""
+        """Store a value. Returns the peers that asked for it before."""
         self._values.setdefault(group, {})[key] = value
         while len(self._values) > self._keep_groups:
-            self._forget(next(iter(self._values)))
+            oldest = next(iter(self._values))
+            del self._values[oldest]
+            self._waiting = {asked: peers for asked, peers in self._waiting.items() if asked[0] != oldest}
         return self._waiting.pop((group, key), [])
 
     def get(self, group: str, key: str, peer: str) -> bytes | None:
-        """The value; None if it is not there yet, and then ``peer`` is remembered."""
+        """Value of a key; None if it is not set yet, and then ``peer`` is among those that `set` returns."""
         value = self._values.get(group, {}).get(key)
         if value is None:
             self._waiting.setdefault((group, key), []).append(peer)
         return value
-
-    def _forget(self, group: str) -> None:
-        del self._values[group]
-        for waited in [waited for waited in self._waiting if waited[0] == group]:
-            del self._waiting[waited]

@@ -1,5 +1,5 @@
 """
-What rollouts decode with: transfers to them, when a version is live, and the held-out prompts that are answered at it.
+Path of a policy version: transferred to the rollouts, live, evaluated.
 
     Publishing ─▶ Transfer ─▶ Transferred, Live ─▶ version live ─▶ Published      window freed, evaluation due?
                                                         └─▶ Hold ─▶ held-out prompts ─▶ Measured ─▶ Release
@@ -16,16 +16,7 @@ from asyncrl.messages import Evaluating, Hold, Live, Published, Publishing, Rele
 
 
 class Versions:
-    """
-    Moves versions from the trainer to the rollouts, and has them measured on the way.
-
-    Args:
-        publishing: Who takes part in which transfer.
-        evaluation: What is to be measured when.
-        nodes: Who is there.
-        window: Freed when a version is live.
-        out: Where messages, records and events go.
-    """
+    """Turns the decisions of `TransferBook` and `EvaluationBook` into messages, records and events."""
 
     def __init__(
         self, transfers: TransferBook, evaluation: EvaluationBook, nodes: NodeBook, window: Window, out: Outbox
@@ -35,36 +26,34 @@ class Versions:
         self._nodes = nodes
         self._window = window
         self._out = out
-        self._has_moved = False
+        self._has_changed = False
 
     @property
     def held(self) -> list[str]:
-        """The rollout that stays at its version for an evaluation."""
+        """[<= 1] Peer that keeps its version for the ongoing evaluation."""
         return [self._evaluation.ongoing.peer] if self._evaluation.ongoing else []
 
     def ready(self, node: Node) -> None:
-        """A node takes part from now on. A trainer hears how versions have done so far."""
-        self.moved()
+        """A node has loaded its model. A trainer is sent all evaluation results so far."""
+        self.changed()
         if node.role == "trainer":
             for result in self._evaluation.results:
                 self._out.send(node.peer, result)
             if ongoing := self._evaluation.ongoing:
                 self._out.send(node.peer, Evaluating(ongoing.policy_version))
 
-    def moved(self) -> None:
-        """Something happened that transfers or evaluations depend on. Most messages are not of this kind."""
-        self._has_moved = True
+    def changed(self) -> None:
+        """Make the next `advance` look at transfers and evaluations again. Most messages change neither."""
+        self._has_changed = True
 
     def offered(self, trainer: Node, message: Publishing) -> None:
-        """The trainer has a version ready."""
         self._transfers.stage(message)
-        self.moved()
+        self.changed()
         live_version = self._transfers.live_version
-        if message.policy_version <= live_version:  # A resumed trainer's, on its way back to where it was.
+        if message.policy_version <= live_version:  # A resumed trainer repeats versions up to the live one.
             self._out.send(trainer.peer, Published(live_version))
 
     def reported(self, node: Node, message: Transferred | TransferFailed | Live) -> None:
-        """A node says how far it is with a version."""
         version = message.policy_version
         match message:
             case Transferred(transfer_group=transfer_group):
@@ -76,7 +65,7 @@ class Versions:
             case Live():
                 node.policy_version = max(node.policy_version, version)
                 self._transfers.live(node.peer, version)
-        self.moved()
+        self.changed()
 
     def went_live(self, policy_version: int, next_step: int) -> None:
         """Rollouts decode with a version made of every step below ``next_step``."""
@@ -84,25 +73,22 @@ class Versions:
         self._evaluation.version_live(policy_version)
 
     def advance(self, now_s: float) -> None:
-        """
-        Conclude and begin what can be.
-
-        Raises:
-            RunFailed: One version could not be published in many tries.
-        """
-        if self._has_moved:
-            self._has_moved = False
+        """Conclude and start transfers and evaluations; raises `RunFailed` if one version keeps failing."""
+        if self._has_changed:
+            self._has_changed = False
             self._conclude_transfer()
             self._start_evaluation()
-            self._start_transfer(now_s)
+            if started := self._transfers.start(self._nodes, now_s):
+                for peer in started.peers:
+                    self._out.send(peer, started.message)
 
     def settle_held_out(self, unit: Unit, *, failed: bool) -> None:
-        """An answer to a held-out prompt has its verdict, or never will."""
+        """Close a held-out completion that was rewarded or failed for good. The last one ends the evaluation."""
         ongoing = self._evaluation.ongoing
         result = self._evaluation.settle(unit, failed=failed)
         if result is None or ongoing is None:
             return
-        self.moved()
+        self.changed()
         self._out.send(ongoing.peer, Release())
         self._out.record(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
         self._out.event(
@@ -116,15 +102,15 @@ class Versions:
             self._out.send(node.peer, result)
 
     def left(self, node: Node) -> list[Group]:
-        """A node is gone. Returns held-out groups that nobody waits for any more."""
-        self.moved()
+        """A node is gone. Returns the held-out groups of the evaluation that was lost with it."""
+        self.changed()
         self._transfers.left(node.peer, node.name)
         if node.role == "trainer":
             self._transfers.unstage()
         if (lost := self._evaluation.left(node.peer)) is None:
             return []
         self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
-        return list(lost.open.values())
+        return lost.groups
 
     def _conclude_transfer(self) -> None:
         before = self._transfers.live_version
@@ -138,13 +124,8 @@ class Versions:
         if trainer := self._nodes.trainer():
             self._out.send(trainer.peer, Published(version))
 
-    def _start_transfer(self, now_s: float) -> None:
-        if started := self._transfers.start(self._nodes, now_s):
-            for peer in started.peers:
-                self._out.send(peer, started.message)
-
     def _start_evaluation(self) -> None:
-        """Not during a transfer: a node that swaps just then would answer with two versions."""
+        """Start the evaluation that is due, outside transfers: a node that swaps would sample with two versions."""
         if not self._evaluation.is_waiting or self._transfers.ongoing:
             return
         version = self._transfers.live_version

@@ -1,10 +1,10 @@
 """
-`asyncrl-node --role rollout --replicas N`: several rollouts of one machine, each a child process with its own devices.
+`asyncrl-node --role rollout --replicas N`: several rollouts on one machine, each a child process with its own devices.
 
-    broker ─ configuration ─▶ devices, shared out ─▶ NAME-0, NAME-1, ... ─▶ all have left, or the first cause
+    broker ─ configuration ─▶ devices, split up ─▶ NAME-0, NAME-1, ... ─▶ all have left, or the first failure
 
-A replica that dies is started again within the run's budget (`supervisor.max_restarts`). When that is spent it stays
-away while the others go on; a mistake in the configuration, which they share, makes them all leave.
+A replica that dies is restarted within the run's budget (`supervisor.max_restarts`). Once the budget is spent, that
+replica ends and the others continue. A mistake in the configuration, which all replicas share, ends all of them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import signal
 
 import structlog
 
-from asyncrl.actor.supervise import FINAL_CODES, LATE_S, Child, Exit, RestartBudget, Verdict, keep_alive
+from asyncrl.actor.supervise import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, keep_alive
 from asyncrl.cli.launch.children import role_process
 from asyncrl.client.handshake import identity, join, leave
 from asyncrl.config.sections import Config, from_json
@@ -23,7 +23,7 @@ from asyncrl.node.machine.devices import Devices, chosen, find, share
 log = structlog.get_logger()
 
 CAUSES: dict[int, type[AsyncrlError]] = {kind.exit_code: kind for kind in (ConfigError, LedgerError, LinkError)}
-"""What an exit code of a child is an exit code of."""
+"""Exit code of a replica to the error to raise."""
 
 
 async def run_replicas(
@@ -36,21 +36,15 @@ async def run_replicas(
     stopping: asyncio.Event,
 ) -> None:
     """
-    Run rollouts until they have all left: the run is over, or ``stopping`` was set and they are drained.
+    Run rollouts until all have left: the run is over, or ``stopping`` was set and they are drained.
 
-    Args:
-        address: Of the broker, which knows what one replica needs.
-        name: Of this node; its replicas are called NAME-0, NAME-1, ...
-        count: How many; None for as many as there are devices for.
-        only: The devices they may use; None for all.
-        wait_s: For the broker to answer.
-
-    Raises:
-        ConfigError: There are too few devices, or a replica found that the configuration cannot work.
-        LinkError: The broker does not answer.
-        RunFailed: A replica stayed away; the message is the first cause.
+    ``count`` is None for as many as there are devices for, ``only`` for all devices. Raises `ConfigError` if there are
+    too few devices, `LinkError` if the broker does not answer within ``wait_s`` seconds, and the first failure after
+    which a replica was not restarted.
     """
-    config = await _configuration(address, name, wait_s)
+    link, welcome = await join(address, identity("supervisor", name), wait_s)
+    await leave(link, "knows the configuration")
+    config = from_json(welcome.config)
     found = find(config.rollout.device, os.environ)
     if only is not None:
         found = chosen(found, only)
@@ -65,28 +59,17 @@ async def run_replicas(
 
 
 class Replicas:
-    """
-    Keeps children running.
-
-    Args:
-        config: The run's.
-        stopping: Makes them all leave when it is set.
-    """
+    """Keeps the child processes running, and drains all of them once ``stopping`` is set."""
 
     def __init__(self, children: list[Child], config: Config, stopping: asyncio.Event) -> None:
         self._children = children
         self._settings = config.supervisor
         self._stopping = stopping
         self._first: Exit | None = None
-        """Of those that did not leave as they should and stay away."""
+        """The first failure after which a replica was not restarted."""
 
     async def run(self) -> None:
-        """
-        Until the last has left.
-
-        Raises:
-            ConfigError, LedgerError, LinkError, RunFailed: By its exit code, what the first of them ended of.
-        """
+        """Run until the last replica has left; then raise the first failure, by its exit code."""
         try:
             for child in self._children:
                 await child.start()
@@ -106,13 +89,13 @@ class Replicas:
     async def _keep(self, child: Child) -> None:
         budget = RestartBudget(self._settings.max_restarts, self._settings.window_s)
         is_over = self._stopping.is_set
-        code = await keep_alive(child, budget, judge=self._judge, exited=self._exited, is_over=is_over)
+        code = await keep_alive(child, budget, after_exit=self._after_exit, exited=self._exited, is_over=is_over)
         if code in FINAL_CODES:
             self._stopping.set()
 
-    async def _judge(self, code: int) -> Verdict:
+    async def _after_exit(self, code: int) -> AfterExit:
         is_over = self._stopping.is_set()
-        if code == 0 or (is_over and code == -signal.SIGTERM):  # It was told so early that it could not hand over.
+        if code == 0 or (is_over and code == -signal.SIGTERM):  # SIGTERM came before it could handle it.
             return "leave"
         return "end" if is_over or code in FINAL_CODES else "restart"
 
@@ -123,19 +106,13 @@ class Replicas:
             self._first = left
 
     async def _drain(self) -> None:
-        """As long as each of them takes: `rollout.drain_s` bounds it, and a second signal ends it at once."""
+        """Drain all once ``stopping`` is set. `rollout.drain_s` limits the time; a second signal exits at once."""
         await self._stopping.wait()
         await asyncio.gather(*(child.end(drain_s=None) for child in self._children))
 
 
-async def _configuration(address: str, name: str, wait_s: float) -> Config:
-    link, welcome = await join(address, identity("supervisor", name), wait_s)
-    await leave(link, "knows the configuration")
-    return from_json(welcome.config)
-
-
 def _plan(found: Devices, shares: list[Devices], config: Config) -> dict[str, object]:
-    """For the log: how many, with which devices, and why so many."""
+    """Log fields: number of replicas, their devices, and the reason for that number."""
     fields: dict[str, object] = {"replicas": len(shares), "devices": [str(share) for share in shares]}
     if found.kind == "cpu":
         fields["why"] = f"on the CPU: {found.source}"
@@ -143,6 +120,6 @@ def _plan(found: Devices, shares: list[Devices], config: Config) -> dict[str, ob
         fields["why"] = "rollout.engine 'transformers' decodes on the CPU"
     else:
         fields["why"] = (
-            f"{len(found.ids)} devices, {config.rollout.vllm.tensor_parallel_size} a replica ({found.source})"
+            f"{len(found.ids)} devices, {config.rollout.vllm.tensor_parallel_size} per replica ({found.source})"
         )
     return fields

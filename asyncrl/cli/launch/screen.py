@@ -1,21 +1,26 @@
-"""What a person sees while a run goes on: one line a step, under a progress bar; plain lines when nobody watches."""
+"""Terminal output of a run: one line per step and event, with a progress bar if the console is a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncrl.messages import Evaluated
 from asyncrl.messages import Progress as Step
-from asyncrl.observe.report.held_out import of_many
+from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
+
+LEGEND = """\
+columns: v policy version, acc accuracy, len mean tokens of a completion, stale mean/max staleness in versions,
+         tok/s trained tokens per second, wait t/r share of time that trainer/rollouts waited, eta time left"""
+"""Explains the abbreviations of `step_line`; printed before the first step."""
 
 
 class Screen:
-    """Writes to a console; the bar is there only on a terminal."""
+    """Prints the progress of a run; ``steps`` is its total number of steps."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
         self._first: tuple[int, float] | None = None
-        """The first step that was done, and when."""
+        """Number of the first step seen, and its time in seconds since the run's start."""
         self._bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -36,32 +41,28 @@ class Screen:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line of text."""
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def waiting(self, what: str, waited_s: float) -> None:
-        """There is no first step yet."""
         self.say(f"waiting {waited_s:.0f} s for {what}")
 
     def step(self, step: Step) -> None:
-        """One optimizer step is done."""
+        if self._first is None:
+            self.say(LEGEND)
         self.say(step_line(step, self._eta_s(step)))
         self._bar.update(self._task, completed=step.step + 1)
 
     def evaluated(self, evaluated: Evaluated) -> None:
-        """Held-out prompts were answered."""
         self.say(eval_line(evaluated))
 
     def exited(self, node: str, cause: str, *, restarting: bool) -> None:
-        """A child process ended."""
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
 
     def left(self, node: str) -> None:
-        """A child process was told to leave, and did."""
-        self.say(f"{node} was told to leave, and has")
+        self.say(f"{node} was drained and has left")
 
     def _eta_s(self, step: Step) -> float:
-        """From the pace so far, the first step (which waits for everything to load) left out."""
+        """Time left at the pace so far, without the first step, which waits for models to load."""
         now_s = step.metrics.get("time_s", 0.0)
         if self._first is None:
             self._first = step.step, now_s
@@ -71,13 +72,13 @@ class Screen:
 
 def eval_line(evaluated: Evaluated) -> str:
     """
-    Accuracy, and of several completions a prompt what the best and the majority achieve.
+    Line of an evaluation; with several completions per prompt it has pass@k and maj@k too.
 
     Example:
         eval v10  held-out accuracy 41.0% of 256  maj@8 52.3%  pass@8 78.1%  len 212
     """
-    counted = of_many(evaluated.metrics)
-    shares = "".join(f"  {name} {value:.1%}" for name, value in counted.items() if not name.startswith("avg@"))
+    extra = multi_sample_metrics(evaluated.metrics)
+    shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
     return (
         f"eval v{evaluated.policy_version}  held-out accuracy {evaluated.accuracy:.1%} of {evaluated.num_prompts}"
         f"{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
@@ -86,7 +87,7 @@ def eval_line(evaluated: Evaluated) -> str:
 
 def step_line(step: Step, eta_s: float) -> str:
     """
-    Everything worth seeing of a step in about a hundred columns.
+    The main metrics of a step in about a hundred columns; `LEGEND` explains them.
 
     Example:
         step  41/60 v40 reward .512 acc .510 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% eta 0:04

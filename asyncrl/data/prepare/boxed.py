@@ -1,4 +1,4 @@
-r"""The answer in a worked solution: what is inside the last ``\boxed{...}``."""
+r"""Extraction of the answer of a worked solution: the content of the last ``\boxed{...}``."""
 
 import re
 
@@ -6,12 +6,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""
-    What the last box holds, braces balanced; also ``\fbox{...}`` and ``\boxed 5``. None without a whole box.
-
-    Example:
-        last_boxed(r"so $\boxed{\frac{1}{2}}$.") == r"\frac{1}{2}"
-    """
+    r"""Content of the last box, braces balanced; also of ``\fbox{...}`` and ``\boxed 5``. None without a whole box."""
     boxes = list(_BOX.finditer(text))
     return _content(text, boxes[-1].end()) if boxes else None
 
@@ -21,7 +16,7 @@ def _content(text: str, start: int) -> str | None:
         bare = re.compile(r"[^\s$.,}]+").match(text, start)
         return bare[0] if bare else None
     depth = 0
-    for place in re.compile(r"\\.|[{}]").finditer(text, start):  # A brace behind a backslash is a sign of the answer.
+    for place in re.compile(r"\\.|[{}]").finditer(text, start):  # an escaped brace is part of the answer
         depth += {"{": 1, "}": -1}.get(place[0], 0)
         if not depth:
             return text[start + 1 : place.start()].strip()

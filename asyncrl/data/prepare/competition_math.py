@@ -1,20 +1,20 @@
 r"""
-MATH, and what has its form, as a dataset to train on.
+MATH, and datasets of the same form.
 
     {"problem": "...", "solution": "... so $x = \boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}
         ──▶  answer "\frac{1}{2}"
 
 Source:
-    Hendrycks et al. 2021, arXiv:2103.03874. Data source and instruction are verl's, so that results can be compared.
+    Hendrycks et al. 2021, arXiv:2103.03874. Data source and instruction are verl's, to make results comparable.
 """
 
 from asyncrl.data.prepare.boxed import last_boxed
-from asyncrl.data.prepare.published import Problem, Published, text_of
+from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row
 from asyncrl.errors import DataError
 
-ABOUT = ("level", "type", "subject", "unique_id")
-"""Columns that say what kind of problem it is; releases of the dataset have some of them."""
+DESCRIPTION = ("level", "type", "subject", "unique_id")
+"""Columns that describe the problem; each release of the dataset has some of them."""
 
 
 def _problem(row: Row) -> Problem:
@@ -22,10 +22,10 @@ def _problem(row: Row) -> Problem:
     answer = last_boxed(solution)
     if not answer:
         raise DataError(r"its solution has no \boxed{} with an answer in it")
-    return Problem(prompt=problem, answer=answer, extra={key: row[key] for key in ABOUT if key in row})
+    return Problem(prompt=problem, answer=answer, extra={key: row[key] for key in DESCRIPTION if key in row})
 
 
-MATH = Published(
+MATH = PublishedDataset(
     data_source="DigitalLearningGmbH/MATH-lighteval",
     problem=_problem,
     instruction=r"Let's think step by step and output the final answer within \boxed{}.",

@@ -1,13 +1,13 @@
 r"""
-Geometry3K as a dataset to train on: a problem, its diagram, and four choices of which the right one is the answer.
+Geometry3K: a problem, its diagram, and four choices, one of which is the answer.
 
     train/11/data.json         {"annotat_text": "Find $x$.", "choices": ["12", "13"], "answer": "B"}  ──▶  answer "13"
     train/11/img_diagram.png   ──▶  images
 
-Also parquet with the columns ``problem``, ``answer`` and ``images``, as it is published elsewhere.
+Another release is parquet with the columns ``problem``, ``answer`` and ``images``; it is read too.
 
 Source:
-    Lu et al. 2021, arXiv:2105.04165. Data source and instruction are verl's, so that results can be compared.
+    Lu et al. 2021, arXiv:2105.04165. Data source and instruction are verl's, to make results comparable.
 """
 
 import string
@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.data.prepare.published import Problem, Published, text_of
+from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 
 PLACEHOLDER = "<image>"
-"""Where in a prompt its image goes."""
-ABOUT, DIAGRAM = "data.json", "img_diagram.png"
+"""Place of the image in a prompt."""
+INFO, DIAGRAM = "data.json", "img_diagram.png"
 
 
 class ProblemFolders:
-    """`Rows` of a folder of numbered folders, in the order of their numbers."""
+    """`Rows` of a folder of numbered folders, in numeric order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns = ["annotat_text", "choices", "answer", "image"]
-        self._folders = sorted((found.parent for found in path.glob(f"*/{ABOUT}")), key=_number)
+        self._folders = sorted((found.parent for found in path.glob(f"*/{INFO}")), key=_number)
 
     def __len__(self) -> int:
         return len(self._folders)
@@ -38,10 +38,10 @@ class ProblemFolders:
     def __getitem__(self, row: int, /) -> Row:
         folder = self._folders[row]
         try:
-            about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=Row)
-            return about | {"images": [{"bytes": (folder / DIAGRAM).read_bytes(), "path": f"{folder.name}.png"}]}
+            info = msgspec.json.decode((folder / INFO).read_bytes(), type=Row)
+            return info | {"images": [{"bytes": (folder / DIAGRAM).read_bytes(), "path": f"{folder.name}.png"}]}
         except msgspec.DecodeError as error:
-            raise DataError(f"{ABOUT} is not a JSON object: {error}") from error
+            raise DataError(f"{INFO} is not a JSON object: {error}") from error
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
@@ -54,7 +54,7 @@ def _open(source: Path) -> Rows:
         return open_rows(source)
     folders = ProblemFolders(source)
     if not len(folders):
-        raise DataError(f"{source} has no folders with a {ABOUT} in them; give the folder of one split")
+        raise DataError(f"{source} has no folders with a {INFO} in them; give the folder of one split")
     return folders
 
 
@@ -62,7 +62,7 @@ def _problem(row: Row) -> Problem:
     question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
     images = row.get("images") or []
     if len(images) != 1 or not isinstance(images[0], dict) or not images[0].get("bytes"):
-        raise DataError("it has not one image with its bytes")
+        raise DataError("it must have exactly one image, with its bytes")
     return Problem(
         prompt=question,
         answer=answer,
@@ -81,7 +81,7 @@ def _choice(row: Row) -> str:
     choices = row.get("choices")
     place = string.ascii_uppercase.find(letter)
     if not isinstance(choices, list) or len(letter) != 1 or not 0 <= place < len(choices):
-        raise DataError(f"its answer {letter!r:.20} is none of its choices")
+        raise DataError(f"its answer {letter!r:.20} is not one of its choices")
     return str(choices[place]).strip()
 
 
@@ -89,7 +89,7 @@ def _number(folder: Path) -> tuple[int, str]:
     return (int(folder.name) if folder.name.isdecimal() else 0, folder.name)
 
 
-GEO3K = Published(
+GEO3K = PublishedDataset(
     data_source="hiyouga/geometry3k",
     problem=_problem,
     open=_open,

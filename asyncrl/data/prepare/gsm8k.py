@@ -1,15 +1,15 @@
 """
-GSM8K as a dataset to train on.
+GSM8K.
 
     {"question": "...", "answer": "She sold 48 / 2 = 24 ... #### 72"}  ──▶  answer "72"
 
 Source:
-    Cobbe et al. 2021, arXiv:2110.14168. Instruction and extra information are verl's, so that results can be compared.
+    Cobbe et al. 2021, arXiv:2110.14168. Instruction and extra information are verl's, to make results comparable.
 """
 
 import re
 
-from asyncrl.data.prepare.published import Problem, Published, text_of
+from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row
 from asyncrl.errors import DataError
 
@@ -25,7 +25,7 @@ def _problem(row: Row) -> Problem:
     return Problem(prompt=question, answer=answer, extra={"answer": solution, "question": question})
 
 
-GSM8K = Published(
+GSM8K = PublishedDataset(
     data_source="openai/gsm8k",
     problem=_problem,
     instruction='Let\'s think step by step and output the final answer after "####".',

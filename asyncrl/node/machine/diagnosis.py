@@ -1,4 +1,4 @@
-"""What was found out about a machine, for `asyncrl doctor` to print."""
+"""The result of `asyncrl doctor`: one line per check."""
 
 from typing import Literal
 
@@ -8,26 +8,25 @@ State = Literal["good", "absent", "bad"]
 
 
 class Line(Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     section: str
     name: str
     state: State
-    """``absent``: the machine does without it. ``bad``: it ought to work and does not."""
+    """``absent``: missing but not required. ``bad``: required or expected to work, and does not."""
     what: str
-    """What was found, in a few words."""
+    """The finding, in a few words."""
     problem: str = ""
-    """Of a bad line: what is wrong and what to do, in one sentence."""
+    """One sentence about the problem of a bad line and its remedy."""
 
 
 class Diagnosis(Struct, frozen=True):
-    """Everything that was looked at, in order, and what it comes to."""
+    """Results of all checks, in order."""
 
     lines: tuple[Line, ...]
     is_fit: bool
-    """The machine can do what was asked about."""
+    """True if the machine can run the requested role, or any role if none was requested."""
 
     @property
     def problems(self) -> list[str]:
-        """Of all bad lines."""
         return [line.problem for line in self.lines if line.state == "bad"]

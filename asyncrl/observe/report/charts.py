@@ -1,10 +1,10 @@
 """
-Line charts as SVG text, for a page that needs neither a network nor a script.
+Line charts as SVG text, without scripts or network resources.
 
     ┌ title ──────────────────────┐
     │ ── legend   -- legend       │
     │ 1.0 ┤        band ░░░▒▒▒    │    560 x 260, light, readable when printed in grey:
-    │ 0.5 ┤   ░░░▒▒▒▒▒            │    series differ in colour and in dash, points say their numbers on hover
+    │ 0.5 ┤   ░░░▒▒▒▒▒            │    series differ in colour and in dash, points show their values on hover
     │     └────┬────┬────┬──      │
     └────────── x label ──────────┘
 """
@@ -14,7 +14,7 @@ from html import escape
 
 from msgspec import Struct
 
-from asyncrl.observe import figures
+from asyncrl.observe import formatting
 from asyncrl.observe.report.axes import Axis, Point, round_axis, thin, tight_axis
 
 WIDTH, HEIGHT = 560, 260
@@ -22,30 +22,25 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 18, 36, 40
 LEGEND_ROW = 17
 
 COLOURS = ("#0072b2", "#c85400", "#007a5a", "#a8478a", "#8a6100", "#3a3a3a")
-"""
-Told apart with any colour vision, after Okabe and Ito's set; the lighter ones are darkened until they stand out 4:1
-from white.
-"""
+"""Palette of Okabe and Ito, for any colour vision; lighter colours are darkened to a contrast of 4:1 with white."""
 
 CHARACTER = 6.4
-"""Pixels a character of the legend takes at most on average; SVG cannot measure text."""
+"""Upper estimate of a legend character's mean width, pixels; SVG text cannot be measured here."""
 
 HOVERED = 150
-"""A line of more points says no numbers on hover: they would lie closer than a pointer can aim."""
+"""A line with more points shows no values on hover: the points would be too close to aim at."""
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """One line."""
-
     points: Sequence[Point]
-    """In order of x."""
+    """``(x, y)``, x ascending."""
     label: str = ""
-    """Stands in the legend; empty: no legend entry."""
+    """Legend entry; empty for none."""
     colour: int = 0
-    """Place in `COLOURS`, taken round."""
+    """Index into `COLOURS`, modulo its length."""
     dashed: bool = False
     dots: bool = False
-    """Draw the points too: for few and uneven ones."""
+    """Also draw the points; useful where they are few and unevenly spaced."""
     band: Sequence[tuple[float, float, float]] = ()
     """``(x, low, high)``, shaded behind the line."""
 
@@ -59,17 +54,7 @@ def line_chart(
     percent: bool = False,
     whole: bool = True,
 ) -> str:
-    """
-    A chart as an ``<svg>`` element.
-
-    Args:
-        title: Above the plot.
-        series: Drawn in this order; those without points are left out of the plot.
-        x_label: Below the plot.
-        zero: The y axis includes zero.
-        percent: y is a part of one, labelled in percent.
-        whole: x takes whole numbers only: no tick between two steps.
-    """
+    """An ``<svg>`` chart. ``zero``: y includes 0; ``percent``: y is a fraction of 1; ``whole``: x ticks are whole."""
     legend, rows = _legend([line for line in series if line.label])
     top = TOP + rows * LEGEND_ROW
     xs = [x for line in series for x, _ in line.points]
@@ -102,7 +87,7 @@ STYLE = """
 .chart .hover { opacity: 0; }
 .chart .hover:hover { opacity: 1; }
 """
-"""What the page that holds charts must have in its style sheet."""
+"""CSS that the page with the charts must include."""
 
 
 def _colour(series: Series) -> str:
@@ -114,7 +99,7 @@ def _dash(series: Series) -> str:
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
-    """The legend's elements, and how many rows they take."""
+    """The legend's elements and its number of rows."""
     parts, x, row = [], 14.0, 0
     for line in series:
         label = line.label if len(line.label) <= 40 else line.label[:39] + "…"
@@ -134,12 +119,12 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
     right, foot = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for value in y_axis.ticks():
-        y, label = y_axis.place(value), figures.tick(value, y_axis.step, percent=percent)
+        y, label = y_axis.place(value), formatting.tick(value, y_axis.step, percent=percent)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<line class="foot" x1="{LEFT}" x2="{right}" y1="{foot}" y2="{foot}"/>')
     for value in x_axis.ticks():
-        x, label = x_axis.place(value), figures.tick(value, x_axis.step)
+        x, label = x_axis.place(value), formatting.tick(value, x_axis.step)
         parts.append(f'<line class="foot" x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}"/>')
         parts.append(f'<text x="{x:.1f}" y="{foot + 16}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{right}" y="{HEIGHT - 8}" text-anchor="end">{escape(x_label)}</text>')
@@ -159,13 +144,13 @@ def _band(series: Series, x_axis: Axis, y_axis: Axis) -> str:
 
 
 def _dots(series: Series, x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
-    """Points that are seen, or only felt: each tells its numbers when the pointer rests on it."""
+    """Circles with the point's values as hover text; invisible unless ``series.dots``."""
     if len(series.points) > HOVERED and not series.dots:
         return []
     style = "" if series.dots or len(series.points) == 1 else ' class="hover"'
     label = f"{series.label}, " if series.label else ""
     return [
         f'<circle{style} cx="{x_axis.place(x):.1f}" cy="{y_axis.place(y):.1f}" r="3" fill="{_colour(series)}">'
-        f"<title>{escape(f'{label}{x_label} {x:g}: ')}{figures.share(y) if percent else f'{y:.4g}'}</title></circle>"
+        f"<title>{escape(f'{label}{x_label} {x:g}: ')}{formatting.share(y) if percent else f'{y:.4g}'}</title></circle>"
         for x, y in series.points
     ]

@@ -1,4 +1,4 @@
-"""Which curves a report draws, and of what."""
+"""The curves of a report."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,19 +7,19 @@ from msgspec import Struct
 
 from asyncrl.observe.report.axes import Point
 from asyncrl.observe.report.charts import Series, line_chart
-from asyncrl.observe.run_record import HeldOut, RunRecord
+from asyncrl.observe.run_record import EvaluationEvent, RunRecord
 
 
 class Curve(Struct, frozen=True, kw_only=True):
-    """One chart over steps."""
+    """One chart of metrics over steps."""
 
     title: str
     keys: dict[str, str]
-    """Legend entry to key in metrics.jsonl. One key needs no entry of its own."""
+    """Legend entry to key in metrics.jsonl; a single key needs no legend entry."""
     zero: bool = True
     percent: bool = False
     is_expected: bool = True
-    """Every run has it: where it is missing, that is said."""
+    """Every run records it, so the report names the curve if it is empty."""
 
 
 CURVES = (
@@ -66,16 +66,11 @@ CURVES = (
 )
 
 PARTS = "reward/"
-"""How the names of metrics begin that a verdict has beside the reward."""
+"""Prefix of the metrics that a verifier returns beside the reward."""
 
 
 def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
-    """
-    Every chart there is something to draw in, each with all the runs.
-
-    Returns:
-        The charts as SVG, and the titles of those that would be empty.
-    """
+    """Draw all runs in every chart: the charts with data as SVG, and the titles of expected charts without data."""
     drawn, empty = [], []
     for title, chart, is_expected in _charts(records):
         if chart is not None:
@@ -86,12 +81,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
 
 
 def interval(accuracy: float, num_prompts: int) -> Point:
-    """
-    Where the true accuracy lies, 19 times out of 20, given that share of right answers.
-
-    Source:
-        Wilson 1927, "Probable inference, the law of succession, and statistical inference", with z = 1.96.
-    """
+    """95 % confidence interval of the true accuracy: the score interval of Wilson 1927, with z = 1.96."""
     z2 = 1.96**2 / num_prompts
     centre = (accuracy + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * accuracy * (1 - accuracy) + z2 * z2 / 4) / (1 + z2)
@@ -99,21 +89,20 @@ def interval(accuracy: float, num_prompts: int) -> Point:
 
 
 def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None, bool]]:
-    """Title, chart if there is something to draw, and whether it is to be missed otherwise."""
+    """Title; chart, or None without data; and True if data is expected."""
     title = "Held-out accuracy, 95 % band"
     over_steps = [(curve.title, _over_steps(curve, records), curve.is_expected) for curve in (*CURVES, _parts(records))]
-    over_versions = (title, _held_out(title, records, lambda e: e.policy_version, "policy version", True), True)
+    over_versions = (title, _accuracy(title, records, lambda e: e.policy_version, "policy version", True), True)
     if len(records) == 1:
         return [over_steps[0], over_versions, *over_steps[1:]]
-    # Runs that differ in speed are only fairly compared over time.
+    # Runs of different speed can only be compared fairly over time.
     title = "Held-out accuracy over wall time, 95 % band"
-    over_time = (title, _held_out(title, records, lambda e: e.time_s, "seconds", False), True)
+    over_time = (title, _accuracy(title, records, lambda e: e.time_s, "seconds", False), True)
     return [over_versions, over_time, *over_steps]
 
 
 def _parts(records: Sequence[RunRecord]) -> Curve:
-    """Of the reward, under the names that the runs give them."""
-    names = dict.fromkeys(name for record in records for name in record.names if name.startswith(PARTS))
+    names = dict.fromkeys(name for record in records for name in record.metric_names if name.startswith(PARTS))
     keys = {name.removeprefix(PARTS): name for name in names}
     return Curve(title="Parts of the reward, mean of the step", keys=keys, zero=False, is_expected=False)
 
@@ -121,7 +110,10 @@ def _parts(records: Sequence[RunRecord]) -> Curve:
 def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
     series = [
         Series(
-            points=points, label=_label(records, record, label), colour=_colour(records, run, place), dashed=place > 0
+            points=points,
+            label=run_label(records, record, label),
+            colour=run if len(records) > 1 else place,  # Parts differ in dash; those of a single run in colour too.
+            dashed=place > 0,
         )
         for run, record in enumerate(records)
         for place, (label, key) in enumerate(curve.keys.items())
@@ -130,30 +122,25 @@ def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
     return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent) if series else None
 
 
-def _held_out(
-    title: str, records: Sequence[RunRecord], x_of: Callable[[HeldOut], float | None], x_label: str, whole: bool
+def _accuracy(
+    title: str, records: Sequence[RunRecord], x_of: Callable[[EvaluationEvent], float | None], x_label: str, whole: bool
 ) -> str | None:
     series = []
     for run, record in enumerate(records):
-        found = [(x, one) for one in record.held_out() if (x := x_of(one)) is not None]
+        found = [(x, evaluation) for evaluation in record.evaluations() if (x := x_of(evaluation)) is not None]
         if found:
             series.append(
                 Series(
-                    points=[(x, one.accuracy) for x, one in found],
-                    label=_label(records, record, ""),
+                    points=[(x, e.accuracy) for x, e in found],
+                    label=run_label(records, record, ""),
                     colour=run,
                     dots=True,
-                    band=[(x, *interval(one.accuracy, one.num_prompts)) for x, one in found if one.num_prompts],
+                    band=[(x, *interval(e.accuracy, e.num_prompts)) for x, e in found if e.num_prompts],
                 )
             )
     return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole) if series else None
 
 
-def _label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:
-    """A run's name is said where there is more than one, a part's where there is one."""
+def run_label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:
+    """Name of the run if there are several, then ``part``."""
     return " ".join(filter(None, (record.name if len(records) > 1 else "", part)))
-
-
-def _colour(records: Sequence[RunRecord], run: int, place: int) -> int:
-    """Runs differ in colour and parts of a run in dash; parts of the only run in both."""
-    return run if len(records) > 1 else place

@@ -1,8 +1,4 @@
-"""
-The README.md of an exported model: where it comes from and what it was measured to do, from its run's own files.
-
-What they do not say is left out; nothing is guessed, a licence least of all.
-"""
+"""README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -11,8 +7,8 @@ import msgspec
 
 from asyncrl.config.sections import Algorithm, Reward, leaves
 from asyncrl.observe.report.curves import interval
-from asyncrl.observe.report.held_out import of_many, sources
-from asyncrl.observe.run_record import HeldOut, RunRecord
+from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
+from asyncrl.observe.run_record import EvaluationEvent, RunRecord
 
 HEADER = """\
 ---
@@ -24,7 +20,7 @@ tags:
 ---
 """
 
-FACTS = {
+SETTINGS = {
     "base model": "model.path",
     "advantage": "algorithm.advantage",
     "loss": "algorithm.loss",
@@ -39,9 +35,9 @@ FACTS = {
     "training data": "data.train",
     "held-out data": "data.held_out",
 }
-"""Row of the card to setting."""
+"""Row label to config key."""
 
-LOADING = """\
+USAGE = """\
 ## Use
 
 ```python
@@ -56,92 +52,79 @@ or `vllm serve {name}`.
 
 
 def model_card(record: RunRecord, name: str, *, step: int, policy_version: int, dtype: str | None) -> str:
-    """
-    The text.
-
-    Args:
-        name: Of the directory it is exported to.
-        step: Optimizer steps these weights have seen.
-        policy_version: Of these weights.
-        dtype: They were cast to; None if they were not.
-    """
+    """The card of checkpoint ``step``, exported as ``name``; ``dtype`` is the one cast to, None for the trained one."""
     base = record.config.get("model.path", "a language model")
     about = (
         f"`{base}` after {step} optimizer steps of asynchronous reinforcement learning: "
         f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {version('asyncrl')}."
     )
-    training = _table(["setting", "value"], [*_facts(record, step, dtype)])
-    parts = [HEADER, f"# {name}", "", about, "", "## Training", "", *training, "", *_measured(record, policy_version)]
-    return "\n".join([*parts, LOADING.format(name=name)])
+    training = _table(["setting", "value"], [*_settings(record, step, dtype)])
+    parts = [HEADER, f"# {name}", "", about, "", "## Training", "", *training, "", *_results(record, policy_version)]
+    return "\n".join([*parts, USAGE.format(name=name)])
 
 
-def _facts(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
+def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
     config = record.config
     planned = config.get("run.steps")
     yield ["optimizer steps", f"{step} of {planned} planned" if planned else str(step)]
-    for label, key in FACTS.items():
+    for label, key in SETTINGS.items():
         if config.get(key) not in (None, "", []):
             yield [label, _value(config[key])]
     defaults = dict(leaves(msgspec.to_builtins({"algorithm": Algorithm(), "reward": Reward()})))
     for key, default in defaults.items():
-        if key not in FACTS.values() and config.get(key, default) != default:
+        if key not in SETTINGS.values() and config.get(key, default) != default:
             yield [key, _value(config[key])]
     if dtype:
         yield ["weights", f"cast to {dtype}"]
 
 
-def _measured(record: RunRecord, policy_version: int) -> list[str]:
-    """The base model's marks beside these weights', as far as either was measured."""
-    found = {evaluation.policy_version: evaluation for evaluation in record.held_out() if evaluation.num_prompts}
+def _results(record: RunRecord, policy_version: int) -> list[str]:
+    """The evaluations of the base model and of these weights side by side, as far as they exist."""
+    found = {evaluation.policy_version: evaluation for evaluation in record.evaluations() if evaluation.num_prompts}
     columns = [found[v] for v in dict.fromkeys((0, policy_version)) if v in found]
     lines = ["## Held-out prompts", ""]
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
-        lines += [*_table(head, _marks(columns)), "", _how(record), ""]
+        lines += [*_table(head, _metric_rows(columns)), "", _protocol(record), ""]
     if policy_version not in found:
-        lines += [f"Version {policy_version}, which this is, was not measured during the run.", ""]
+        lines += [f"The run did not evaluate version {policy_version}, which this model is.", ""]
     return lines if record.config.get("data.held_out") else []
 
 
-def _marks(columns: list[HeldOut]) -> list[list[str]]:
-    rows = [["accuracy, and where it lies 19 times out of 20", *map(_accuracy, columns)]]
-    for part in (of_many, sources):
-        names = dict.fromkeys(n for column in columns for n in part(column.metrics) if not n.startswith("avg@"))
-        rows += [[name, *(_share(part(column.metrics).get(name)) for column in columns)] for name in names]
+def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
+    rows = [["accuracy (95 % confidence interval)", *map(_accuracy, columns)]]
+    for select in (multi_sample_metrics, accuracy_by_source):
+        names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
+        rows += [[name, *(_cell(select(column.metrics).get(name)) for column in columns)] for name in names]
     rows.append(["prompts", *(str(column.num_prompts) for column in columns)])
-    for label, key in (("tokens, mean", "length_mean"), ("cut at the limit", "truncated")):
-        show = _share if key == "truncated" else _number
-        rows.append([label, *(show(column.metrics.get(key)) for column in columns)])
+    rows.append(["tokens, mean", *(_cell(column.metrics.get("length_mean"), ".1f") for column in columns)])
+    rows.append(["cut at the limit", *(_cell(column.metrics.get("truncated")) for column in columns)])
     return rows
 
 
-def _how(record: RunRecord) -> str:
+def _protocol(record: RunRecord) -> str:
     config = record.config
     samples, temperature = config.get("evaluation.samples", 1), config.get("evaluation.temperature", 0.0)
     tokens = config.get("evaluation.max_tokens") or config.get("sampling.max_tokens")
     many = f"{samples} completions" if samples != 1 else "one completion"
-    how = f"at temperature {temperature:g}" if temperature else "greedy"
-    return f"Of each prompt {many}, {how}, of at most {tokens} tokens."
+    decoding = f"at temperature {temperature:g}" if temperature else "greedy"
+    return f"For each prompt {many}, {decoding}, of at most {tokens} tokens."
 
 
-def _accuracy(evaluation: HeldOut) -> str:
+def _accuracy(evaluation: EvaluationEvent) -> str:
     low, high = interval(evaluation.accuracy, evaluation.num_prompts)
     return f"{evaluation.accuracy:.1%} ({low:.1%} to {high:.1%})"
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _cell(value: float | None, form: str = ".1%") -> str:
+    return "" if value is None else format(value, form)
 
 
 def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     if isinstance(value, str):
-        return f"`{value}`".replace("|", "\\|")  # Or a table would take it for the end of a cell.
+        return f"`{value}`".replace("|", "\\|")  # An unescaped | would end the table cell.
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -1,8 +1,8 @@
 """
-One HTML page that carries everything with it: no script, no font, no picture from elsewhere.
+A self-contained HTML page: no scripts, and no fonts or images from elsewhere.
 
-Functions here take plain text and escape it; only `Markup` goes through as it is, so that a completion, a config value
-or an error message can never become part of the page.
+Functions here escape plain text; only `Markup` is inserted unchanged, so a completion, a config value or an error
+message can never inject HTML.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from typing import NewType
 from asyncrl.observe.report import charts
 
 Markup = NewType("Markup", str)
-"""HTML that was made here."""
+"""HTML built by this module or `charts`."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -40,19 +40,18 @@ summary { cursor: pointer; color: #1d4477; }
 
 
 def text(content: str, tag: str = "p", style: str = "") -> Markup:
-    """``content`` inside ``<tag>``."""
-    attribute = f' class="{escape(style)}"' if style else ""
-    return Markup(f"<{tag}{attribute}>{escape(content)}</{tag}>")
+    """A ``<tag>`` element with ``content``, escaped; ``style`` is its CSS class."""
+    return row([Markup(escape(content))], tag, style)
 
 
 def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
-    """``parts`` beside each other inside ``<tag>``."""
+    """A ``<tag>`` element with ``parts``; ``style`` is its CSS class."""
     attribute = f' class="{escape(style)}"' if style else ""
     return Markup(f"<{tag}{attribute}>{' '.join(parts)}</{tag}>")
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
-    """A table of text whose first column names the row."""
+    """A table of text whose first column holds the row names."""
     lines = ["<table>"]
     if any(head):
         lines.append("<thead><tr>" + "".join(text(cell, "th") for cell in head) + "</tr></thead>")
@@ -64,12 +63,11 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
 
 
 def folded(title: str, content: Markup) -> Markup:
-    """``content`` behind a title to click on."""
+    """``content``, hidden until ``title`` is clicked."""
     return Markup(f"<details><summary>{escape(title)}</summary>{content}</details>")
 
 
 def page(title: str, parts: Iterable[Markup]) -> str:
-    """The whole document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -1,11 +1,11 @@
 """
-A run, or several side by side, as one HTML file to read, keep and mail.
+The report: one self-contained HTML file about one run, or about several runs side by side.
 
-    header      how it ended, and why if it failed
-    numbers     what it achieved, what it cost, and what was set, or set differently
+    header      status, and the cause of a failure
+    numbers     results, cost, and the settings that matter or differ
     curves      reward, accuracy, length, staleness, throughput, waiting, ...
     events      nodes lost, groups dropped, failures
-    config      every value, folded away
+    config      every value, hidden until clicked
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
-from asyncrl.observe.figures import UNKNOWN
+from asyncrl.observe.formatting import UNKNOWN
 from asyncrl.observe.report import page
 from asyncrl.observe.report.curves import draw
+from asyncrl.observe.report.evaluation_charts import evaluation_charts
 from asyncrl.observe.report.headline import headline
-from asyncrl.observe.report.held_out import held_out_charts
 from asyncrl.observe.report.page import Markup
 from asyncrl.observe.run_record import RunRecord, read_run
 
@@ -29,10 +29,10 @@ ROUTINE = {
     "run.started", "step.repeated", "node.joined", "node.ready", "node.left",
     "version.live", "checkpoint.written", "eval.finished",
 }  # fmt: skip
-"""Events that only say all is well. Any other is shown, also one this module has never heard of."""
+"""Events of normal operation, which are not listed. Any other kind is, known to this module or not."""
 
 SHOWN = 200
-"""Events of a run that are listed; older ones are counted."""
+"""Number of events listed per run: the newest."""
 
 STATUS = {"finished": "✓ finished", "failed": "✗ failed", "open": "… no end recorded"}
 
@@ -53,21 +53,14 @@ SETTINGS = (
     "algorithm.kl_coef",
     "trainer.lr",
 )
-"""What one wants to know of a run's config at a glance."""
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """
-    Write one self-contained page about ``runs`` to ``out``.
+    Write the report about ``runs`` to ``out``, replacing it atomically; several runs share the charts.
 
-    A run that failed or still goes on is shown as far as it came, and what is missing is said.
-
-    Args:
-        runs: Run directories, at least one; several are drawn into the same charts.
-        out: Replaced at once.
-
-    Raises:
-        ConfigError: One of them does not exist, or there is none.
+    A run that failed or still continues is shown up to its last record; missing files are named.
+    Raises `ConfigError` if ``runs`` is empty, or one of them is not a directory.
     """
     if not runs:
         raise ConfigError("a report needs at least one run directory")
@@ -77,7 +70,6 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 
 
 def render(records: Sequence[RunRecord]) -> str:
-    """The page about ``records``."""
     charts, empty = draw(records)
     alone = len(records) == 1
     title = ", ".join(record.name for record in records)
@@ -86,7 +78,7 @@ def render(records: Sequence[RunRecord]) -> str:
         *(part for record in records for part in _header(record, alone=alone)),
         *_numbers(records),
         page.text("Curves", "h2"),
-        page.row([Markup(chart) for chart in [*charts, *held_out_charts(records)]], "div", "charts"),
+        page.row([Markup(chart) for chart in [*charts, *evaluation_charts(records)]], "div", "charts"),
     ]
     if empty:
         parts.append(page.text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))
@@ -112,7 +104,7 @@ def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
 
 
 def _settings(records: Sequence[RunRecord]) -> Markup:
-    """Of one run what matters most, of several what differs."""
+    """The `SETTINGS` of a single run; the settings that differ between several."""
     if len(records) == 1:
         config = records[0].config
         return page.table([], [[key, _plain(config[key])] for key in SETTINGS if key in config])
@@ -121,18 +113,18 @@ def _settings(records: Sequence[RunRecord]) -> Markup:
     different = [line for line in lines if len(set(line[1:])) > 1]
     if not different:
         return page.text("The runs have the same config.", style="quiet")
-    return page.table(["what differs", *(record.name for record in records)], different)
+    return page.table(["differing settings", *(record.name for record in records)], different)
 
 
 def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
     notable = [event for event in record.events if _is_notable(event)]
-    many = f"{len(notable)} of note" if notable else "none of note"
-    last = f", the last {SHOWN} of them:" if len(notable) > SHOWN else ""
+    many = f"{len(notable)} notable events" if notable else "no notable events"
+    last = f"; the last {SHOWN}:" if len(notable) > SHOWN else ""
     yield page.text(f"{'' if alone else f'{record.name}: '}{many}{last}", style="quiet")
     if notable:
         started = record.events[0].get("at")
         yield page.table(
-            ["event", "after", "what"],
+            ["event", "time since start", "details"],
             [
                 [str(event.get("event")), _after(event.get("at"), started), _details(event)]
                 for event in notable[-SHOWN:]
@@ -146,7 +138,6 @@ def _is_notable(event: dict[str, Any]) -> bool:
 
 
 def _after(at: Any, started: Any) -> str:
-    """Time since the first event."""
     try:
         return f"{(datetime.fromisoformat(at) - datetime.fromisoformat(started)).total_seconds():.1f} s"
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The end of a call into somebody else's code that does not come back."""
+"""Time limit for calls into third-party code that may hang."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from asyncrl.errors import TrackerError
 
 
 def leave(why: str) -> None:
-    """End this process at once, as its command would with that error."""
+    """Print ``why`` and exit this process at once, with the exit code of `TrackerError`."""
     sys.stderr.write(f"asyncrl: {why}\n")
     sys.stderr.flush()
     os._exit(TrackerError.exit_code)
@@ -18,13 +18,9 @@ def leave(why: str) -> None:
 
 class Deadline:
     """
-    How long each call may take.
+    Time limit of each call. A call that exceeds it makes another thread call ``expired`` with the reason.
 
-    No thread can be made to give up what it waits for; a process can. So that is what a call that hangs costs.
-
-    Args:
-        seconds: For one call.
-        expired: What is done then, in another thread; it is given the reason.
+    A blocked thread cannot be interrupted, but its process can be ended; the default `leave` does that.
     """
 
     def __init__(self, seconds: float, expired: Callable[[str], None] = leave) -> None:
@@ -33,7 +29,7 @@ class Deadline:
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:
-        """For the call within."""
+        """Context that applies the limit; ``what`` names the call in the reason."""
         timer = threading.Timer(self._seconds, self._expired, [f"{what} took more than {self._seconds:g} s"])
         timer.daemon = True
         timer.start()

@@ -1,12 +1,12 @@
 """
-Hands a run over to a tracker: all that is there, then what is added, then how it ended.
+Feeds the records of a run to a tracker: the existing ones, then new ones, then the summary.
 
     metrics.jsonl ─┐
     events.jsonl  ─┼─ from the cursor on ─▶ tracker.log, .event, .finish ─▶ cursor
     summary.json  ─┘
 
-The files of the run are read and never written, so whatever a tracker does, the run does not notice. The cursor moves
-after each line: who starts again goes on with the next one, and repeats at most the one at which it was killed.
+The run's files are only read, so a tracker cannot disturb the run. The cursor moves after each line: a restarted
+process continues with the next line, and repeats at most the one during which it was killed.
 """
 
 import re
@@ -28,28 +28,20 @@ from asyncrl.observe.trackers.tracker import Tracked, Tracker
 from asyncrl.plug_in import describe
 
 SECRET = re.compile(r"(key|token|secret|password|authorization)$", re.IGNORECASE)
-"""Last word of a setting that nobody else is to see."""
+"""Settings whose key ends in one of these words are not passed to trackers."""
 EVALUATED = "eval.finished"
 
 
 class Cursor(Struct, frozen=True, kw_only=True):
-    """How far one tracker has come."""
-
     metrics: int = 0
-    """Bytes of metrics.jsonl."""
+    """Bytes of metrics.jsonl passed on; ``events`` the same for events.jsonl."""
     events: int = 0
     step: int = 0
-    """Optimizer steps done by what was handed over."""
+    """Optimizer steps done up to the last line passed on."""
 
 
 class Follower:
-    """
-    One tracker of one run.
-
-    Args:
-        label: Of the tracker; names its folder.
-        deadline: For each call of it.
-    """
+    """Feeds one run to one tracker, whose short name ``label`` names its folder. ``deadline`` limits each call."""
 
     def __init__(self, directory: RunDirectory, tracker: Tracker, label: str, deadline: Deadline) -> None:
         self._directory = directory
@@ -64,13 +56,7 @@ class Follower:
         self._counts: Counter[str] = Counter()
 
     def start(self) -> None:
-        """
-        Begin, or go on where the cursor is.
-
-        Raises:
-            TrackerError: The tracker raised.
-            LedgerError: What an earlier one left is damaged, or shorter than it was.
-        """
+        """Start the tracker at its saved cursor, if there is one. Raises as `advance`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._cursor = self._read_cursor()
         self._counts.update(
@@ -83,50 +69,44 @@ class Follower:
 
     def advance(self) -> bool:
         """
-        Hand over what is new.
+        Pass new records on; True once the run has ended, every record is passed on and the tracker has finished.
 
-        Returns:
-            The run has ended, and everything is handed over; the tracker has finished.
-
-        Raises:
-            TrackerError: The tracker raised.
-            LedgerError: A file of the run is damaged.
+        Raises `TrackerError` if the tracker raises, and `LedgerError` if a file is damaged or shorter than the cursor.
         """
-        summary = self._directory.read_summary()  # First: it is written last.
+        summary = self._directory.read_summary()  # Read first, because the broker writes it last.
         for line, end in self._metrics.since(self._cursor.metrics):
             step = int(line.get("step", -1)) + 1
             self._log(step, {f"train/{name}": value for name, value in line.items() if name != "step"})
             self._move(metrics=end, step=step)
         for event, end in self._events.since(self._cursor.events):
-            self._happened(event)
+            self._pass_on(event)
             self._move(events=end)
         if summary is not None:
             self._call("finish", self._tracker.finish, summary)
         return summary is not None
 
     def leave(self) -> None:
-        """Stop before the run has ended."""
+        """Finish the tracker before the run has ended."""
         self._call("finish", self._tracker.finish, None)
 
-    def _happened(self, event: dict[str, Any]) -> None:
+    def _pass_on(self, event: dict[str, Any]) -> None:
         kind = str(event.get("event"))
         fields = {key: value for key, value in event.items() if key != "event"}
         if kind == EVALUATED:
             version = int(fields.pop("policy_version"))
             fields.pop("time_s", None)
-            self._log(self._steps_in(version), {f"eval/{name}": value for name, value in fields.items()})
+            self._log(self._steps_behind(version), {f"eval/{name}": value for name, value in fields.items()})
             return
         self._counts[kind] += 1
         self._call("event", self._tracker.event, self._cursor.step, kind, fields)
         self._log(self._cursor.step, {f"events/{kind}": float(self._counts[kind])})
 
-    def _steps_in(self, policy_version: int) -> int:
-        """Optimizer steps that made a version."""
+    def _steps_behind(self, policy_version: int) -> int:
         steps, each = (int(self._config.get(key, 0)) for key in ("run.steps", "schedule.steps_per_publish"))
         return min(policy_version * max(each, 1), steps or policy_version)
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Whatever is a number. NaN is null in the files, and has no place on a curve."""
+        """Log the values that are numbers; NaN is recorded as null, and left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
         if numbers:
             self._call("log", self._tracker.log, step, numbers)
@@ -137,7 +117,7 @@ class Follower:
         except FileNotFoundError:
             return Cursor()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LedgerError(f"{self._path} is damaged: {error}; remove it to hand over everything again") from error
+            raise LedgerError(f"{self._path} is damaged: {error}; remove it to send every record again") from error
 
     def _move(self, **to: int) -> None:
         self._cursor = msgspec.structs.replace(self._cursor, **to)
@@ -149,5 +129,5 @@ class Follower:
         with self._deadline.on(where):
             try:
                 function(*arguments)
-            except Exception as error:  # Somebody else's code, and somebody else's network.
+            except Exception as error:  # A tracker may raise anything.
                 raise TrackerError(f"{where}: {describe(error, __file__)}") from error

@@ -12,21 +12,19 @@ from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.tracker import Tracked
 
 MAX_PARAMETERS = 100
-"""In one call; MLflow's limit, as the next two."""
+"""Per call. This and the next two are MLflow's limits."""
 MAX_PARAMETER_CHARS = 6000
 MAX_TAG_CHARS = 5000
-FOREIGN = re.compile(r"[^\w\-. :/]")
-"""What the name of a metric may not have."""
+FORBIDDEN = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow forbids in the name of a metric."""
 
 
 class MLflow:
     """
-    One run there for each run here: a process that starts again goes on with it.
+    One MLflow run per asyncrl run; a restarted process continues it.
 
-    Args:
-        uri: Of a tracking server or a database; empty takes ``sqlite`` in the run directory, which ``mlflow ui
-            --backend-store-uri`` shows.
-        experiment: Made if there is none of that name.
+    ``uri`` is a tracking server or database; empty uses an SQLite file in the run directory, which ``mlflow ui
+    --backend-store-uri`` shows. ``experiment`` is created if it does not exist.
     """
 
     def __init__(self, *, uri: str = "", experiment: str = "asyncrl") -> None:
@@ -36,7 +34,6 @@ class MLflow:
         self._run_id = ""
 
     def start(self, run: Tracked, /) -> None:
-        """Begin or go on."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri or f"sqlite:///{run.folder.resolve() / 'mlflow.db'}")
@@ -51,20 +48,19 @@ class MLflow:
             unfinished.write_text(self._run_id)
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """Stored when this returns."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        entries = [Metric(FOREIGN.sub("_", name), value, now_ms, step) for name, value in metrics.items()]
+        entries = [Metric(FORBIDDEN.sub("_", name), value, now_ms, step) for name, value in metrics.items()]
         self._client.log_batch(self._run_id, metrics=entries)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
-        """The last of each kind is a tag of the run."""
+        """Set a tag per kind of event; a later event replaces it."""
         text = msgspec.json.encode({"step": step, **fields}).decode()
         self._client.set_tag(self._run_id, f"event.{kind}", text[:MAX_TAG_CHARS])
 
     def finish(self, summary: RunSummary | None, /) -> None:
-        """The run there has ended as the one here, or goes on."""
+        """End the MLflow run with the same status; without a summary it stays open."""
         if summary is None:
             return
         self._client.set_tag(self._run_id, "cause", summary.cause[:MAX_TAG_CHARS])

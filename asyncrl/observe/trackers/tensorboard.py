@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written by its own package: neither torch nor TensorFlow is needed."""
+"""TensorBoard event files, written with the tensorboard package; needs neither torch nor TensorFlow."""
 
 import time
 from collections.abc import Mapping
@@ -11,34 +11,27 @@ from asyncrl.observe.trackers.tracker import Tracked
 
 
 class TensorBoard:
-    """
-    Scalars, and events as text. Look at them with ``tensorboard --logdir runs``.
-
-    Args:
-        log_dir: Folder the files go to; empty takes one in the run directory.
-    """
+    """Writes into ``log_dir``; if empty, a folder in the run directory. View with ``tensorboard --logdir runs``."""
 
     def __init__(self, *, log_dir: str = "") -> None:
         self._log_dir = log_dir
         self._writer: Any = None
 
     def start(self, run: Tracked, /) -> None:
-        """A new file in the folder; TensorBoard reads all of them as one run."""
+        """Open a new file; TensorBoard reads all files of the folder as one run."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(self._log_dir or str(run.folder / "events"))
         self._text(0, "config", "\n".join(f"    {key} = {value!r}" for key, value in run.config.items()))
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """On disk when this returns."""
         self._write(step, [{"tag": name, "simple_value": value} for name, value in metrics.items()])
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
-        """A line of text under its kind."""
+        """Write the fields as text under ``events/KIND``."""
         self._text(step, f"events/{kind}", msgspec.json.encode(fields).decode())
 
     def finish(self, summary: RunSummary | None, /) -> None:
-        """The file is complete."""
         if summary is not None:
             self._text(summary.steps, "summary", msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
         self._writer.close()
@@ -54,8 +47,8 @@ class TensorBoard:
 
     def _write(self, step: int, values: list[dict[str, Any]]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import RunSummary as Values
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Values(value=[Values.Value(**value) for value in values])
+        summary = Summary(value=[Summary.Value(**value) for value in values])
         self._writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
         self._writer.flush()

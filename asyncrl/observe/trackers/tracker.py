@@ -1,4 +1,4 @@
-"""What a tracker is: somewhere else to look at a run, TensorBoard, Weights & Biases, MLflow or a person's own."""
+"""Interface of a tracker: TensorBoard, Weights & Biases, MLflow, or a user's own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,37 +10,37 @@ from asyncrl.observe.run_directory import RunSummary
 
 
 class Tracked(Struct, frozen=True, kw_only=True):
-    """The run, as a tracker is told of it."""
+    """Description of the run, given to `Tracker.start`."""
 
     name: str
     path: Path
-    """The run directory."""
     folder: Path
-    """For the tracker to keep things in, from one start of it to the next. It is there."""
+    """Folder for the tracker's own files, kept across restarts; exists already."""
     config: dict[str, Any]
-    """Every value under its full key, such as ``trainer.lr``; what looks like a secret is left out."""
+    """Every value under its full key, such as ``trainer.lr``, without keys that name a secret."""
 
 
 class Tracker(Protocol):
     """
-    Called by one thread of a process of its own. It may raise or hang: that ends its process, never the run.
+    Receives the metrics and events of one run, in one thread of a process of its own.
 
-    Metrics are called ``train/reward`` and so on: as in metrics.jsonl, behind ``train/``; ``eval/accuracy`` and so on,
-    of evaluations; and ``events/node.lost``: how many there have been of each kind of event.
+    A tracker may raise or hang: that ends its process, never the run. Names of metrics are ``train/`` and the name in
+    metrics.jsonl, such as ``train/reward``; ``eval/`` and a metric of an evaluation, such as ``eval/accuracy``; and
+    ``events/`` and a kind of event, such as ``events/node.lost``, whose value is the number of such events so far.
     """
 
     def start(self, run: Tracked, /) -> None:
-        """Begin, or go on where an earlier process of this run was."""
+        """Start, or continue after an earlier process of the same run."""
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """
-        Numbers after ``step`` optimizer steps. When this returns, they will not be handed over again.
+        Record metrics after ``step`` optimizer steps. Once this returns, they are not passed again.
 
-        Steps need not come in order: an evaluation ends when later steps are done.
+        Steps may come out of order: an evaluation may end after later steps.
         """
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
-        """Something happened when ``step`` steps were done."""
+        """Record an event that happened after ``step`` optimizer steps."""
 
     def finish(self, summary: RunSummary | None, /) -> None:
-        """The run has ended so; None: this process is told to leave, and another one may go on."""
+        """End of the run; with None this process stops early, and another one may continue."""

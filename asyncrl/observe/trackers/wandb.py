@@ -16,15 +16,11 @@ MODES = ("online", "offline")
 
 class WandB:
     """
-    One run there for each run here: a process that starts again goes on with it.
+    One W&B run per asyncrl run; a restarted process continues it.
 
-    Metrics have an axis of their own, ``step``, because theirs refuses what comes late, as evaluations do.
-
-    Args:
-        mode: ``online`` needs ``wandb login`` or WANDB_API_KEY; what ``offline`` writes, ``wandb sync`` sends later.
-
-    Raises:
-        ConfigError: There is no such mode.
+    Metrics use an axis named ``step`` of their own: W&B's built-in step axis rejects late values, such as evaluations.
+    Mode ``online`` needs ``wandb login`` or WANDB_API_KEY; ``offline`` writes files for a later ``wandb sync``. Raises
+    `ConfigError` for any other mode.
     """
 
     def __init__(
@@ -43,7 +39,7 @@ class WandB:
         self._run: Any = None
 
     def start(self, run: Tracked, /) -> None:
-        """Log in as the environment says, and begin or go on."""
+        """Create or continue the W&B run, with credentials from the environment."""
         import wandb
 
         self._run = wandb.init(
@@ -60,15 +56,15 @@ class WandB:
             self._run.define_metric(section, step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """Handed to W&B's own process, which sends it when it can."""
+        """Queue the metrics in W&B's own process, which sends them when it can."""
         self._run.log({"step": step, **metrics})
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
-        """The last of each kind is in the run's summary."""
+        """Set a summary entry per kind of event; a later event replaces it."""
         self._run.summary[f"event.{kind}"] = msgspec.json.encode({"step": step, **fields}).decode()
 
     def finish(self, summary: RunSummary | None, /) -> None:
-        """Everything is sent, or written if offline."""
+        """Send everything, or write it if offline; without a summary the W&B run can be continued."""
         if summary is None:
             self._run.finish()
             return
@@ -77,7 +73,7 @@ class WandB:
 
 
 def _identity(run: Tracked) -> str:
-    """The same for every process that tracks this run, and no other run's."""
+    """W&B run id: created once per run, then read from the tracker's folder."""
     path = run.folder / "run_id"
     if not path.exists():
         with replacing(path) as unfinished:

@@ -1,10 +1,10 @@
-"""A rollout as the broker sees one: credits, leases, results, new weights. What it decodes is only numbers."""
+"""Simulated rollout: exchanges the messages of a real one, but its completions are only lengths."""
 
+from asyncrl.actor.message import Message
 from asyncrl.messages import (
     Cancelled,
     Lease,
     Live,
-    Message,
     Offer,
     Ready,
     Settled,
@@ -15,44 +15,38 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.plan.simulated.cluster import NOWHERE, Cluster
-from asyncrl.plan.simulated.decoding import Decoding, Finished, Job
+from asyncrl.plan.simulated.engine import Finished, Job, SimulatedEngine
 from asyncrl.plan.speeds import Line
 
 
 class SimulatedRollout:
-    """
-    One replica.
-
-    Args:
-        step_s: Seconds of a decode step by completions running.
-    """
+    """One replica. ``step_s`` is the seconds per decode step as a function of the completions running."""
 
     def __init__(self, cluster: Cluster, name: str, step_s: Line) -> None:
         rollout, schedule = cluster.plan.rollout, cluster.plan.schedule
         self._cluster = cluster
         self._name = name
-        self._capacity = rollout.slots + 2 * schedule.group_size  # As a real rollout offers.
-        self._given_back = 0
+        self._capacity = rollout.slots + 2 * schedule.group_size  # Like a real rollout.
+        self._returned = 0
         self._policy_version = -1
         self._staged_version = -1
-        self._held_back: list[Job] = []
-        """Leased while a swap waits for what is in hand."""
+        self._queued: list[Job] = []
+        """Leased while a swap waits for running completions."""
         prefill_s = 1 / rollout.prefill_tokens_per_s
-        self.decoding = Decoding(cluster.agenda, rollout.slots, step_s, prefill_s, self._finished)
+        self.engine = SimulatedEngine(cluster.events, rollout.slots, step_s, prefill_s, self._finished)
         self._peer = cluster.join(self, "rollout", name)
-        cluster.say(self._peer, Ready("planned"), Offer(self._capacity))
+        cluster.send(self._peer, Ready("planned"), Offer(self._capacity))
 
-    def take(self, message: Message) -> None:
-        """See `SimulatedNode`."""
+    def handle(self, message: Message) -> None:
         match message:
             case Lease():
                 self._start(message)
             case Settled(items=items):
-                self._give_back(len(items))
+                self._return_credits(len(items))
             case Cancelled(lease_ids=lease_ids, units=units):
                 self._cancel(set(lease_ids), set(units))
             case Transfer():
-                self._cluster.agenda.after(self._cluster.plan.publish.seconds, lambda: self._received(message))
+                self._cluster.events.after(self._cluster.plan.publish.seconds, lambda: self._received(message))
 
     def _start(self, lease: Lease) -> None:
         lengths = self._cluster.lengths_of(lease.group_id, lease.indices)
@@ -62,22 +56,22 @@ class SimulatedRollout:
             for place, (index, length) in enumerate(zip(lease.indices, lengths, strict=True))
         ]
         if self._is_swapping:
-            self._held_back += jobs
+            self._queued += jobs
         else:
-            self.decoding.add(jobs)
+            self.engine.add(jobs)
 
     def _cancel(self, lease_ids: set[int], units: set[Unit]) -> None:
         def is_unwanted(job: Job) -> bool:
             return job.lease_id in lease_ids or job.unit in units
 
-        wanted = [job for job in self._held_back if not is_unwanted(job)]
-        num_held_back, self._held_back = len(self._held_back) - len(wanted), wanted
-        self._give_back(self.decoding.cancel(is_unwanted) + num_held_back)
+        wanted = [job for job in self._queued if not is_unwanted(job)]
+        num_queued, self._queued = len(self._queued) - len(wanted), wanted
+        self._return_credits(self.engine.cancel(is_unwanted) + num_queued)
         self._swap()
 
-    def _give_back(self, count: int) -> None:
-        self._given_back += count
-        self._cluster.say(self._peer, Offer(self._given_back + self._capacity))
+    def _return_credits(self, count: int) -> None:
+        self._returned += count
+        self._cluster.send(self._peer, Offer(self._returned + self._capacity))
 
     def _finished(self, finished: Finished) -> None:
         job, spans = finished.job, finished.spans
@@ -97,20 +91,20 @@ class SimulatedRollout:
 
     @property
     def _is_swapping(self) -> bool:
-        """New weights wait, and nothing new may begin before they are in use."""
+        """True while new weights wait for running completions to end; nothing new starts until then."""
         return self._staged_version > self._policy_version and not self._cluster.plan.schedule.partial_rollout
 
     def _received(self, transfer: Transfer) -> None:
         self._staged_version = transfer.policy_version
-        self._cluster.say(self._peer, Transferred(transfer.transfer_group, transfer.policy_version, 0.0, 0))
+        self._cluster.send(self._peer, Transferred(transfer.transfer_group, transfer.policy_version, 0.0, 0))
         self._swap()
 
     def _swap(self) -> None:
-        if self._staged_version <= self._policy_version or (self._is_swapping and self.decoding.num_in_hand):
+        if self._staged_version <= self._policy_version or (self._is_swapping and self.engine.num_unfinished):
             return
         plan, version = self._cluster.plan, self._staged_version
         self._policy_version = version
-        stall_s = self.decoding.swap(version, plan.publish.pause_s, recompute=plan.rollout.kv == "recompute")
-        jobs, self._held_back = self._held_back, []
-        self.decoding.add(jobs)
-        self._cluster.soon(stall_s, lambda: self._cluster.say(self._peer, Live(version, stall_s, 0.0)))
+        stall_s = self.engine.swap(version, plan.publish.pause_s, recompute=plan.rollout.kv == "recompute")
+        jobs, self._queued = self._queued, []
+        self.engine.add(jobs)
+        self._cluster.after(stall_s, lambda: self._cluster.send(self._peer, Live(version, stall_s, 0.0)))

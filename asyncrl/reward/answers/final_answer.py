@@ -1,10 +1,10 @@
 """
-The final answer in what a policy wrote, by the two customs for marking it.
+Extraction of the final answer from a completion, by the two conventions that mark it.
 
     ... so \\boxed{\\frac{1}{2}} it is.        last_boxed       \\frac{1}{2}
     ... **Answer:** 42.                      after_answer     42
 
-One pass over the text each, whatever it is.
+Each takes one pass over the text, whatever the text is.
 """
 
 import re
@@ -12,14 +12,14 @@ import re
 BOXES = ("\\boxed", "\\fbox")
 
 MARK = re.compile(r"(?i:answer)[ *_]{0,8}:[ \t*_]*")
-"""``Answer:`` and how it is dressed up. No two parts can match the same character: it cannot backtrack."""
+"""``Answer:`` and its Markdown emphasis. No two parts match the same character, so it cannot backtrack."""
 
 
 def last_boxed(text: str) -> str | None:
     """
-    What is in the last box, with its braces balanced; None if there is no box, or the text ends inside it.
+    Content of the last box, with balanced braces; None if there is no box, or the text ends inside it.
 
-    An escaped brace belongs to the answer: ``\\boxed{\\{1, 2\\}}`` is the set ``\\{1, 2\\}``.
+    An escaped brace is part of the answer: ``\\boxed{\\{1, 2\\}}`` is the set ``\\{1, 2\\}``.
     """
     start, box = max((text.rfind(box), box) for box in BOXES)
     if start < 0:
@@ -32,7 +32,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_answer(text: str) -> str | None:
-    """What follows the last ``Answer:``, to the end of its line, without the ornaments; None if there is none."""
+    """Text after the last ``Answer:``, to the end of the line, without emphasis; None if there is none."""
     marks = list(MARK.finditer(text))
     if not marks:
         return None
@@ -41,13 +41,13 @@ def after_answer(text: str) -> str | None:
 
 
 def _word(rest: str) -> str | None:
-    """The 5 of ``\\boxed 5``."""
+    """First word: the 5 of ``\\boxed 5``."""
     words = rest[:64].replace("$", " ").split(maxsplit=1)
     return words[0] if words else None
 
 
 def _closing(text: str) -> int | None:
-    """Where the brace closes that the text begins with."""
+    """Position of the brace that closes the first character."""
     depth, place = 0, 0
     while place < len(text):
         character = text[place]

@@ -1,10 +1,9 @@
 """
-Whether two answers in LaTeX mean the same: ``\\frac{1}{2}`` and ``0.5``, ``(x+1)^2`` and ``x^2 + 2x + 1``.
+Equality of two answers in LaTeX: ``\\frac{1}{2}`` and ``0.5``, ``(x+1)^2`` and ``x^2 + 2x + 1``.
 
-Text against text first; then, as expressions of sympy, by math-verify. That may take for ever: simplification has no
-bound. Its own time limits are signals, which would not end a long computation in C and are in the way of an event loop,
-so they are switched off: it is for a worker process that can be killed. What is plainly not an answer but a trap never
-gets so far.
+Answers are compared as text first, then as sympy expressions by math-verify. Simplification has no time bound.
+math-verify's own time limits use signals, which do not end a long computation in C and disturb an event loop; they are
+switched off, so call this in a worker process that can be killed. Obvious traps are refused before.
 """
 
 import logging
@@ -16,50 +15,41 @@ from sympy import Expr
 from asyncrl.errors import VerifierError
 
 MAX_CHARS = 300
-"""Of an answer; the longest of the MATH test split has 159."""
+"""Longest answer compared as an expression; the longest of the MATH test split has 159."""
 MAX_DEPTH = 16
-"""Braces and brackets within each other: the parser takes a time that grows quickly with them."""
+"""Deepest nesting of braces and brackets: the parser's time grows quickly with it."""
 TRAPS = re.compile(
     r"\^[\s{(+-]{0,8}[0-9]{5}|\^[^+\-=,;]{0,40}\^|[0-9]{4}[\s)}]{0,8}!|[)}!]\s?!|[0-9]{100}|binom[\s{]{0,8}[0-9]{5}"
 )
 """
-Numbers that nobody can write out: an exponent of five digits, a tower of exponents, the factorial of four digits or of
-a factorial, a hundred digits in a row, a choice out of five digits. Every repetition has a bound: it cannot backtrack
-far.
+Numbers too large to compute: an exponent of five digits, a tower of exponents, the factorial of four digits or of a
+factorial, a hundred digits in a row, a binomial coefficient of five digits. Every repetition has a bound, so it cannot
+backtrack far.
 """
 
 LATEX = [LatexExtractionConfig(boxed_match_priority=-1)]
-"""LaTeX only. The library would read plain expressions with Python's ``eval``."""
+"""LaTeX only: the library evaluates plain expressions with Python's ``eval``."""
 
-logging.getLogger("math_verify").addHandler(logging.NullHandler())  # It warns of the time limits being off.
+logging.getLogger("math_verify").addHandler(logging.NullHandler())  # it warns that the time limits are off
 
 
-def same_value(said: str, answer: str) -> bool:
-    """
-    Whether what was said is the answer.
-
-    Args:
-        said: Hostile.
-        answer: The reference.
-
-    Raises:
-        VerifierError: The reference is empty, so that nothing could be right.
-    """
-    said, answer = _plain(said), _plain(answer)
+def same_value(given: str, answer: str) -> bool:
+    """Return True if a hostile answer equals the reference; raises `VerifierError` if the reference is empty."""
+    given, answer = _normalized(given), _normalized(answer)
     if not answer:
-        raise VerifierError("the row has no answer to compare with; mend or drop it")
-    if said == answer:
+        raise VerifierError("the row has no answer to compare with; repair or drop it")
+    if given == answer:
         return True
-    if not said or _is_trap(said):
+    if not given or _is_trap(given):
         return False
-    wanted, given = _parsed(answer), _parsed(said)
-    if _is_number(wanted) and _has_variables(given):
-        return False  # where simplifying takes longest
-    return bool(verify(wanted, given, timeout_seconds=None))
+    expected, value = _parsed(answer), _parsed(given)
+    if _is_number(expected) and _has_variables(value):
+        return False  # simplifying would take longest here
+    return bool(verify(expected, value, timeout_seconds=None))
 
 
-def _plain(text: str) -> str:
-    """Without signs that switch to mathematics, thin spaces and a full stop, and on one line."""
+def _normalized(text: str) -> str:
+    """Remove math delimiters, thin spaces, line breaks and the final full stop."""
     for sign in ("\\$", "$", "\\(", "\\)", "\\[", "\\]", "\0"):
         text = text.replace(sign, " ")
     text = text.replace("\\,", "").replace("\\!", "").replace("°", "^\\circ")
@@ -72,7 +62,7 @@ def _parsed(latex: str) -> list[object]:
 
 
 def _is_number(parsed: list[object]) -> bool:
-    """Without a variable, and no set, relation or word."""
+    """True for an expression without variables; not for sets, relations and words."""
     return bool(parsed) and isinstance(parsed[0], Expr) and not parsed[0].free_symbols
 
 

@@ -1,17 +1,17 @@
 """
-Text with gaps: whether a text has the pieces of a template, in order.
+Templates: fixed pieces of text with gaps between them.
 
     <think>...</think>...\\boxed{...}...         three dots are a gap, of any length and over any number of lines
 
-A search for fixed pieces takes time in proportion to the text, whatever it is; a regular expression for the same may
-take for ever on a text that was made for it.
+Searching for fixed pieces takes time proportional to the text; an equivalent regular expression could take exponential
+time on a hostile text.
 """
 
 GAP = "..."
 
 
 def fits(template: str, text: str) -> bool:
-    """Whether the text is the template, with something, or nothing, in each gap."""
+    """Return True if the text is the template with any text, or none, in each gap."""
     first, *rest = template.split(GAP)
     if not rest:
         return text == template
@@ -19,7 +19,7 @@ def fits(template: str, text: str) -> bool:
     begin, end = len(first), len(text) - len(last)
     if begin > end or not text.startswith(first) or not text.endswith(last):
         return False
-    for piece in middle:  # The leftmost place of each leaves most room for those that follow.
+    for piece in middle:  # the leftmost place leaves most room for the next pieces
         found = text.find(piece, begin, end)
         if found < 0:
             return False
@@ -28,6 +28,6 @@ def fits(template: str, text: str) -> bool:
 
 
 def has_each_once(template: str, text: str) -> bool:
-    """Whether no piece occurs in the text more often than in the template."""
+    """Return True if no piece occurs in the text more often than in the template."""
     pieces = {piece for piece in template.split(GAP) if piece}
     return all(text.count(piece) <= template.count(piece) for piece in pieces)

@@ -1,15 +1,15 @@
 """
-``python -I -S jail.py FOLDER USER_ID CPU_S MEMORY FILE_BYTES PROCESSES READY_FD``: become an untrusted program.
+``python -I -S jail.py FOLDER USER_ID CPU_S MEMORY FILE_BYTES PROCESSES READY_FD``: run an untrusted program.
 
-Runs ``FOLDER/program.py``, after the kernel has been told what it may use. It imports nothing of asyncrl: it is run by
-its path, before anything is set up. `Sandbox` starts it, and learns from READY_FD whether the program
-was begun: nothing the program does can look like a failure of ours.
+Sets resource limits and runs ``FOLDER/program.py``. It imports nothing of asyncrl, because it is run by its path.
+`Sandbox` starts it, and reads from READY_FD that the program was started, so that a failing program cannot be mistaken
+for a failure of the sandbox.
 
-    unshare ─▶ jail, first process of its namespace ─▶ program         inside walls
+    unshare ─▶ jail, first process of its namespace ─▶ program         with namespaces
     worker ──▶ jail, which becomes the program                         without
 
-Inside walls it stays and waits, and the namespace ends with it. The program must not be that first process itself: it
-could make itself deaf to the end of those who started it.
+With namespaces it waits for the program, and the kernel ends the namespace when it exits. The program must not be the
+first process itself: that process can ignore the signal sent when its parent dies.
 """
 
 import ctypes
@@ -25,18 +25,18 @@ SIGKILL = 9
 
 
 def main() -> None:
-    """Begin the program, and wait for it if we are the first process here."""
+    """Start the program; wait for it if this is the first process of a namespace."""
     if os.getpid() != 1:
         _prctl(PR_SET_PDEATHSIG, SIGKILL)
     else:
-        _prctl(PR_SET_DUMPABLE, 0)  # The program may have our user: it must not look into us.
+        _prctl(PR_SET_DUMPABLE, 0)  # The program may have the same user: it must not trace this process.
         if child := os.fork():
             sys.exit(_exit_code(child))
-    _begin()
+    _exec_program()
 
 
-def _begin() -> None:
-    """Give up what is not needed, and go."""
+def _exec_program() -> None:
+    """Set limits, give up privileges, and become the program."""
     folder, *numbers = sys.argv[1:]
     user_id, cpu_s, memory_bytes, file_bytes, processes, ready_fd = map(int, numbers)
     os.set_inheritable(ready_fd, False)
@@ -48,8 +48,8 @@ def _begin() -> None:
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_CORE, 0)
     if user_id:
-        _become(user_id)
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)  # A program with the set-user-id bit gives no rights any more.
+        _set_user(user_id)
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)  # set-user-id programs give no privileges from here on
     command = [sys.executable, "-I", "-B", str(Path(folder, "program.py"))]
     os.write(ready_fd, READY)
     try:
@@ -60,7 +60,7 @@ def _begin() -> None:
 
 
 def _exit_code(child: int) -> int:
-    """How the program ended; orphans that come to us meanwhile are only buried."""
+    """Wait for the program and return its exit code; orphans that become children of this process are reaped too."""
     while True:
         process, status = os.wait()
         if process == child:
@@ -73,22 +73,22 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _limit(kind: int, amount: int) -> None:
-    """Lower a limit; where ours is lower already, it stays."""
+    """Lower a limit; a hard limit that is lower already is kept."""
     _, hard = resource.getrlimit(kind)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
 
 
-def _become(user_id: int) -> None:
+def _set_user(user_id: int) -> None:
     os.setgroups([])
     os.setresgid(user_id, user_id, user_id)
     os.setresuid(user_id, user_id, user_id)
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Nothing of ours: there are tokens in it. One thread, because libraries of arithmetic would start many."""
-    where = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-    return where | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    """New environment, without this process's access tokens; one thread, as numeric libraries would start many."""
+    base = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    return base | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """
-Runs a program that was written by somebody who is paid for what it prints.
+Sandbox for hostile programs: the policy is rewarded for what they print.
 
     worker ──▶ unshare ──▶ jail.py ──▶ python program.py          a session of its own, killed whole
-               walls       limits      in an empty folder, with an empty environment
+               namespaces  limits      in an empty folder, with an empty environment
 
-What holds everywhere: CPU time, address space, size of each file, processes and time by the clock are limited; the
-program sees no variable of ours; its folder is removed; its session is killed, whatever happened.
+Always guaranteed: limits on CPU time, wall time, address space, size of each file and number of processes; the program
+sees no environment variable of this process; its folder is removed; its session is killed in any case.
 
-What holds inside walls, which the kernel gives or not (`Sandbox.find` tries): no network, not even loopback, and
-everything the program started is dead when `run` returns, also what has left the session.
+Guaranteed with namespaces, if the kernel permits them (`Sandbox.find` tries): no network, not even loopback; every
+process the program started is dead when `run` returns, even one that left the session.
 
-What holds if we are root: inside walls the program is nobody, if nobody may run the interpreter; a home of root's often
-forbids it. Otherwise the program is root, for whom the kernel counts no processes. An ordinary user's program is that
-user.
+If this process is root: with namespaces the program runs as nobody, if nobody may run the interpreter (an interpreter
+below root's home often forbids it). Otherwise it runs as root, whose processes the kernel does not limit. If this
+process is an ordinary user, so is the program.
 
-What does not hold: it reads every file that its user can, and writes where its user can, in as many files as fit. So
-run reward nodes as a user, or in a container, that can do no harm. Holes in the kernel are beyond this.
+Not guaranteed: the program reads and writes every file that its user can, in any number. So run reward nodes as a user,
+or in a container, that can do no harm. Bugs of the kernel are out of scope.
 """
 
 import os
@@ -33,63 +33,49 @@ from asyncrl.reward.sandbox.jail import READY
 
 JAIL = Path(__file__).with_name("jail.py")
 NOBODY = 65534
-"""User and group, by Linux' custom."""
-WALLS = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child")
+"""User and group id of nobody, by convention on Linux."""
+NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child")
 """
-Of util-linux. Whoever dies first of worker, unshare and jail, the jail dies too; it is the first process of its
-namespace, so the kernel kills all others there.
+Commands of util-linux. If worker or unshare dies, the jail dies too; it is the first process of its namespace, so the
+kernel then kills all others there.
 """
 PROBE_S = 10.0
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one run of a program may use."""
-
     cpu_s: int = 4
     wall_s: float = 8.0
-    """By the clock: for programs that wait."""
     memory_bytes: int = 1 << 30
     """Address space of each process."""
     file_bytes: int = 1 << 20
-    """Each file, and what is printed."""
+    """Size of each file, and of stdout."""
     processes: int = 64
-    """Of its user at once, threads included; for root, none."""
+    """Concurrent processes of the program's user, threads included; no limit for root."""
 
 
-class Ran(Struct, frozen=True, kw_only=True):
-    """What became of a program."""
-
+class ProgramResult(Struct, frozen=True, kw_only=True):
     output: str
-    """On stdout; bytes that are not UTF-8 are replaced."""
+    """Stdout; bytes that are not UTF-8 are replaced."""
     succeeded: bool
-    """It ended by itself, with exit code 0."""
+    """It exited in time with code 0."""
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """A way of running programs on this machine."""
-
-    walls: bool
-    """Namespaces around it."""
+    has_namespaces: bool
     user_id: int = 0
-    """Whom the program becomes; 0 stays who we are."""
+    """User id to run as; 0 keeps the current user."""
     python: str = sys.executable
-    """Interpreter of the program."""
 
     @classmethod
     def find(cls, python: str = sys.executable) -> "Sandbox | None":
-        """The strictest that works here; None if even the plainest does not."""
-        candidates = [cls(walls=True, python=python), cls(walls=False, python=python)]
+        """Return the strictest sandbox that works on this machine; None if none does."""
+        candidates = [cls(has_namespaces=True, python=python), cls(has_namespaces=False, python=python)]
         if os.geteuid() == 0:
-            candidates.insert(0, cls(walls=True, user_id=NOBODY, python=python))
+            candidates.insert(0, cls(has_namespaces=True, user_id=NOBODY, python=python))
         return next((sandbox for sandbox in candidates if sandbox._works()), None)
 
-    def run(self, program: str, stdin: str, limits: Limits) -> Ran:
-        """
-        What a Python program makes of an input. Blocks.
-
-        Raises:
-            VerifierError: It could not be started; another try may.
-        """
+    def run(self, program: str, stdin: str, limits: Limits) -> ProgramResult:
+        """Run a program, blocking; raises a retryable `VerifierError` if it cannot be started."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
             outside = Path(name)
             (folder := outside / "home").mkdir()
@@ -99,12 +85,13 @@ class Sandbox(Struct, frozen=True, kw_only=True):
                 outside.chmod(0o711)
                 os.chown(folder, self.user_id, self.user_id)
             succeeded = self._run(outside, folder, limits)
-            return Ran(output=(outside / "stdout").read_bytes().decode("utf-8", "replace"), succeeded=succeeded)
+            output = (outside / "stdout").read_bytes().decode("utf-8", "replace")
+            return ProgramResult(output=output, succeeded=succeeded)
 
     def _run(self, outside: Path, folder: Path, limits: Limits) -> bool:
-        begun, ready = os.pipe()
+        ready_reader, ready = os.pipe()
         with (
-            os.fdopen(begun, "rb") as begun_file,
+            os.fdopen(ready_reader, "rb") as ready_file,
             (outside / "stdin").open("rb") as stdin,
             (outside / "stdout").open("wb") as stdout,
         ):
@@ -124,31 +111,29 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             finally:
                 os.close(ready)
             code = _end(process, limits.wall_s)
-            said = begun_file.read()
-        if said != READY:
-            why = said.decode("utf-8", "replace") or f"exit code {code}"
-            raise VerifierError(f"the sandbox could not begin a program: {why}", retryable=True)
+            message = ready_file.read()
+        if message != READY:
+            reason = message.decode("utf-8", "replace") or f"exit code {code}"
+            raise VerifierError(f"the sandbox could not start a program: {reason}", retryable=True)
         return code == 0
 
     def _command(self, folder: Path, limits: Limits, ready: int) -> list[str]:
-        """What is started, outermost first."""
-        walls = list(WALLS) if self.walls else []
-        if self.walls and os.geteuid() != 0:
-            walls += ["--user", "--map-current-user"]
+        prefix = list(NAMESPACES) if self.has_namespaces else []
+        if self.has_namespaces and os.geteuid() != 0:
+            prefix += ["--user", "--map-current-user"]
         numbers = (self.user_id, limits.cpu_s, limits.memory_bytes, limits.file_bytes, limits.processes, ready)
-        return [*walls, self.python, "-I", "-S", str(JAIL), str(folder), *map(str, numbers)]
+        return [*prefix, self.python, "-I", "-S", str(JAIL), str(folder), *map(str, numbers)]
 
     def _works(self) -> bool:
-        """Whether it runs a program here."""
         try:
-            ran = self.run("print(input())", "hello", Limits(wall_s=PROBE_S))
+            result = self.run("print(input())", "hello", Limits(wall_s=PROBE_S))
         except VerifierError:
             return False
-        return ran.succeeded and ran.output == "hello\n"
+        return result.succeeded and result.output == "hello\n"
 
 
 def _end(process: "subprocess.Popen[bytes]", wall_s: float) -> int | None:
-    """Its exit code, or None if it had to be killed; nothing of its session is alive afterwards."""
+    """Return the exit code, or None if the time was up; its whole session is dead afterwards."""
     try:
         return process.wait(wall_s)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Geometry: a right answer in a box, and a bit for thinking first."""
+"""Geometry3K: the boxed answer, and some reward for the format."""
 
 from typing import Annotated
 
@@ -17,20 +17,15 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``(1 - format_weight) * accuracy + format_weight * format``, both 0 or 1 and metrics of their own.
 
     Source:
-        verl's reward for hiyouga/geometry3k, with math-verify in the place of mathruler.
+        verl's reward for hiyouga/geometry3k, with math-verify instead of mathruler.
     """
 
     format_weight: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
-    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
-        """
-        Score, ``accuracy``, ``format``, and the answer.
-
-        Raises:
-            VerifierError: The row has no answer.
-        """
-        said = last_boxed(sample.completion)
-        accuracy = float(said is not None and same_value(said, sample.answer))
-        shape = float(fits(SHAPE, sample.completion))
+    def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score, ``accuracy``, ``format`` and answer; raises `VerifierError` if the row has no answer."""
+        given = last_boxed(inputs.completion)
+        accuracy = float(given is not None and same_value(given, inputs.answer))
+        shape = float(fits(SHAPE, inputs.completion))
         score = (1 - self.format_weight) * accuracy + self.format_weight * shape
-        return {"score": score, "accuracy": accuracy, "format": shape, "correct": accuracy, "answer": said or ""}
+        return {"score": score, "accuracy": accuracy, "format": shape, "correct": accuracy, "answer": given or ""}

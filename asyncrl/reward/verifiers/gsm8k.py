@@ -1,8 +1,8 @@
 """
-Grade-school maths: the number after ``####`` must be the answer's, digit by digit.
+GSM8K: the number after ``####`` must equal the answer's as text.
 
-The completion is whatever a policy finds to be paid for, so only its tail is searched, and no pattern here can
-backtrack: each is a run of characters after a fixed start.
+Completions are hostile, so only the tail is searched, and no pattern here can backtrack: each is a run of characters
+after a fixed start.
 """
 
 import re
@@ -13,7 +13,7 @@ from msgspec import Struct
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
-"""The final answer is at the end; a longer window only finds numbers that were not meant as one."""
+"""Length of the tail that is searched; a longer one only finds numbers that are not the final answer."""
 
 NUMBER = r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?"
 STRICT = re.compile(f"#### ({NUMBER})")
@@ -31,15 +31,16 @@ class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     method: Literal["strict", "flexible"] = "strict"
-    """``strict``: the last number after ``#### ``. ``flexible``: the last number, however it is introduced."""
+    """``strict``: the last number after ``#### ``. ``flexible``: the last number anywhere."""
 
-    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
-        """Score and number; the answer may be the bare number or a whole worked solution."""
+    def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score and number; ``inputs.answer`` may be the bare number or a whole worked solution."""
         pattern = STRICT if self.method == "strict" else FLEXIBLE
-        found = pattern.findall(sample.completion[-TAIL_CHARS:])
-        said = _plain(found[-1]) if found else ""
-        return {"score": float(bool(said) and said == _plain(sample.answer.rpartition("####")[2])), "answer": said}
+        found = pattern.findall(inputs.completion[-TAIL_CHARS:])
+        given = _normalized(found[-1]) if found else ""
+        correct = bool(given) and given == _normalized(inputs.answer.rpartition("####")[2])
+        return {"score": float(correct), "answer": given}
 
 
-def _plain(number: str) -> str:
+def _normalized(number: str) -> str:
     return number.replace(",", "").replace("$", "").strip()

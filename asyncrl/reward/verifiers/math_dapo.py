@@ -1,8 +1,7 @@
 """
-Competition mathematics as DAPO pays for it: the last ``Answer:`` must be the reference, letter by letter once both are
-written the plain way.
+DAPO's reward for competition mathematics: the last ``Answer:`` must equal the reference as text, both normalized.
 
-No algebra: most of these answers are integers, and a comparison of text takes microseconds.
+No algebra: most of these answers are integers, and comparing text takes microseconds.
 """
 
 import re
@@ -14,7 +13,7 @@ from asyncrl.reward.answers.final_answer import after_answer, last_boxed
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
-"""Of the completion; the answer is in its last line."""
+"""Length of the tail that is searched; the answer is in the last line."""
 
 DECORATION = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\?\$|\\?%|\^\{?\\circ\}?|~")
 WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|boxed|fbox)\{([^{}]*)\}")
@@ -34,30 +33,25 @@ class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Source:
         Yu et al. 2025, arXiv:2503.14476, eq. 7 (the two values); Lewkowycz et al. 2022, arXiv:2206.14858, app. D.1
-        (what a plain way of writing is: here by rules of our own to the same end).
+        (normalization; the rules here differ and serve the same purpose).
     """
 
     boxed: bool = False
-    """The answer is the last box instead of what follows ``Answer:``."""
+    """The answer is in the last box instead of after ``Answer:``."""
 
-    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
-        """
-        Score, ``correct``, and the answer in the plain way of writing.
-
-        Raises:
-            VerifierError: The row has no answer.
-        """
-        answer = plain(last_boxed(sample.answer) or sample.answer)
+    def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score, ``correct`` and the normalized answer; raises `VerifierError` if the row has no answer."""
+        answer = normalized(last_boxed(inputs.answer) or inputs.answer)
         if not answer:
-            raise VerifierError("the row has no answer to compare with; mend or drop it")
-        tail = sample.completion[-TAIL_CHARS:]
-        said = last_boxed(tail) if self.boxed else after_answer(tail)
-        correct = said is not None and plain(said) == answer
-        return {"score": 1.0 if correct else -1.0, "correct": float(correct), "answer": plain(said or "")}
+            raise VerifierError("the row has no answer to compare with; repair or drop it")
+        tail = inputs.completion[-TAIL_CHARS:]
+        given = last_boxed(tail) if self.boxed else after_answer(tail)
+        correct = given is not None and normalized(given) == answer
+        return {"score": 1.0 if correct else -1.0, "correct": float(correct), "answer": normalized(given or "")}
 
 
-def plain(answer: str) -> str:
-    """One way of writing for what is written in several: no signs, units, articles or spaces, every fraction braced."""
+def normalized(answer: str) -> str:
+    """Normalize an answer: remove signs, units, articles and spaces, and brace every fraction."""
     answer = answer.rpartition("=")[2].strip(" .")
     answer = DECORATION.sub("", answer)
     while (bare := WORDS.sub(r"\1", answer)) != answer:

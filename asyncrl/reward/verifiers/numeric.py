@@ -1,4 +1,4 @@
-"""Number against number: for tasks whose answer may be written, or rounded, in more than one way."""
+"""Numeric match, for answers that may be written or rounded in several ways."""
 
 import math
 import re
@@ -10,37 +10,32 @@ from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
-"""Of the completion; the answer is at its end."""
+"""Length of the tail that is searched for the answer."""
 
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-"""Runs of characters after a fixed start: it cannot backtrack."""
+"""Runs of characters after a fixed start, so it cannot backtrack."""
 
 
 class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """1.0 if the last number of the completion is the answer, within the tolerance, else 0.0."""
+    """1.0 if the last number of the completion equals the answer within the tolerance, else 0.0."""
 
     tolerance: Annotated[float, Meta(ge=0)] = 1e-6
-    """Largest difference, as a share of the larger of the two, or absolute where that is below 1."""
+    """Largest difference, relative to the larger number; absolute if that is below 1."""
 
-    def __call__(self, sample: VerifierInput, /) -> dict[str, float | str]:
-        """
-        Score and number.
-
-        Raises:
-            VerifierError: The answer is no finite number, so that no completion could be right.
-        """
-        answer = _number(sample.answer)
+    def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score and number; raises `VerifierError` if the reference is not a finite number."""
+        answer = _number(inputs.answer)
         if answer is None:
-            raise VerifierError(f"the answer {sample.answer[:80]!r} has no finite number in it; mend or drop the row")
-        said = _number(sample.completion[-TAIL_CHARS:])
-        if said is None:
+            raise VerifierError(f"the answer {inputs.answer[:80]!r} has no finite number in it; repair or drop the row")
+        given = _number(inputs.completion[-TAIL_CHARS:])
+        if given is None:
             return {"score": 0.0, "answer": ""}
-        correct = math.isclose(said, answer, rel_tol=self.tolerance, abs_tol=self.tolerance)
-        return {"score": float(correct), "answer": f"{said:.12g}"}
+        correct = math.isclose(given, answer, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        return {"score": float(correct), "answer": f"{given:.12g}"}
 
 
 def _number(text: str) -> float | None:
-    """The last number of a text, if it is finite."""
+    """Return the last number of a text, or None if there is no finite one."""
     found = NUMBER.findall(text)
     number = float(found[-1].replace(",", "")) if found else math.inf
     return number if math.isfinite(number) else None

@@ -1,8 +1,8 @@
 """
-What a pool and its workers say to each other, over the worker's stdin and stdout.
+Messages between a pool and a worker, over the worker's stdin and stdout.
 
     pool ── Load ─▶ worker          Loaded | Refused
-    pool ── Judge [s0, s1, s2] ─▶   Judged(1) Judged(0) Judged(2)     one for each sample, as soon as it is known
+    pool ── Judge [i0, i1, i2] ─▶   Judged(1) Judged(0) Judged(2)     one for each input, as soon as it is judged
 
 A frame is a length (4 bytes, little-endian) and that many bytes of msgpack.
 """
@@ -19,42 +19,38 @@ from asyncrl.reward.verifier import Verdict
 HEADER_BYTES = 4
 
 
-class Said(Struct, frozen=True, array_like=True, tag=True):
-    """Base of what crosses the pipe."""
+class PipeMessage(Struct, frozen=True, array_like=True, tag=True): ...
 
 
-class Load(Said, frozen=True):
-    """The first frame: be a worker for these functions."""
-
+class Load(PipeMessage, frozen=True):
     reward: Reward
 
 
-class Judge(Said, frozen=True):
-    """Judge these. The next `Judge` comes after the last `Judged`."""
+class Judge(PipeMessage, frozen=True):
+    """Judge these inputs. The next `Judge` comes after the last `Judged`."""
 
-    samples: list[Raw]
-    """Encoded `Sample` each: encoded where a sample is handed in, so that a bad one fails alone."""
+    inputs: list[Raw]
+    """An encoded `VerifierInput` each: the pool encodes them one by one, so that a bad one fails alone."""
 
 
-class Loaded(Said, frozen=True):
-    """Ready."""
-
+class Loaded(PipeMessage, frozen=True):
     concurrent: bool
-    """The function is async: all samples of a `Judge` are begun at once. Otherwise they are taken in order."""
+    """The verifier is async: all inputs of a `Judge` are judged concurrently. Otherwise one after the other."""
 
 
-class Refused(Said, frozen=True):
-    """A function cannot be used; the worker exits."""
+class Refused(PipeMessage, frozen=True):
+    """A verifier cannot be used; the worker exits."""
 
     reason: str
 
 
-class Judged(Said, frozen=True):
-    """One sample of the last `Judge`: a verdict, or why there is none."""
+class Judged(PipeMessage, frozen=True):
+    """Verdict on one input of the last `Judge`, or the reason why there is none."""
 
     index: int
+    """Position in ``Judge.inputs``."""
     verdict: Verdict | None
-    fault: str = ""
+    reason: str = ""
     retryable: bool = False
 
 
@@ -62,8 +58,7 @@ ToWorker = Load | Judge
 FromWorker = Loaded | Refused | Judged
 
 
-def hung(timeout_s: float) -> str:
-    """What is said of a sample that got no verdict in time."""
+def hung_message(timeout_s: float) -> str:
     return f"the function hung: no verdict within {timeout_s:g} s; make it faster or raise reward.timeout_s"
 
 
@@ -72,14 +67,13 @@ _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode(message: Said) -> bytes:
-    """A frame."""
+def encode(message: PipeMessage) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
 def read(stream: BinaryIO) -> ToWorker | None:
-    """The next frame, in the worker; None at the end of the stream."""
+    """Read the next frame, in the worker; None at the end of the stream."""
     header = stream.read(HEADER_BYTES)
     length = int.from_bytes(header, "little")
     body = stream.read(length)
@@ -90,7 +84,7 @@ def read(stream: BinaryIO) -> ToWorker | None:
 
 
 async def receive(reader: asyncio.StreamReader) -> FromWorker | None:
-    """The next frame, in the pool; None when the worker is gone or what it writes is no frame."""
+    """Read the next frame, in the pool; None if the worker has exited or wrote something else than a frame."""
     try:
         header = await reader.readexactly(HEADER_BYTES)
         body = await reader.readexactly(int.from_bytes(header, "little"))

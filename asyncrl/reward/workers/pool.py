@@ -1,12 +1,12 @@
 """
-Judging, in processes that can be killed.
+A pool of verifier workers: processes that can be killed.
 
-    judge() ─┐                 ┌─ Seat ── worker process
-    judge() ─┼─ waiting ─ share┤
-    judge() ─┘                 └─ Seat ── worker process
+    judge() ─┐                  ┌─ WorkerSlot ── worker process
+    judge() ─┼─ waiting ─ share ┤
+    judge() ─┘                  └─ WorkerSlot ── worker process
 
-A verifier is code of the person who trains, fed with text of the policy that is paid for it: it raises, hangs, eats
-memory, calls `sys.exit`. None of that reaches this process, and none of it becomes a reward.
+A verifier is user code, called with text of a policy that writes whatever is rewarded: it may raise, hang, use up the
+memory, or call `sys.exit`. None of that harms this process, and none of it becomes a reward.
 """
 
 import asyncio
@@ -19,76 +19,71 @@ from msgspec import Raw
 from asyncrl.config.sections import Reward
 from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.worker_slot import Case, WorkerSlot
+from asyncrl.reward.workers.worker_slot import PendingVerdict, WorkerSlot
 
 MAX_BATCH = 64
-"""Samples in one frame to a worker: enough that the pipe costs little, few enough that one that hangs delays few."""
+"""Inputs in one frame to a worker: enough that the pipe costs little, few enough that one that hangs delays few."""
 
 
 class WorkerPool:
     """
-    Verdicts from as many worker processes as ``reward.workers``.
+    ``reward.workers`` worker processes that judge inputs.
 
     Example:
         async with WorkerPool(Reward(function="gsm8k")) as pool:
-            verdict = await pool.judge(Sample(completion="#### 4", answer="4"))
+            verdict = await pool.judge(VerifierInput(completion="#### 4", answer="4"))
     """
 
     def __init__(self, reward: Reward) -> None:
-        self._seats = [WorkerSlot(reward) for _ in range(reward.workers)]
-        self._waiting: asyncio.Queue[Case] = asyncio.Queue()
+        self._slots = [WorkerSlot(reward) for _ in range(reward.workers)]
+        self._waiting: asyncio.Queue[PendingVerdict] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
     @property
     def replaced(self) -> int:
-        """Workers that hung or died, so far."""
-        return sum(seat.replaced for seat in self._seats)
+        """Number of workers so far that hung or died."""
+        return sum(slot.replaced for slot in self._slots)
 
     async def start(self) -> None:
-        """
-        Start the workers; return once all have loaded the functions.
-
-        Raises:
-            ConfigError: One cannot be loaded; no worker is left running.
-        """
+        """Start all workers; raises `ConfigError`, and leaves none running, if a verifier cannot be loaded."""
         try:
-            started = await asyncio.gather(*(seat.fill() for seat in self._seats), return_exceptions=True)
+            started = await asyncio.gather(*(slot.fill() for slot in self._slots), return_exceptions=True)
             for outcome in started:
                 if isinstance(outcome, BaseException):
                     raise outcome
         except BaseException:
             await self.aclose()
             raise
-        self._tasks = [asyncio.create_task(self._attend(seat)) for seat in self._seats]
+        self._tasks = [asyncio.create_task(self._serve(slot)) for slot in self._slots]
 
-    async def judge(self, sample: VerifierInput) -> Verdict:
+    async def judge(self, inputs: VerifierInput) -> Verdict:
         """
-        The verdict on one sample. Call it many times at once: what waits travels together.
+        Judge one completion. Concurrent calls share frames to the workers.
 
         Raises:
-            VerifierError: The function raised, hung, or returned no finite number, or its worker died; says which, and
-                whether another try may help.
+            VerifierError: The verifier raised, hung, or returned no finite number, or its worker died; ``retryable``
+                if another attempt may succeed.
         """
         if self._closed or not self._tasks:
             raise VerifierError(
                 f"the reward pool {'was closed' if self._closed else 'was not started'}", retryable=True
             )
         try:
-            encoded = Raw(msgspec.msgpack.encode(sample))
+            encoded = Raw(msgspec.msgpack.encode(inputs))
         except UnicodeEncodeError as error:
-            raise VerifierError(f"the sample is no valid text: {error.reason} at {error.start}") from error
-        case = Case(encoded, asyncio.get_running_loop().create_future())
-        self._waiting.put_nowait(case)
-        return await case.verdict
+            raise VerifierError(f"the verifier's input is no valid text: {error.reason} at {error.start}") from error
+        pending = PendingVerdict(encoded, asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(pending)
+        return await pending.verdict
 
     async def aclose(self) -> None:
-        """Kill every worker and what it started; who still waits for a verdict is told. Idempotent."""
+        """Kill every worker and the processes it started; fail all pending calls of `judge`. Idempotent."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(seat.clear() for seat in self._seats))
+        await asyncio.gather(*(slot.clear() for slot in self._slots))
         while not self._waiting.empty():
             self._waiting.get_nowait().fail(_closed())
 
@@ -101,22 +96,22 @@ class WorkerPool:
     ) -> None:
         await self.aclose()
 
-    async def _attend(self, seat: WorkerSlot) -> None:
+    async def _serve(self, slot: WorkerSlot) -> None:
         while True:
-            cases = await self._share()
+            batch = await self._next_batch()
             try:
-                await seat.judge(cases)
+                await slot.judge(batch)
             finally:
-                for case in cases:
-                    case.fail(_closed())
+                for pending in batch:
+                    pending.fail(_closed())
 
-    async def _share(self) -> list[Case]:
-        """What one seat takes: its part of what waits, so that a slow function keeps all of them busy."""
-        cases = [await self._waiting.get()]
-        part = min(MAX_BATCH, -(-(self._waiting.qsize() + 1) // len(self._seats)))
-        while len(cases) < part:
-            cases.append(self._waiting.get_nowait())
-        return [case for case in cases if not case.verdict.done()]
+    async def _next_batch(self) -> list[PendingVerdict]:
+        """Take one slot's share of the waiting inputs, so that a slow verifier keeps all workers busy."""
+        batch = [await self._waiting.get()]
+        share = min(MAX_BATCH, -(-(self._waiting.qsize() + 1) // len(self._slots)))
+        while len(batch) < share:
+            batch.append(self._waiting.get_nowait())
+        return [pending for pending in batch if not pending.verdict.done()]
 
 
 def _closed() -> VerifierError:

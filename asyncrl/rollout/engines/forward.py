@@ -1,14 +1,14 @@
 """
-One forward pass of a model over the KV cache: what the slot table needs of a model, and the way that fits most.
+Forward passes of a model over the KV cache, as the slot table needs them.
 
-    prefill   tokens 0 .. P - 1 of some slots    ─▶ their keys and values
+    prefill   tokens 0 .. P - 1 of some slots    ─▶ keys and values
     step      one token of each running slot     ─▶ logits
 
-`ModelForward` runs any decoder of transformers whose layers all attend to everything before them. A model family with
-its own `Forward` (see `qwen3`) decodes small models several times faster: it spends its time in kernels.
+`ModelForward` runs any transformers decoder whose layers all use full attention. A model family with its own `Forward`
+(see `qwen3`) decodes small models several times faster, because it spends its time in kernels.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,20 +23,14 @@ class Forward(Protocol):
     """A model that reads and writes one `KVCache`."""
 
     @property
-    def cache(self) -> KVCache:
-        """Keys and values."""
+    def cache(self) -> KVCache: ...
 
     def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor, /) -> None:
         """
-        Compute keys and values of whole prefixes.
+        Compute keys and values of whole prefixes: [B, P] tokens at positions 0 .. P - 1 of the [B] slots.
 
-        Padding goes to the right: causal attention keeps it away from real tokens, and if its keys are stored they are
-        overwritten before anyone reads them.
-
-        Args:
-            slots: [B] where to.
-            ids: [B, P] tokens of positions 0 .. P - 1.
-            lengths: [B] how many of them are real, 0 .. P.
+        Row b has ``lengths[b]`` tokens and padding on the right. Causal attention hides the padding from real tokens,
+        and its keys, if stored at all, are overwritten before they are read.
         """
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, /) -> Tensor:
@@ -45,17 +39,16 @@ class Forward(Protocol):
 
         Args:
             ids: [n] tokens.
-            positions: [n] where each stands.
-            cells: [n] ``slot * cache.positions + position``, where its keys and values go.
-            length: Positions to attend to; larger than every position.
+            positions: [n] position of each token, all below ``length``, the number of positions to attend to.
+            cells: [n] ``slot * cache.positions + position``, the cell for its key and value.
 
         Returns:
-            [n, V] logits of the token that follows.
+            [n, V] logits of the next token.
         """
 
 
 class ModelForward:
-    """The general path: the model's own forward, with a cache layer that writes and reads the slots."""
+    """A `Forward` for any model: its own forward pass, with a cache layer that reads and writes the slots."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.cache = cache
@@ -65,9 +58,9 @@ class ModelForward:
         self._columns = torch.arange(cache.positions, device=model.device)
 
     def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
-        """As `Forward.prefill`. Computes the padding too: this model takes rectangles."""
+        # Padding is computed too: a model's own forward takes rectangles.
         columns = self._columns[: ids.shape[1]]
-        self._aim(_Prefix((slots[:, None] * self.cache.positions + columns).flatten()))
+        self._set_target((slots[:, None] * self.cache.positions + columns).flatten(), None)
         self._model.base_model(
             input_ids=ids,
             position_ids=columns.expand_as(ids),
@@ -77,8 +70,7 @@ class ModelForward:
         )
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
-        """As `Forward.step`."""
-        self._aim(_Step(cells, length))
+        self._set_target(cells, length)
         output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
@@ -89,75 +81,56 @@ class ModelForward:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _aim(self, target: "_Prefix | _Step") -> None:
+    def _set_target(self, cells: Tensor, length: int | None) -> None:
         for layer in self._layers:
-            layer.target = target
-
-
-class _Prefix(NamedTuple):
-    """Keys and values that come are whole rows, and attend to one another."""
-
-    cells: Tensor
-
-
-class _Step(NamedTuple):
-    """Keys and values that come are one position a row; attention then reads ``length`` of them."""
-
-    cells: Tensor
-    length: int
+            layer.cells, layer.length = cells, length
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
-    """transformers' view of one layer of a `KVCache`."""
+    """Adapter of one `KVCache` layer to the cache interface of transformers."""
 
     def __init__(self, cache: KVCache, layer: int) -> None:
         super().__init__()
         self._cache = cache
         self._layer = layer
-        self.target: _Prefix | _Step = _Step(torch.empty(0), 1)
+        self.cells = torch.empty(0)
+        """[N] cells for the next keys and values."""
+        self.length: int | None = None
+        """Positions that a step attends to; None in a prefill, whose rows attend to themselves."""
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store [B, kv_heads, P, head_dim] and give back what the queries may attend to."""
+        """Store [B, kv_heads, P, head_dim] and return the keys and values to attend to."""
         keys_values = torch.stack((key_states.transpose(1, 2), value_states.transpose(1, 2)), dim=2)
-        self._cache.write(self._layer, self.target.cells, keys_values.flatten(0, 1).flatten(1))
-        match self.target:
-            case _Prefix():
-                return key_states, value_states
-            case _Step(_, length):
-                return self._cache.read(self._layer, len(keys_values), length)
+        self._cache.write(self._layer, self.cells, keys_values.flatten(0, 1).flatten(1))
+        if self.length is None:
+            return key_states, value_states
+        return self._cache.read(self._layer, len(keys_values), self.length)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the cache was allocated before."""
+        pass  # The cache is allocated already.
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(keys, offset). Asked only where no four-dimensional mask is passed, and one always is."""
+        """(keys, offset). Unused: transformers calls it only without a four-dimensional mask."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Positions that lie before the ones being written."""
-        return self.target.length - 1 if isinstance(self.target, _Step) else 0
+        return self.length - 1 if self.length else 0
 
     def get_max_length(self) -> int:
-        """Positions of a slot."""
         return self._cache.positions
 
 
 def causal_bias(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., len(keys)] what to add to attention scores: minus infinity where the key comes after the query."""
+    """[..., len(keys)] bias for attention scores: minus infinity where the key comes after the query, else 0."""
     bias = torch.zeros((*queries.shape, len(keys)), dtype=dtype, device=keys.device)
     return bias.masked_fill_(keys > queries[..., None], -torch.inf)
 
 
 def check_attention(config: PreTrainedConfig, positions: int) -> None:
-    """
-    Refuse models whose attention a slot cannot hold.
-
-    Raises:
-        ConfigError: A layer is not full attention, a window is shorter than a slot, or positions run out.
-    """
+    """Raise `ConfigError` unless every layer can attend to a whole slot of this many positions."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     is_windowed = "sliding_attention" in kinds or (window and not getattr(config, "layer_types", None))

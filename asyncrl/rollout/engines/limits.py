@@ -1,4 +1,4 @@
-"""What an engine can serve: requests outside of it are refused before they wait for a slot."""
+"""Validation of requests before they wait for a slot."""
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling
@@ -6,28 +6,19 @@ from asyncrl.rollout.engine import Request
 
 
 def check(request: Request, *, positions: int, vocab_size: int) -> None:
-    """
-    Refuse a request that cannot be served as it is.
-
-    Args:
-        request: Whose.
-        positions: Tokens of a slot, prompt and completion together.
-        vocab_size: Tokens the model knows.
-
-    Raises:
-        EngineError: Not retryable.
-    """
+    """Raise `EngineError` unless the request is valid and fits a slot of this many prompt and completion tokens."""
     _check_size(len(request.prompt_ids), request.sampling.max_tokens, positions)
-    begun = request.resume_from.completion_ids if request.resume_from else []
-    if len(begun) >= request.sampling.max_tokens:
+    resumed = request.resume_from.completion_ids if request.resume_from else []
+    if len(resumed) >= request.sampling.max_tokens:
         raise EngineError(
-            f"{len(begun)} tokens were written before, but max_tokens is {request.sampling.max_tokens}: nothing is left"
+            f"the completion to resume from has {len(resumed)} tokens, but max_tokens is {request.sampling.max_tokens}"
         )
-    lowest, highest = min([*request.prompt_ids, *begun]), max([*request.prompt_ids, *begun])
+    token_ids = [*request.prompt_ids, *resumed]
+    lowest, highest = min(token_ids), max(token_ids)
     if lowest < 0 or highest >= vocab_size:
         raise EngineError(
-            f"prompt has token ids from {lowest} to {highest}, but the model knows 0 to {vocab_size - 1}; "
-            f"is the tokenizer the model's own?",
+            f"the request has token ids from {lowest} to {highest}, but the model knows 0 to {vocab_size - 1}; use the "
+            f"model's own tokenizer",
             retryable=False,
         )
     _check_sampling(request.sampling)
@@ -56,4 +47,4 @@ def _check_sampling(sampling: Sampling) -> None:
             retryable=False,
         )
     if "" in sampling.stop:
-        raise EngineError("a stop string is empty, and would end every completion; remove it", retryable=False)
+        raise EngineError("a stop string is empty and would end every completion; remove it", retryable=False)

@@ -1,4 +1,4 @@
-"""A model's parameters by their names in a checkpoint: what a transfer must bring, and how it gets in."""
+"""A model's parameters under their checkpoint names: specs for the transfer, and loading of received weights."""
 
 from collections.abc import Mapping
 
@@ -12,17 +12,12 @@ from asyncrl.weights.contents.names import are_views, checkpoint_specs, checkpoi
 
 
 def specs(model: PreTrainedModel) -> list[TensorSpec]:
-    """Name, shape and dtype of every tensor, tied ones once."""
+    """Name, shape and dtype of every tensor; tied tensors once."""
     return checkpoint_specs(model, str(model.dtype).removeprefix("torch."))
 
 
 def check_loadable(model: PreTrainedModel) -> None:
-    """
-    Refuse a model that `load` could not write to.
-
-    Raises:
-        ConfigError: Its checkpoints are not made of parts of its parameters.
-    """
+    """Raise `ConfigError` unless every checkpoint tensor is a view of a parameter, so that `load` can write to it."""
     if not are_views(model):
         raise ConfigError(
             f"{type(model).__name__} stores weights in another order than its checkpoints, so they cannot be replaced "
@@ -32,25 +27,16 @@ def check_loadable(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def load(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """
-    Copy ``weights`` into the model: all of them, or none.
-
-    Args:
-        model: Keeps its parameters; only their values change, so views of them stay valid.
-        weights: Every name of `specs`, once. Borrowed.
-
-    Raises:
-        EngineError: Not retryable; a name or a shape is not the model's.
-    """
+    """Copy ``weights`` in place: views stay valid. A wrong name or shape is a final `EngineError` before any copy."""
     parts = dict(checkpoint_tensors(model))
     if missing := sorted(parts.keys() - weights.keys()):
-        raise EngineError(f"weights lack {_first(missing)}; send what specs() names", retryable=False)
+        raise EngineError(f"the weights lack {_first(missing)}; send every tensor of specs()", retryable=False)
     if unknown := sorted(weights.keys() - parts.keys()):
-        raise EngineError(f"weights have {_first(unknown)}, which the model has not", retryable=False)
+        raise EngineError(f"the weights have {_first(unknown)}, unknown to the model", retryable=False)
     for name, part in parts.items():
         if weights[name].shape != part.shape:
             raise EngineError(
-                f"weight {name!r} is {tuple(weights[name].shape)}, but the model's is {tuple(part.shape)}",
+                f"weight {name!r} has shape {tuple(weights[name].shape)}, but the model's has {tuple(part.shape)}",
                 retryable=False,
             )
     for name, part in parts.items():

@@ -1,10 +1,10 @@
 """
-Dense Qwen3 models, decoded with as few kernels as torch allows.
+Forward pass of dense Qwen3 models with as few kernels as torch allows.
 
     x ─rms─ qkv ─rms(q,k)─ rope ─▶ cache ─▶ attention ─ o ─(+x)─ rms ─ gate,up ─ silu·mul ─ down ─(+x)─▶
 
-Projections that read the same input lie in one matrix. The model's parameters become views of that matrix, so writing
-new weights into the parameters is all it takes to change them here, and there is no second copy.
+Projections with the same input are fused into one matrix. The model's parameters become views of that matrix, so new
+weights written into the parameters take effect here, and there is no second copy.
 
 Shapes: N tokens (rows of a step, or rows times positions of a prefill), H hidden, D head_dim, Q and K query and
 key-value heads.
@@ -13,7 +13,7 @@ key-value heads.
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
@@ -22,15 +22,11 @@ from asyncrl.rollout.engines.forward import causal_bias
 from asyncrl.rollout.engines.kv_cache import KVCache
 
 Attend = Callable[[int, Tensor], Tensor | None]
-"""
-(layer, heads [N, Q + 2K, D]: queries, keys, values) → [N, Q * D], or None where nobody needs the layer's output.
-
-Also stores the keys and values.
-"""
+"""(layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if not needed; stores keys and values in the cache."""
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether `Qwen3Forward` computes what the model itself would."""
+    """True if `Qwen3Forward` gives the same logits as the model itself."""
     config = model.config
     return (
         type(model) is Qwen3ForCausalLM
@@ -42,7 +38,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 class Qwen3Forward:
-    """A `Forward`. Takes the model over: its projections and head norms are moved into shared storage."""
+    """A `Forward`. Moves the model's projections and head norms into shared storage."""
 
     def __init__(self, model: Qwen3ForCausalLM, cache: KVCache) -> None:
         self.cache = cache
@@ -58,7 +54,7 @@ class Qwen3Forward:
         self._cos, self._sin = _rotations(model, self._columns)
 
     def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
-        """As `Forward.prefill`. Only attention sees the padding; the last layer stops at its keys and values."""
+        """See `Forward.prefill`. Only attention computes the padding; the last layer stops at its keys and values."""
         columns = self._columns[: ids.shape[1]]
         real = (columns < lengths[:, None]).nonzero(as_tuple=True)
         row, position = real
@@ -78,10 +74,9 @@ class Qwen3Forward:
         self._run(ids[real], position, attend)
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
-        """As `Forward.step`."""
         rows = len(ids)
         bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None, None]
-        # Query heads that share a key-value head become queries of it: one wider product instead of repeated keys.
+        # Query heads that share a key-value head become several queries of it: one wider product, no repeated keys.
         folded = (rows, self.cache.kv_heads, self._query_heads // self.cache.kv_heads, self.cache.head_dim)
 
         def attend(layer: int, heads: Tensor) -> Tensor:
@@ -95,7 +90,7 @@ class Qwen3Forward:
         return logits
 
     def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[N, H] the last layer's output, before the final norm, unless ``attend`` stopped before it."""
+        """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""
         hidden = F.embedding(ids, self._embed.weight)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
@@ -114,13 +109,13 @@ class Qwen3Forward:
         return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, self._eps)
 
     def _rotate(self, heads: Tensor, norms: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Normalise queries and keys [N, Q + K, D] and turn them to their positions, in place."""
+        """Normalise queries and keys [N, Q + K, D] and apply the rotary embedding, in place."""
         normed = F.rms_norm(heads, heads.shape[-1:], eps=self._eps).mul_(norms)
         torch.addcmul(normed * cos, normed.roll(self.cache.head_dim // 2, -1), sin, out=heads)
 
 
 class _Layer:
-    """One decoder layer's matrices, those with the same input fused."""
+    """Matrices of one decoder layer; those with the same input are fused."""
 
     def __init__(self, layer: Qwen3DecoderLayer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -135,7 +130,7 @@ def _head_norms(layer: Qwen3DecoderLayer) -> list[nn.Parameter]:
 
 
 def _fuse(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The parameters stacked along their first dimension; each becomes a view of its part."""
+    """Stack parameters along their first dimension, and make each a view of its part."""
     fused = torch.cat([parameter.detach() for parameter in parameters])
     parts = torch.split(fused, [len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
@@ -144,7 +139,7 @@ def _fuse(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _rotations(model: Qwen3ForCausalLM, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """[positions, D] cosines and sines; the first half of the sines is negated, so that a roll replaces rotate-half."""
+    """Cosines and sines, each [positions, D]; the first half of the sines is negated, so `roll` rotates."""
     cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight, columns[None])
     half = sin.shape[-1] // 2
     return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)

@@ -1,10 +1,10 @@
 """
-From logits to tokens: one uniform per (seed, position), one token by the inverse of the cumulative distribution.
+Sampling of tokens from logits by inverse transform, with one uniform per (seed, position).
 
     seed, position ──hash──▶ u ──▶ first token whose cumulative probability exceeds u
 
-No random generator has a state here, so what a request draws depends on nothing but its own seed and its own
-probabilities, whatever else is in the batch, and a completion begun on one node draws the same on another.
+There is no generator state: a request's tokens depend on its own seed and probabilities only, not on the batch, and a
+completion resumed on another node continues with the same draws.
 
 Shapes: n rows decoded together, V tokens in the vocabulary.
 """
@@ -17,22 +17,15 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
-"""The constants of splitmix64, as signed 64-bit integers: torch wraps signed products as C wraps unsigned ones."""
+"""Constants of splitmix64 as signed 64-bit integers: torch wraps signed products as C wraps unsigned ones."""
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """
-    The draws of B completions.
+    Uniforms [B, count] for B completions and positions 0 .. count - 1; of a seed the low 64 bits count.
 
-    Args:
-        seeds: Any integers; their low 64 bits count.
-        count: Positions 0 .. count - 1.
-
-    Returns:
-        [B, count] float32 in [0, 1), multiples of 2^-24 so that every value is exact.
-
-    Source:
-        Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (the mixing function).
+    They are float32 in [0, 1), and multiples of 2^-24 so that every value is exact.
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (the mixing function).
     """
     streams = _mix(torch.tensor([_signed(seed) for seed in seeds]) + _GOLDEN)
     bits = _mix(streams[:, None] + torch.arange(1, count + 1) * _GOLDEN)
@@ -41,12 +34,9 @@ def uniforms(seeds: Sequence[int], count: int) -> Tensor:
 
 def draw(logits: Tensor, temperatures: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """
-    One token a row from the softmax of ``logits / temperature``; the likeliest token where the temperature is 0.
+    Sample one token per row from the softmax of ``logits / temperature``; temperature 0 takes the likeliest token.
 
-    Args:
-        logits: [n, V] float32.
-        temperatures: [n] float32.
-        uniform: [n] float32 in [0, 1).
+    Logits [n, V], temperatures [n] and uniforms [n] in [0, 1) are float32.
 
     Returns:
         [n] int64 tokens, and [n] float32 log-probabilities under the distribution they were drawn from. A greedy token
@@ -69,22 +59,12 @@ def draw_filtered(
     logits: Tensor, temperatures: Tensor, uniform: Tensor, top_p: Tensor, top_k: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
-    `draw` from the ``top_k`` likeliest tokens, and of those the fewest that hold ``top_p`` of what is left.
+    `draw` from the ``top_k`` likeliest tokens, reduced to the fewest that hold ``top_p`` of their probability.
 
-    The log-probabilities are renormalised over the tokens that could have been drawn.
+    ``top_p`` [n] is in (0, 1]; ``top_k`` [n] int64 keeps all if 0. Temperature 0 ignores both. The log-probabilities
+    are renormalised over the remaining tokens.
 
-    Args:
-        logits: [n, V] float32.
-        temperatures: [n] float32.
-        uniform: [n] float32 in [0, 1).
-        top_p: [n] float32 in (0, 1].
-        top_k: [n] int64; 0 keeps all.
-
-    Returns:
-        As `draw`. A row with temperature 0 ignores both filters.
-
-    Source:
-        Holtzman et al. 2020, arXiv:1904.09751 (top-p); Fan et al. 2018, arXiv:1805.04833 (top-k).
+    Source: Holtzman et al. 2020, arXiv:1904.09751 (top-p); Fan et al. 2018, arXiv:1805.04833 (top-k).
     """
     greedy = temperatures == 0
     scaled = logits / temperatures.masked_fill(greedy, 1.0)[:, None]
@@ -102,7 +82,7 @@ def draw_filtered(
 def _invert(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """[n, 1] index of the first token whose cumulative probability exceeds ``uniform`` of the total."""
     cumulative = logprobs.exp().cumsum(-1)
-    # The total is 1 only up to rounding: scaled by it, a draw never falls behind the last token that has any mass.
+    # The total is 1 only up to rounding. Scaling by it keeps every draw at or before the last token with any mass.
     indices = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return indices.clamp_(max=logprobs.shape[-1] - 1)  # NaN logits compare false everywhere
 
@@ -114,7 +94,7 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
-    """Logical shift: torch's own copies the sign."""
+    """Logical shift; torch's own shift copies the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 

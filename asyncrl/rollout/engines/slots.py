@@ -1,15 +1,15 @@
 """
-The completions that are being decoded, one slot each, always the first n slots.
+Continuous batching: running completions occupy the first n slots, and each step decodes one token for all of them.
 
     admit ─▶ prefill ─▶ [ step ─▶ step ─▶ step ] ─▶ finished
                           slots 0 1 2 … n-1 │ free
 
-What changes every step is a tensor with one row per slot; Python looks at a completion when it starts and when it ends.
-A cell is ``slot * positions + position``; the cursor of a slot is the cell of its newest token, whose keys are not in
-the cache yet. So a prefix of L tokens needs L - 1 in the cache before it can be decoded, the prompt like any other.
-Uniforms alone are counted from the end of the prompt: what a completion draws has nothing to do with where it begins.
+State that changes at every step is a tensor with one row per slot; Python touches a completion only when it starts and
+ends. A cell is ``slot * positions + position``. The cursor of a slot is the cell of its newest token, whose keys are
+not in the cache yet, so a prefix of L tokens needs L - 1 cached positions before it is decoded. Uniforms are counted
+from the end of the prompt, so a resumed completion continues with the draws of an uninterrupted one.
 
-No event loop here: `asyncrl.rollout.engines.transformers` drives it.
+There is no event loop here: `asyncrl.rollout.engines.transformers` drives the table.
 """
 
 import math
@@ -25,17 +25,17 @@ from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines import sampler, text
 from asyncrl.rollout.engines.forward import Forward
-from asyncrl.rollout.engines.job import Job
+from asyncrl.rollout.engines.slot_job import SlotJob
 
 PREFILL_TOKENS = 2048
-"""Padded tokens of one prefill: enough to fill the kernels, few enough for caches and not to hold up the event loop."""
+"""Most padded tokens of one prefill: enough to fill the kernels, few enough for CPU caches and the event loop."""
 
 LENGTH_STEP = 16
-"""Attention reads up to the longest completion, rounded up to this: kernels like whole blocks, and shapes repeat."""
+"""Attention length is rounded up to a multiple of this: kernels prefer whole blocks, and shapes repeat."""
 
 
 class SlotTable:
-    """Continuous batching without the waiting: rows in, rows out, one token for every row at a step."""
+    """Running completions. ``stops_here(token_ids, stop)`` is True if the tokens' text contains a stop string."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class SlotTable:
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
         self.policy_version = policy_version
-        self._jobs: list[Job | None] = []
-        """By slot; None where a completion ended since the last step."""
+        self._jobs: list[SlotJob | None] = []
+        """Indexed by slot; None if its completion ended since the last step."""
         self._steps = 0
 
         def cells(dtype: torch.dtype) -> Tensor:
@@ -70,56 +70,53 @@ class SlotTable:
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[list(eos_ids)] = True
         self._eos_ids = frozenset(eos_ids)
-        self._summarise()
+        self._update_summary()
 
     def __len__(self) -> int:
         return sum(job is not None for job in self._jobs)
 
     @property
-    def running(self) -> list[Job]:
-        """Jobs in slots."""
+    def running(self) -> list[SlotJob]:
         return [job for job in self._jobs if job is not None]
 
-    # ── in and out ──────────────────────────────────────────────────────────────────────────
+    # ── admission and release ───────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def admit(self, waiting: deque[Job]) -> None:
-        """Move jobs from the head of ``waiting`` into free slots, as many as one prefill can begin."""
+    def admit(self, waiting: deque[SlotJob]) -> None:
+        """Move jobs from the head of ``waiting`` into free slots, as many as fit one prefill."""
         free = self._free_slots() if waiting else deque[int]()
         if not free:
             return
-        # Whoever has a prompt in the cache under the weights of today can lend it.
-        leaders = {job.given: job for job in self.running if job.prompt_version == self.policy_version}
-        fresh: list[Job] = []
-        followers: list[tuple[Job, Job]] = []
+        # A running job whose prefix was computed under the current weights is copied instead of computed again.
+        leaders = {job.prefix: job for job in self.running if job.prefix_version == self.policy_version}
+        fresh: list[SlotJob] = []
+        followers: list[tuple[SlotJob, SlotJob]] = []
         while waiting and free:
-            leader = leaders.get(waiting[0].given)
+            leader = leaders.get(waiting[0].prefix)
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > PREFILL_TOKENS:
                 break
             job = waiting.popleft()
             self._place(job, free.popleft())
             if leader is None:
-                leaders[job.given] = job
+                leaders[job.prefix] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
-        self._seat([*fresh, *(job for job, _ in followers)])
-        self._prefill(fresh, [len(job.given) - 1 for job in fresh])
+        self._write_rows([*fresh, *(job for job, _ in followers)])
+        self._prefill(fresh, [len(job.prefix) - 1 for job in fresh])
         for job, leader in followers:
-            self._forward.cache.copy(leader.slot, job.slot, len(job.given) - 1)
-        self._summarise()
+            self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
+        self._update_summary()
 
-    def release(self, job: Job) -> None:
-        """Free the slot of a job; what it wrote is dropped."""
+    def release(self, job: SlotJob) -> None:
         self._jobs[job.slot] = None
 
     def clear(self) -> None:
-        """Free every slot."""
         self._jobs.clear()
-        self._summarise()
+        self._update_summary()
 
-    def written(self, job: Job) -> Completion | None:
-        """What a running job has so far; None if that is nothing."""
+    def written(self, job: SlotJob) -> Completion | None:
+        """Unfinished completion of a running job; None if it has no tokens."""
         if self._end(job) == self._begin(job):
             return None
         return self._completion(job, "unfinished")
@@ -127,8 +124,8 @@ class SlotTable:
     # ── decoding ────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Job, Completion | EngineError]]:
-        """Write one token to every running completion; give back those that ended, their slots freed."""
+    def step(self) -> list[tuple[SlotJob, Completion | EngineError]]:
+        """Decode one token for every running job; return those that ended, with their slots freed."""
         if not self:
             return []
         self._compact()
@@ -150,28 +147,28 @@ class SlotTable:
             return sampler.draw_plain(logits, uniforms)
         tokens, logprobs = sampler.draw(logits, temperatures, uniforms)
         if self._filtered is not None:
-            # Only these rows: a token must not depend on which filters its neighbours use.
+            # Only these rows are filtered: a token must not depend on the filters of other rows.
             at = self._filtered
             tokens[at], logprobs[at] = sampler.draw_filtered(
                 logits[at], temperatures[at], uniforms[at], self._top_p[at], self._top_k[at]
             )
         return tokens, logprobs
 
-    def _ended(self, slots: list[int]) -> list[Job]:
-        """Jobs of ``slots``, and those whose text now contains a stop string."""
+    def _ended(self, slots: list[int]) -> list[SlotJob]:
+        """Jobs in ``slots``, and jobs whose text now contains a stop string."""
         ended = {job.slot: job for job in map(self._jobs.__getitem__, slots) if job is not None}
         for job in self._with_stops:
             if job.slot not in ended and self._jobs[job.slot] is job and self._is_stopped(job):
                 ended[job.slot] = job
         return list(ended.values())
 
-    def _is_stopped(self, job: Job) -> bool:
+    def _is_stopped(self, job: SlotJob) -> bool:
         stop = job.request.sampling.stop
         end = self._end(job)
         start = max(self._begin(job), end - text.stop_window(stop))
         return self._stops_here(self._ids[start:end].tolist(), stop)
 
-    def _finish(self, job: Job) -> tuple[Job, Completion | EngineError]:
+    def _finish(self, job: SlotJob) -> tuple[SlotJob, Completion | EngineError]:
         completion = self._completion(job, self._finish_reason(job))
         self.release(job)
         if not all(map(math.isfinite, completion.behavior_logprobs)):
@@ -181,38 +178,38 @@ class SlotTable:
             )
         return job, completion
 
-    def _finish_reason(self, job: Job) -> FinishReason:
+    def _finish_reason(self, job: SlotJob) -> FinishReason:
         sampling = job.request.sampling
         is_full = self._end(job) - self._begin(job) == sampling.max_tokens
         newest = int(self._ids[self._end(job) - 1])
         is_stopped = newest in self._eos_ids or bool(sampling.stop and self._is_stopped(job))
         return "length" if is_full and not is_stopped else "stop"
 
-    def _completion(self, job: Job, finish_reason: FinishReason) -> Completion:
+    def _completion(self, job: SlotJob, finish_reason: FinishReason) -> Completion:
         start, end = self._begin(job), self._end(job)
         return Completion(
             completion_ids=self._ids[start:end].tolist(),
             behavior_logprobs=self._logprobs[start:end].tolist(),
             spans=job.spans.until(end - start),
             finish_reason=finish_reason,
-            generate_s=job.seconds_begun + time.perf_counter() - job.begun_s,
+            generate_s=job.resumed_s + time.perf_counter() - job.start_s,
         )
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
-    def turn(self, policy_version: int) -> None:
+    def set_version(self, policy_version: int) -> None:
         """Credit tokens from here on to ``policy_version``."""
         self.policy_version = policy_version
         for job in self.running:
-            job.spans.turn(policy_version, self._steps - job.begun_at)
+            job.spans.set_version(policy_version, self._steps - job.start_step)
 
     def recompute(self) -> Iterator[int]:
         """
-        Compute the keys and values of all that run now again: at each ``next`` those of as many as it returns.
+        Compute the keys and values of all running jobs again, and yield after each batch its number of jobs.
 
-        Between two of these completions may begin or be released, but there is no `step` before the end.
+        Between two batches jobs may be admitted or released; `step` must wait for the end.
         """
-        jobs = sorted(self.running, key=lambda job: job.prompt_tokens - job.begun_at)
+        jobs = sorted(self.running, key=lambda job: job.prompt_tokens - job.start_step)
         while jobs := [job for job in jobs if self._jobs[job.slot] is job]:
             batch = [jobs.pop()]
             longest = self._num_tokens(batch[0])
@@ -224,10 +221,10 @@ class SlotTable:
     # ── slots ───────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def _prefill(self, jobs: Sequence[Job], lengths: Sequence[int]) -> None:
-        """Fill the cache with each job's first tokens."""
+    def _prefill(self, jobs: Sequence[SlotJob], lengths: Sequence[int]) -> None:
+        """Compute keys and values of the first ``lengths[i]`` tokens of job i."""
         for job in jobs:
-            job.prompt_version = self.policy_version
+            job.prefix_version = self.policy_version
         longest = max(lengths, default=0)
         if longest == 0:
             return
@@ -235,59 +232,58 @@ class SlotTable:
         self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths))
 
     def _free_slots(self) -> deque[int]:
-        """Holes first: then fewer completions have to move."""
+        """Holes first, so that fewer completions have to move."""
         holes = (slot for slot, job in enumerate(self._jobs) if job is None)
         return deque([*holes, *range(len(self._jobs), self._slots)])
 
-    def _place(self, job: Job, slot: int) -> None:
-        """Give the job a slot."""
-        job.slot, job.begun_at, job.begun_s = slot, self._steps - job.num_begun, time.perf_counter()
-        job.prompt_version = self.policy_version
-        job.spans.turn(self.policy_version, job.num_begun)
+    def _place(self, job: SlotJob, slot: int) -> None:
+        job.slot, job.start_step, job.start_s = slot, self._steps - job.num_resumed, time.perf_counter()
+        job.prefix_version = self.policy_version
+        job.spans.set_version(self.policy_version, job.num_resumed)
         if slot == len(self._jobs):
             self._jobs.append(job)
         else:
             self._jobs[slot] = job
 
-    def _seat(self, jobs: Sequence[Job]) -> None:
-        """Write down what decoding these jobs needs: a handful of small operations for all, not for each."""
+    def _write_rows(self, jobs: Sequence[SlotJob]) -> None:
+        """Write the decoding state of newly placed jobs, with a few operations for all of them together."""
         integers, floats = [], []
         for job in jobs:
             sampling = job.request.sampling
             first = self._begin(job)
             last = first + sampling.max_tokens - 1
-            integers.append((first + job.num_begun - 1, last, job.prompt_tokens, sampling.top_k))
+            integers.append((first + job.num_resumed - 1, last, job.prompt_tokens, sampling.top_k))
             floats.append((sampling.temperature, sampling.top_p))
         slots = self._tensor([job.slot for job in jobs])
         self._integers[:, slots] = self._tensor(integers).t()
         self._floats[:, slots] = self._tensor(floats, torch.float32).t()
-        given = self._given(jobs)
-        self._grid(self._ids)[slots, : given.shape[1]] = given
-        for job in (job for job in jobs if job.num_begun):
+        prefixes = self._prefixes(jobs)
+        self._grid(self._ids)[slots, : prefixes.shape[1]] = prefixes
+        for job in (job for job in jobs if job.num_resumed):
             first = self._begin(job)
-            self._logprobs[first : first + job.num_begun] = self._tensor(job.given_logprobs, torch.float32)
+            self._logprobs[first : first + job.num_resumed] = self._tensor(job.resumed_logprobs, torch.float32)
         most = max(job.request.sampling.max_tokens for job in jobs)
-        draws = sampler.uniforms([job.request.seed for job in jobs], most)  # all that these jobs may ever need
+        draws = sampler.uniforms([job.request.seed for job in jobs], most)  # for every token they may decode
         self._grid(self._uniforms)[slots, :most] = draws.to(slots.device)
 
-    def _given(self, jobs: Sequence[Job]) -> Tensor:
-        """[B, longest] tokens, padded on the right. Of a group, Python spells one prompt out."""
-        longest = max(len(job.given) for job in jobs)
-        rows = {given: row for row, given in enumerate(dict.fromkeys(job.given for job in jobs))}
-        distinct = self._tensor([given + (0,) * (longest - len(given)) for given in rows])
-        return distinct[self._tensor([rows[job.given] for job in jobs])]
+    def _prefixes(self, jobs: Sequence[SlotJob]) -> Tensor:
+        """[B, longest] prefix tokens, padded on the right. Equal prefixes are converted from Python once."""
+        longest = max(len(job.prefix) for job in jobs)
+        rows = {prefix: row for row, prefix in enumerate(dict.fromkeys(job.prefix for job in jobs))}
+        distinct = self._tensor([prefix + (0,) * (longest - len(prefix)) for prefix in rows])
+        return distinct[self._tensor([rows[job.prefix] for job in jobs])]
 
     def _compact(self) -> None:
-        """Move the last completions into the holes, so that a step computes running rows and nothing else."""
+        """Move the last completions into the holes, so that a step computes running rows only."""
         holes = [slot for slot, job in enumerate(self._jobs) if job is None]
         for hole in reversed(holes):
             job = self._jobs.pop()
             if job is not None:
                 self._move(job, hole)
         if holes:
-            self._summarise()
+            self._update_summary()
 
-    def _move(self, job: Job, slot: int) -> None:
+    def _move(self, job: SlotJob, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
         self._forward.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
@@ -298,35 +294,34 @@ class SlotTable:
         self._integers[:2, slot] += (slot - source) * self._positions  # the cursor and the last cell
         job.slot = slot
 
-    def _summarise(self) -> None:
-        """What the step asks about all rows at once; changes only when rows come, go or move."""
+    def _update_summary(self) -> None:
+        """Update the properties of all rows together; called when rows are added, removed or moved."""
         jobs = self.running
         filtered = [job.slot for job in jobs if job.is_filtered]
         self._filtered = self._tensor(filtered) if filtered else None
         self._is_plain = all(job.is_plain for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]
-        self._longest = max((job.prompt_tokens - job.begun_at for job in jobs), default=0)
-        """Tokens of the longest row, less the step count."""
+        self._longest = max((job.prompt_tokens - job.start_step for job in jobs), default=0)
+        """Tokens of the longest row minus the step count."""
 
     def _grid(self, cells: Tensor) -> Tensor:
-        """[slots, positions] the same cells."""
+        """View of the cells as [slots, positions]."""
         return cells.view(-1, self._positions)
 
     def _tensor(self, numbers: Sequence[float] | Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(numbers, dtype=dtype, device=self._ids.device)
 
-    def _num_tokens(self, job: Job) -> int:
-        """Prompt and completion so far."""
-        return job.prompt_tokens + self._steps - job.begun_at
+    def _num_tokens(self, job: SlotJob) -> int:
+        return job.prompt_tokens + self._steps - job.start_step
 
-    def _begin(self, job: Job) -> int:
-        """The cell of the job's first completion token."""
+    def _begin(self, job: SlotJob) -> int:
+        """Cell of the first completion token."""
         return job.slot * self._positions + job.prompt_tokens
 
-    def _end(self, job: Job) -> int:
-        """The cell after the job's newest token."""
+    def _end(self, job: SlotJob) -> int:
+        """Cell after the newest token."""
         return job.slot * self._positions + self._num_tokens(job)
 
 
-def _padded_tokens(jobs: Sequence[Job]) -> int:
-    return len(jobs) * max(len(job.given) for job in jobs)
+def _padded_tokens(jobs: Sequence[SlotJob]) -> int:
+    return len(jobs) * max(len(job.prefix) for job in jobs)

@@ -1,4 +1,4 @@
-"""Who wrote which tokens of one completion, noted while it is being written."""
+"""Policy version of every token of one completion, recorded while the completion is decoded."""
 
 from collections.abc import Iterable
 
@@ -6,25 +6,20 @@ from asyncrl.messages import Span
 
 
 class Spans:
-    """
-    Begins empty, or with what was written elsewhere.
+    """Spans of a completion that is being decoded, after those of the completion it resumes from."""
 
-    Args:
-        begun: Contiguous, from 0 on.
-    """
+    def __init__(self, resumed: Iterable[Span] = ()) -> None:
+        self._starts = [(span.policy_version, span.start) for span in resumed]
 
-    def __init__(self, begun: Iterable[Span] = ()) -> None:
-        self._marks = [(span.policy_version, span.start) for span in begun]
-
-    def turn(self, policy_version: int, written: int) -> None:
-        """Credit tokens from number ``written`` on to ``policy_version``."""
-        if self._marks and self._marks[-1][1] == written:
-            self._marks.pop()
-        if not self._marks or self._marks[-1][0] != policy_version:
-            self._marks.append((policy_version, written))
+    def set_version(self, policy_version: int, num_tokens: int) -> None:
+        """Credit the tokens from index ``num_tokens`` on to ``policy_version``."""
+        if self._starts and self._starts[-1][1] == num_tokens:
+            self._starts.pop()
+        if not self._starts or self._starts[-1][0] != policy_version:
+            self._starts.append((policy_version, num_tokens))
 
     def until(self, num_tokens: int) -> list[Span]:
-        """Contiguous, covering 0 .. ``num_tokens``."""
-        ends = [start for _, start in self._marks[1:]] + [num_tokens]
-        marked = zip(self._marks, ends, strict=True)
-        return [Span(version, start, min(end, num_tokens)) for (version, start), end in marked if start < num_tokens]
+        """Contiguous spans that cover 0 .. ``num_tokens``."""
+        ends = [start for _, start in self._starts[1:]] + [num_tokens]
+        bounds = zip(self._starts, ends, strict=True)
+        return [Span(version, start, min(end, num_tokens)) for (version, start), end in bounds if start < num_tokens]

@@ -1,4 +1,4 @@
-"""Between text and token ids: what the engine asks of a tokenizer."""
+"""Tokenizer functions shared by the engines."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,12 +14,7 @@ NO_KWARGS: TemplateKwargs = MappingProxyType({})
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """
-    That of a model directory.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Load the tokenizer of a model directory. Raises `ConfigError` if it has none."""
     try:
         return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -29,24 +24,16 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template_kwargs: TemplateKwargs = NO_KWARGS
 ) -> list[int]:
-    """
-    Token ids of a prompt: plain text as the tokenizer's defaults have it, a chat through its template.
-
-    Args:
-        template_kwargs: Handed to the template.
-
-    Raises:
-        EngineError: Not retryable; the prompt is empty, has both forms, or the tokenizer has no chat template.
-    """
+    """Token ids of a prompt: text with the tokenizer's defaults, or a chat through its template."""
     if bool(prompt.text) == bool(prompt.chat):
         raise EngineError(
-            f"a prompt has either text or chat; this one has {'both' if prompt.text else 'neither'}", retryable=False
+            f"expected a prompt with either text or chat, got {'both' if prompt.text else 'neither'}", retryable=False
         )
     if prompt.text:
         return list(tokenizer(prompt.text).input_ids)
     if not tokenizer.chat_template:
         raise EngineError(
-            "the tokenizer has no chat template, and the prompt is a chat; use plain text", retryable=False
+            "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
         )
     encoded = tokenizer.apply_chat_template(
         prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
@@ -55,21 +42,21 @@ def encode(
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
-    """Text without special tokens, spaces as the model wrote them."""
+    """Text without special tokens, spaces unchanged."""
     text: str = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
 def stop_window(stop: list[str]) -> int:
-    """Tokens at the end of a text that a stop string which ends there may lie in."""
-    # A character has at most 4 bytes and a token at least one; the margin holds tokens that decode to nothing.
+    """Number of last tokens to search for a stop string that ends at the newest token."""
+    # A character has at most 4 bytes and a token at least one; 8 more tokens may decode to nothing.
     return 4 * max(map(len, stop)) + 8
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion, by the word of the generation config, the model config or the tokenizer."""
-    named = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    """End-of-sequence tokens named by the generation config, the model config or the tokenizer."""
+    sources = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
     found: set[int] = set()
-    for ids in named:
+    for ids in sources:
         found.update([ids] if isinstance(ids, int) else ids or [])
     return sorted(found)

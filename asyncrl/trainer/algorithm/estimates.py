@@ -1,12 +1,12 @@
 """
-What is known of a step before the first gradient: advantages, what the critic should have said, what is left out.
+Advantages, value targets and masks of a step, computed before its first update.
 
-    columns (log-probs, reference, values) ─┐   KL in the reward ─▶ correction ─▶ advantages
-    scores ─────────────────────────────────┴──────────────── one after the other, over the whole step
+    per-token numbers (log-probs, reference, values) ─┐   KL in the reward ─▶ correction ─▶ advantages
+    rewards ──────────────────────────────────────────┴──── one after the other, over the whole step
 
-The order is verl's. A token that correction rejects is in no mean over tokens, and a trajectory it rejects is not
-trained on; but what it scored still counts in its group.
-Numpy on the host, and the same on every rank.
+The order is verl's. A token that the correction rejects counts in no mean over tokens, and a trajectory it rejects is
+not trained on, but its reward still counts in its group.
+Numpy on the host, with the same result on every rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,129 +22,120 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.algo.ragged import Ragged
 from asyncrl.algo.value import explained_variance
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
-from asyncrl.trainer.ranks.per_token import Column
+from asyncrl.trainer.ranks.per_token import PerToken
 
 BEHAVIOR = "behavior_logprobs"
-PER_TOKEN = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
-"""What an `Outcome` has [T] of."""
+TOKEN_FIELDS = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
+"""Fields of an `Outcome` of shape [T]."""
+Masks = list[NDArray[np.bool_]]
+"""[T] of each trajectory of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """Of S trajectories."""
+    """Estimates for the S trajectories of a step, indexed by place."""
 
-    advantages: Column
-    """[T] of each; all exactly zero where there is nothing to learn."""
-    value_targets: Column | None = None
-    importance: Column | None = None
-    """[T] weights of the rollout correction; None for ones."""
-    keep: list[NDArray[np.bool_]] | None = None
-    """[T] False where the correction rejects; None where it rejects nothing."""
+    advantages: PerToken
+    """All exactly zero for a trajectory without a learning signal."""
+    value_targets: PerToken | None = None
+    importance: PerToken | None = None
+    """Weights of the rollout correction; None for ones."""
+    keep: Masks | None = None
+    """False where the correction rejects a token; None if it rejects nothing."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def size(self, place: int) -> int:
-        """Tokens of a trajectory."""
+    def num_tokens(self, place: int) -> int:
         return len(self.advantages[place])
 
     def kept(self, place: int) -> NDArray[np.bool_]:
-        """[T] the tokens of a trajectory that count."""
-        return np.ones(self.size(place), np.bool_) if self.keep is None else self.keep[place]
+        """[T] True for the tokens of a trajectory that are not rejected."""
+        return np.ones(self.num_tokens(place), np.bool_) if self.keep is None else self.keep[place]
 
-    def length(self, place: int) -> int:
-        """How many those are."""
+    def num_kept(self, place: int) -> int:
         return int(self.kept(place).sum())
 
 
 def estimate(
-    recipe: Recipe, outcomes: Sequence[Outcome], columns: Mapping[str, Column], *, kl_coef: float = 0.0
+    recipe: Recipe, outcomes: Sequence[Outcome], per_token: Mapping[str, PerToken], *, kl_coef: float = 0.0
 ) -> Estimates:
     """
-    All that the whole step has to be looked at for.
+    Compute everything that depends on the whole step of S outcomes.
 
     Args:
-        recipe: The algorithm.
-        outcomes: [S].
-        columns: Those that `Recipe.wanted` names, and ``behavior_logprobs`` if it is decoupled.
-        kl_coef: Of the KL in the reward, as the controller has it now.
+        per_token: Numbers named by `Recipe.wanted`, and ``behavior_logprobs`` if the recipe is decoupled.
+        kl_coef: Current coefficient of the KL in the reward.
 
     Raises:
-        AsyncrlError: The estimator cannot say anything about these.
+        AsyncrlError: The advantage estimator does not apply to these outcomes.
     """
-    penalties, metrics = _penalties(recipe, columns, kl_coef)
-    importance: Column | None = None
-    keep: list[NDArray[np.bool_]] | None = None
+    penalties, metrics = _kl_penalties(recipe, per_token, kl_coef)
+    importance: PerToken | None = None
+    keep: Masks | None = None
     if recipe.is_decoupled:
-        importance, keep, corrected = _corrected(recipe, columns)
+        importance, keep, corrected = _correct(recipe, per_token)
         metrics |= corrected
-    seen = [
-        replace(
-            outcome,
-            penalties=penalties[place] if penalties else None,
-            logprobs=_at(columns, LOGPROBS, place),
-            values=_at(columns, VALUES, place),
-            sum_pi_squared=_at(columns, SUM_PI_SQUARED, place),
-            importance=importance[place] if importance else None,
-        )
-        for place, outcome in enumerate(outcomes)
-    ]
+    fields = {name: per_token.get(name) for name in (LOGPROBS, VALUES, SUM_PI_SQUARED)}
+    fields |= {"penalties": penalties, "importance": importance}
+    complete = []
+    for place, outcome in enumerate(outcomes):
+        known: dict[str, Any] = {name: values[place] for name, values in fields.items() if values is not None}
+        complete.append(replace(outcome, **known))
     if keep is not None:
-        seen = [_kept(outcome, mask) for outcome, mask in zip(seen, keep, strict=True)]
-    advantages = list(recipe.advantages(seen))
-    targets = list(recipe.value_targets(seen)) if VALUES in columns else None
+        complete = [_without_rejected(outcome, mask) for outcome, mask in zip(complete, keep, strict=True)]
+    advantages = list(recipe.advantages(complete))
+    targets = list(recipe.value_targets(complete)) if VALUES in per_token else None
     if targets is not None:
-        foreseen = [outcome.values for outcome in seen if outcome.values is not None]
-        metrics["critic_explained_variance"] = explained_variance(np.concatenate(foreseen), np.concatenate(targets))
+        values = [outcome.values for outcome in complete if outcome.values is not None]
+        metrics["critic_explained_variance"] = explained_variance(np.concatenate(values), np.concatenate(targets))
     if keep is not None:
-        advantages = _in_place(advantages, keep)
-        targets = None if targets is None else _in_place(targets, keep)
+        advantages = _zero_filled(advantages, keep)
+        targets = None if targets is None else _zero_filled(targets, keep)
     return Estimates(advantages, targets, importance, keep, metrics)
 
 
-def _kept(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
-    """The trajectory without the tokens that correction rejects. What it scored, and what it was fined, stays."""
-    fined = 0.0 if outcome.penalties is None else float(outcome.penalties[~keep].sum())
-    columns = {name: getattr(outcome, name) for name in PER_TOKEN}
-    cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in columns.items()}
-    return replace(outcome, length=int(keep.sum()), reward=outcome.reward - fined, **cut)
+def _without_rejected(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
+    """Drop the rejected tokens of a trajectory; its reward and the sum of its penalties stay."""
+    rejected_penalty = 0.0 if outcome.penalties is None else float(outcome.penalties[~keep].sum())
+    fields = {name: getattr(outcome, name) for name in TOKEN_FIELDS}
+    cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in fields.items()}
+    return replace(outcome, length=int(keep.sum()), reward=outcome.reward - rejected_penalty, **cut)
 
 
-def _in_place(kept: Column, keep: list[NDArray[np.bool_]]) -> Column:
-    """[T] of each trajectory, zero where a token is rejected."""
-    whole = [np.zeros(len(mask)) for mask in keep]
-    for values, mask, part in zip(whole, keep, kept, strict=True):
+def _zero_filled(kept: PerToken, keep: Masks) -> PerToken:
+    """Expand values of kept tokens to [T] of each trajectory, zero where a token is rejected."""
+    filled = [np.zeros(len(mask)) for mask in keep]
+    for values, mask, part in zip(filled, keep, kept, strict=True):
         values[mask] = part
-    return whole
+    return filled
 
 
-def _penalties(recipe: Recipe, columns: Mapping[str, Column], kl_coef: float) -> tuple[Column | None, dict[str, float]]:
-    """KL to the reference, token by token, times its coefficient; and the KL of the mean trajectory."""
+def _kl_penalties(
+    recipe: Recipe, per_token: Mapping[str, PerToken], kl_coef: float
+) -> tuple[PerToken | None, dict[str, float]]:
+    """Per-token KL to the reference times its coefficient, and metrics with the mean KL over trajectories."""
     if not recipe.penalises_reward:
         return None, {}
     kl = [
-        recipe.kl(torch.from_numpy(ours), torch.from_numpy(theirs)).numpy()
-        for ours, theirs in zip(columns[LOGPROBS], columns[REFERENCE], strict=True)
+        recipe.kl(torch.from_numpy(logprobs), torch.from_numpy(reference)).numpy()
+        for logprobs, reference in zip(per_token[LOGPROBS], per_token[REFERENCE], strict=True)
     ]
     mean = float(np.mean([one.mean() for one in kl if len(one)] or [0.0]))
     return [kl_coef * one for one in kl], {"kl_in_reward": mean, "kl_coef": kl_coef}
 
 
-def _corrected(
-    recipe: Recipe, columns: Mapping[str, Column]
-) -> tuple[Column | None, list[NDArray[np.bool_]] | None, dict[str, float]]:
-    sequences = Ragged([len(one) for one in columns[LOGPROBS]])
-    logprobs, behavior = (torch.from_numpy(np.concatenate(columns[name])) for name in (LOGPROBS, BEHAVIOR))
+def _correct(
+    recipe: Recipe, per_token: Mapping[str, PerToken]
+) -> tuple[PerToken | None, Masks | None, dict[str, float]]:
+    sequences = Ragged([len(one) for one in per_token[LOGPROBS]])
+    logprobs, behavior = (torch.from_numpy(np.concatenate(per_token[name])) for name in (LOGPROBS, BEHAVIOR))
     corrected = recipe.correct(logprobs, behavior, sequences)
     found = recipe.correct.metrics(logprobs, behavior, sequences)
-    metrics = {f"rollout_corr/{name}": value for name, value in found.items()}  # verl's names, which people look for
-    return _cut(corrected.weights, sequences), _cut(corrected.keep, sequences), metrics
+    metrics = {f"rollout_corr/{name}": value for name, value in found.items()}  # verl's metric names
+    return _split(corrected.weights, sequences), _split(corrected.keep, sequences), metrics
 
 
-def _cut(values: Tensor | None, sequences: Ragged) -> list[NDArray[Any]] | None:
-    """[T] of each trajectory, of [N]."""
+def _split(values: Tensor | None, sequences: Ragged) -> list[NDArray[Any]] | None:
+    """Split [N] into [T] of each trajectory."""
     if values is None:
         return None
     return [part.numpy() for part in torch.split(values, sequences.lengths.tolist())]
-
-
-def _at(columns: Mapping[str, Column], name: str, place: int) -> NDArray[np.float64] | None:
-    return columns[name][place] if name in columns else None

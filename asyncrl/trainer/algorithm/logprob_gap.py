@@ -1,13 +1,14 @@
 """
-How far sampler and trainer are apart on the same tokens under the same weights: the engine's error, and no more.
+Log-prob gap: difference between sampler and trainer on the same tokens under the same weights, in nats.
 
     completion   ▁▁▁▁▁▁▁▁▂▂▂▂▂▂▂▂▃▃▃▃▃▃▃▃
     written by      v3      v4      v5             in training: v4
     compared             ✓✓✓✓✓✓✓✓                  rollout.kv = "recompute"
                                                    rollout.kv = "keep": none, v4 read keys that v3 had computed
 
-Tokens of other versions differ because the policy has moved. So do all tokens if top-p or top-k cut the distribution
-they were drawn from, which the trainer does not know; then nothing is compared.
+It measures the engine's numerical error alone. Tokens of other versions also differ because the policy has moved. With
+top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer does not reproduce; then
+nothing is compared.
 """
 
 from collections.abc import Sequence
@@ -27,33 +28,24 @@ log = structlog.get_logger()
 
 
 class Comparable:
-    """
-    Which tokens can be compared.
-
-    Args:
-        config: Its ``sampling`` and ``rollout.kv`` are read. Says once if nothing can be.
-    """
+    """Selects the tokens to compare. Logs a warning if the configuration allows no comparison."""
 
     def __init__(self, config: Config) -> None:
         self._reads_old_keys = config.rollout.kv == "keep"
-        self._is_whole = config.sampling.top_p == 1 and config.sampling.top_k == 0
-        if not self._is_whole:
+        self._is_uncut = config.sampling.top_p == 1 and config.sampling.top_k == 0
+        if not self._is_uncut:
             log.warning(
                 "logprob_gap.unmeasured",
-                cause="sampling.top_p or top_k renormalises what is recorded, which the trainer does not reproduce",
+                cause="sampling.top_p or top_k renormalises the recorded log-probs, which the trainer cannot reproduce",
             )
 
-    def tokens(self, samples: Sequence[TrainingTrajectory], policy_version: int | None) -> NDArray[np.bool_] | None:
-        """
-        [N] True where the weights in training wrote the token; None if they wrote none.
-
-        Args:
-            samples: Whose completions have N tokens together.
-            policy_version: What the weights were published as; None if they were not.
-        """
-        if not self._is_whole or policy_version is None:
+    def tokens(
+        self, trajectories: Sequence[TrainingTrajectory], policy_version: int | None
+    ) -> NDArray[np.bool_] | None:
+        """Mark the tokens that ``policy_version``, the weights in training, wrote: [N], or None if there are none."""
+        if not self._is_uncut or policy_version is None:
             return None
-        masks = [self._written(sample.spans, policy_version, len(sample.completion_ids)) for sample in samples]
+        masks = [self._written(one.spans, policy_version, len(one.completion_ids)) for one in trajectories]
         mask = np.concatenate(masks)
         return mask if mask.any() else None
 
@@ -65,36 +57,29 @@ class Comparable:
         return mask
 
 
-class Total(NamedTuple):
-    """Of the compared tokens."""
+class GapTotal(NamedTuple):
+    """Sum and maximum over the compared tokens, in nats."""
 
     sum: float
-    """Nats."""
     highest: float
     num_tokens: float
 
 
 class LogprobGap:
-    """Sum and maximum over the compared tokens of a step. Stays on the device until it is asked."""
+    """Accumulates the gap over the micro-batches of a step, on the device until `total` is called."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
-        """[3] of each micro-batch: sum, maximum, number of tokens."""
+        """[3] for each micro-batch: sum, maximum, number of tokens."""
 
     def add(self, gap: Tensor, is_compared: Tensor) -> None:
-        """
-        Count one micro-batch.
-
-        Args:
-            gap: [N] absolute differences, nats.
-            is_compared: [N] bool.
-        """
+        """Add one micro-batch: absolute differences [N] in nats, and the mask [N] of the compared tokens."""
         compared = torch.where(is_compared, gap, 0.0)
         self._parts.append(torch.stack((compared.sum(), compared.max(), is_compared.sum(dtype=torch.float32))))
 
-    def total(self) -> Total | None:
-        """None if no token was compared: that is not a gap of zero."""
+    def total(self) -> GapTotal | None:
+        """Totals of all micro-batches; None, not a gap of zero, if no token was compared."""
         if not self._parts:
             return None
         total, highest, tokens = torch.stack(self._parts).double().unbind(1)
-        return Total(float(total.sum()), float(highest.max()), float(tokens.sum()))
+        return GapTotal(float(total.sum()), float(highest.max()), float(tokens.sum()))

@@ -1,4 +1,4 @@
-"""What the loss of an update depends on beside the model in training; cut into tensors a micro-batch at a time."""
+"""Inputs of the losses of one update, cut into tensors one micro-batch at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,128 +13,117 @@ from asyncrl.algo.ragged import Ragged
 from asyncrl.errors import BrokenInvariant
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.packing.step import Step
-from asyncrl.trainer.ranks.per_token import Column
+from asyncrl.trainer.ranks.per_token import PerToken
 
 F32 = torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossInputs:
-    """What the policy's loss of N tokens depends on, laid end to end on the device."""
+    """
+    Constants of the policy loss for the N completion tokens of a micro-batch.
+
+    Tensors are [N] on the device, float32 or bool; log-probs in nats.
+    """
 
     sequences: Ragged
     behavior_logprobs: Tensor
-    """[N] under the policy that sampled."""
     old_logprobs: Tensor
-    """[N] what ratios are against."""
+    """Denominator of the ratio."""
     advantages: Tensor
-    """[N]."""
     weights: Tensor
-    """[N] share of each token in the loss of the step."""
+    """Weight of each token in the loss of the step."""
     importance: Tensor | None = None
-    """[N] of decoupled correction; None for ones."""
+    """Importance weights of decoupled correction; None for ones."""
     keep: Tensor | None = None
-    """[N] bool, of decoupled correction; None where it rejects nothing."""
+    """False where decoupled correction rejects; None if it rejects nothing."""
     ref_logprobs: Tensor | None = None
-    """[N] if a KL to it is in the loss."""
+    """Set if the loss has a KL to the reference."""
     is_selected: Tensor | None = None
-    """[N] bool, if the loss has a selection."""
+    """Set if the loss has a selection."""
     is_compared: Tensor | None = None
-    """[N] bool, written by the very weights in training; None if no token was."""
+    """True for tokens that the weights in training wrote; None if there are none."""
 
 
-class Values(NamedTuple):
-    """What the critic's loss of N tokens depends on beside the critic."""
+class ValueInputs(NamedTuple):
+    """Constants of the value loss, [N] each: values before the step, their targets, and a mask of kept tokens."""
 
-    old: Tensor
-    """[N] as it said before the step."""
+    old_values: Tensor
     targets: Tensor
-    """[N] what it should have said."""
     keep: Tensor
-    """[N] bool, the tokens that count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MiniBatch:
-    """The trajectories of one update, and what is known of them. What is [T] of each is the same on every rank."""
+    """Trajectories of one update. Per-token numbers cover the whole step and are the same on every rank."""
 
     step: Step
     places: Sequence[int]
-    """Of its trajectories in the step."""
+    """Places of its trajectories in the step."""
     estimates: Estimates
-    weigh: Callable[[int], float]
-    """Weight of a token, given how many of its trajectory count."""
-    old_logprobs: Column | None
-    """What ratios are against; None for the sampler's."""
-    ref_logprobs: Column | None
-    """Of the reference, if a KL to it is in the loss."""
-    old_values: Column | None
-    """The critic's, if there is one."""
-    picked: Mapping[int, NDArray[np.bool_]] | None
-    """Tokens that the loss treats apart, by place."""
+    token_weight: Callable[[int], float]
+    """Weight of a token in the loss, given the number of kept tokens of its trajectory."""
+    old_logprobs: PerToken | None
+    """Denominator of the ratio; None for the behavior log-probs."""
+    ref_logprobs: PerToken | None
+    """Log-probs under the reference, if the loss has a KL to it."""
+    old_values: PerToken | None
+    """Values before the step, if there is a critic."""
+    selected: Mapping[int, NDArray[np.bool_]] | None
+    """[T] by place, if the loss has a selection."""
 
     @property
-    def taught(self) -> list[int]:
-        """Places of those that have any advantage."""
+    def with_advantage(self) -> list[int]:
+        """Places of the trajectories with a non-zero advantage."""
         return [place for place in self.places if self.estimates.advantages[place].any()]
 
     @property
-    def num_tokens(self) -> int:
-        """That count; at least one, to divide by."""
-        return max(sum(self.estimates.length(place) for place in self.places), 1)
+    def num_kept(self) -> int:
+        """Kept tokens of all its trajectories; at least 1, as a divisor."""
+        return max(sum(self.estimates.num_kept(place) for place in self.places), 1)
 
-    def constants(
+    def loss_inputs(
         self, places: Sequence[int], is_compared: NDArray[np.bool_] | None, *, device: torch.device
     ) -> LossInputs:
-        """
-        Of one micro-batch.
+        """Inputs of the policy loss for one micro-batch of this rank's trajectories."""
+        trajectories, estimates = self.step.at(places), self.estimates
 
-        Args:
-            places: Of its trajectories, which this rank has.
-            is_compared: [N], as in `LossInputs`.
-            device: Where the tensors go.
-        """
-        samples, estimates = self.step.of(places), self.estimates
-
-        def column(values: Column | Mapping[int, NDArray[Any]] | None, dtype: torch.dtype = F32) -> Tensor | None:
+        def tensor(values: PerToken | Mapping[int, NDArray[Any]] | None, dtype: torch.dtype = F32) -> Tensor | None:
             return None if values is None else _joined([values[place] for place in places], dtype, device)
 
-        behavior = _joined([sample.behavior_logprobs for sample in samples], F32, device)
-        weights = [np.full(estimates.size(place), self.weigh(estimates.length(place))) for place in places]
+        behavior = _joined([one.behavior_logprobs for one in trajectories], F32, device)
+        weights = [
+            np.full(estimates.num_tokens(place), self.token_weight(estimates.num_kept(place))) for place in places
+        ]
         keep = None if estimates.keep is None else self._keep(places, device)
-        token_weights, old = _joined(weights, F32, device), column(self.old_logprobs)
+        token_weights, old = _joined(weights, F32, device), tensor(self.old_logprobs)
         return LossInputs(
-            sequences=Ragged([len(sample.completion_ids) for sample in samples], device=device),
+            sequences=Ragged([len(one.completion_ids) for one in trajectories], device=device),
             behavior_logprobs=behavior,
             old_logprobs=behavior if old is None else old,
             advantages=_joined([estimates.advantages[place] for place in places], F32, device),
             weights=token_weights if keep is None else token_weights * keep,
-            importance=column(estimates.importance),
+            importance=tensor(estimates.importance),
             keep=keep,
-            ref_logprobs=column(self.ref_logprobs),
-            is_selected=column(self.picked, torch.bool),
+            ref_logprobs=tensor(self.ref_logprobs),
+            is_selected=tensor(self.selected, torch.bool),
             is_compared=None if is_compared is None else torch.from_numpy(is_compared).to(device),
         )
 
-    def values(self, places: Sequence[int], *, device: torch.device) -> Values:
-        """
-        Of one micro-batch, for the critic.
-
-        Raises:
-            BrokenInvariant: There is none.
-        """
+    def value_inputs(self, places: Sequence[int], *, device: torch.device) -> ValueInputs:
+        """Inputs of the value loss for one micro-batch; the step must have been scored by a critic."""
         if self.old_values is None or self.estimates.value_targets is None:
-            raise BrokenInvariant("a critic is to be taught, but nobody asked it before the step")
+            raise BrokenInvariant("value loss requested, but no values were computed before the step")
         old, targets = (
-            _joined([column[place] for place in places], F32, device)
-            for column in (self.old_values, self.estimates.value_targets)
+            _joined([values[place] for place in places], F32, device)
+            for values in (self.old_values, self.estimates.value_targets)
         )
-        return Values(old, targets, self._keep(places, device))
+        return ValueInputs(old, targets, self._keep(places, device))
 
     def _keep(self, places: Sequence[int], device: torch.device) -> Tensor:
         return _joined([self.estimates.kept(place) for place in places], torch.bool, device)
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[N], of [T] of each trajectory."""
+    """Join [T] of each trajectory to [N]; no parts give [0]."""
     return torch.from_numpy(np.concatenate((np.zeros(0, np.float32), *parts))).to(device, dtype)

@@ -1,11 +1,11 @@
 """
-One micro-batch's share of the loss of a step.
+Loss of one micro-batch, as its share of the loss of a step.
 
     loss = Σ_t  w_t (  importance_t · policy_loss_t  +  kl_coef · KL_t  -  entropy_coef · H_t  )
 
-w_t is what the aggregation says a token weighs, and zero where decoupled correction rejects it. In bypass mode the
-correction is between the policy in training and the sampler, changes with every update, and is computed here. Rejected
-tokens are no part of the policy's loss in either mode: also not of the means that losses of sequences take.
+w_t is the token's weight by the aggregation, and zero where decoupled correction rejects it. In bypass mode the
+correction compares the policy in training with the sampler, changes with every update, and is computed here. In both
+modes rejected tokens are excluded from the policy loss, and from the means that sequence losses take.
 """
 
 from collections.abc import Mapping
@@ -22,68 +22,62 @@ from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 REJECTED = "rollout_corr/rollout_rs_masked_fraction"
-"""What the metric is called that decoupled correction has of the whole step."""
-NO_WEIGHT = 1e-10
-"""Of a token that importance drops, in a geometric mean: of a long trajectory something is left, as in verl."""
+"""Metric name shared with decoupled correction, which reports it for the whole step."""
+LOG_FLOOR = 1e-10
+"""Added to importance before its logarithm, so that one dropped token does not zero a long trajectory; as in verl."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """The loss of a micro-batch, and what is worth knowing about it."""
+class MicroBatchLoss:
+    """Loss and per-token metrics of a micro-batch."""
 
     loss: Tensor
-    """[]. Carries the gradient."""
+    """[] with gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] each, or fewer: of the tokens that were kept. Numbers or bools, without gradient."""
+    """[N], or fewer if tokens were rejected; numbers or bools, without gradient."""
 
 
-def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, constants: LossInputs) -> Parts:
-    """
-    The formula above.
-
-    Args:
-        scores: Of the policy in training. With entropy, if the algorithm has a coefficient for it.
-    """
-    loss, metrics = _policy(recipe, scores.logprobs, constants)
-    if constants.ref_logprobs is not None:
-        kl = recipe.kl(scores.logprobs, constants.ref_logprobs)
-        loss = loss + algorithm.kl_coef * torch.dot(kl, constants.weights)
+def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: LossInputs) -> MicroBatchLoss:
+    """Compute the formula above; ``scores`` [N] contain entropy if ``algorithm.entropy_coef`` is set."""
+    loss, metrics = _policy_loss(recipe, scores.logprobs, inputs)
+    if inputs.ref_logprobs is not None:
+        kl = recipe.kl(scores.logprobs, inputs.ref_logprobs)
+        loss = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights)
         metrics["kl_ref"] = kl.detach()
     if scores.entropy is not None:
-        loss = loss - algorithm.entropy_coef * torch.dot(scores.entropy, constants.weights)
+        loss = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights)
         metrics["entropy"] = scores.entropy.detach()
-    return Parts(loss, metrics)
+    return MicroBatchLoss(loss, metrics)
 
 
-def _policy(recipe: Recipe, logprobs: Tensor, constants: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    importance, keep, sequences = constants.importance, constants.keep, constants.sequences
+def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    importance, keep, sequences = inputs.importance, inputs.keep, inputs.sequences
     rejected: dict[str, Tensor] = {}
     if not recipe.is_decoupled:
-        importance, keep = recipe.correct(logprobs.detach(), constants.behavior_logprobs, sequences)
+        importance, keep = recipe.correct(logprobs.detach(), inputs.behavior_logprobs, sequences)
         rejected = {} if keep is None else {REJECTED: ~keep}
-    weights = _of(constants.weights, keep)
+    weights = _kept(inputs.weights, keep)
     if keep is not None:
-        of_all, sequences = sequences, Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
-        if rejected and recipe.averages_trajectories:  # The weights are those of means over all tokens.
-            weights = weights * sequences.spread(of_all.lengths / sequences.lengths.clamp(min=1))
+        uncut, sequences = sequences, Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
+        if rejected and recipe.averages_trajectories:  # These weights divide by the number of all tokens, not of kept.
+            weights = weights * sequences.spread(uncut.lengths / sequences.lengths.clamp(min=1))
     policy = recipe.losses(
         Tokens(
-            logprobs=_of(logprobs, keep),
-            old_logprobs=_of(constants.old_logprobs, keep),
-            advantages=_of(constants.advantages, keep),
+            logprobs=_kept(logprobs, keep),
+            old_logprobs=_kept(inputs.old_logprobs, keep),
+            advantages=_kept(inputs.advantages, keep),
             sequences=sequences,
-            is_selected=None if constants.is_selected is None else _of(constants.is_selected, keep),
+            is_selected=None if inputs.is_selected is None else _kept(inputs.is_selected, keep),
         )
     )
     losses = policy.losses
     if importance is not None:
-        importance = _of(importance, keep)
-        if recipe.loss.is_of_sequences:
-            importance = sequences.spread(sequences.mean((importance + NO_WEIGHT).log()).exp())
+        importance = _kept(importance, keep)
+        if recipe.loss.entry.is_of_sequences:
+            importance = sequences.spread(sequences.mean((importance + LOG_FLOOR).log()).exp())
         losses = losses * importance
     return torch.dot(losses, weights), {**policy.metrics, **rejected}
 
 
-def _of(values: Tensor, keep: Tensor | None) -> Tensor:
-    """Of [N], what is kept."""
+def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
     return values if keep is None else values[keep]

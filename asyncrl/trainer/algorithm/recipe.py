@@ -1,11 +1,11 @@
 """
-What ``[algorithm]`` says, as functions: the parts a step is made of, each with the settings it reads.
+Configured algorithm as functions, each bound to the settings it reads.
 
-    algorithm.advantage ─▶ estimator      whole step, on the host
-    algorithm.correction ─▶ correct       whole step (decoupled), or a micro-batch at a time (bypass)
-    algorithm.loss ─▶ loss                a micro-batch at a time
-    algorithm.aggregation ─▶ weigh        of each trajectory
-    algorithm.kl ─▶ kl                    in the loss or in the reward
+    algorithm.advantage ─▶ advantages         over the whole step, on the host
+    algorithm.correction ─▶ correct           over the whole step (decoupled) or a micro-batch (bypass)
+    algorithm.loss ─▶ losses                  over a micro-batch
+    algorithm.aggregation ─▶ token_weights    per trajectory
+    algorithm.kl ─▶ kl                        in the loss or in the reward
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,30 +14,27 @@ from typing import Any
 
 from asyncrl.algo.advantages.gae import value_targets
 from asyncrl.algo.advantages.table import resolve_advantage
-from asyncrl.algo.aggregate import AGGREGATIONS, Totals
+from asyncrl.algo.aggregate import Totals, resolve_aggregation
 from asyncrl.algo.correction.correct import Correct
 from asyncrl.algo.kl import resolve_kl
 from asyncrl.algo.losses.table import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
-from asyncrl.config.algorithm import SETTINGS
-from asyncrl.config.presets import resolved
+from asyncrl.config.catalogue import SETTINGS
+from asyncrl.config.correction import resolved
 from asyncrl.config.sections import Algorithm, Config, Critic
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
 
 LOGPROBS, REFERENCE, VALUES, SUM_PI_SQUARED = "logprobs", "ref_logprobs", "values", "sum_pi_squared"
-"""Numbers for every token that may be wanted of the policies a step begins with."""
+"""Names of per-token numbers that an algorithm may need from the models before a step."""
 
 
 class Recipe:
     """
-    One configuration's algorithm.
-
-    Args:
-        config: Its ``algorithm``, and ``sampling.max_tokens`` as the default of ``aggregation_norm``.
+    Functions of one configured algorithm. ``sampling.max_tokens`` is the default of ``aggregation_norm``.
 
     Raises:
-        ConfigError: A plug-in cannot be loaded, a setting is missing, or nothing reads one that is set.
+        ConfigError: A plug-in cannot be loaded, a setting is missing, or one is set that nothing reads.
     """
 
     def __init__(self, config: Config) -> None:
@@ -48,7 +45,7 @@ class Recipe:
         self.kl = resolve_kl(algorithm.kl)
         self.correct = Correct(algorithm.correction)
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
-        """Ratios are against the policy the step begins with, not the one that sampled."""
+        """Ratios compare with the policy before the step, not with the one that sampled."""
         self.advantages = partial(self.estimator.function, **_settings(algorithm, self.estimator.settings))
         self.value_targets: Callable[[Sequence[Outcome]], list[Floats]] = partial(
             value_targets, **_settings(algorithm, {"gamma": 1.0, "lam": 1.0})
@@ -59,30 +56,29 @@ class Recipe:
             if self.loss.select
             else None
         )
-        """Which tokens the loss treats apart; None if it has no such."""
-        self._aggregation = algorithm.aggregation or self.loss.aggregation or "token-mean"
+        """Token selection of the loss; None if it has none."""
+        self._aggregation = algorithm.aggregation or self.loss.entry.aggregation or "token-mean"
         self._norm = algorithm.aggregation_norm or float(config.sampling.max_tokens)
         self._refuse_unread(config)
 
     @property
     def has_reference(self) -> bool:
-        """There is a policy the one in training is held to."""
         return self._algorithm.kl_coef > 0
 
     @property
     def penalises_reward(self) -> bool:
-        """The KL to the reference is taken from the reward."""
+        """True if the KL to the reference is subtracted from the reward, not added to the loss."""
         return self.has_reference and self._algorithm.kl_in == "reward"
 
     @property
     def needs_all(self) -> bool:
-        """Trajectories with advantage zero have a gradient all the same."""
+        """True if trajectories with an advantage of zero have a gradient too."""
         regularises = self._algorithm.entropy_coef > 0 or (self.has_reference and self._algorithm.kl_in == "loss")
-        return regularises or not self.loss.is_zero_without_advantage
+        return regularises or not self.loss.entry.is_zero_without_advantage
 
     @property
     def wanted(self) -> set[str]:
-        """Columns to compute before a step begins."""
+        """Names of the per-token numbers to compute before a step."""
         names: set[str] = {name for name in (LOGPROBS, VALUES, SUM_PI_SQUARED) if name in self.estimator.needs}
         if self.is_decoupled or self.select or self.penalises_reward:
             names.add(LOGPROBS)
@@ -92,22 +88,17 @@ class Recipe:
 
     @property
     def averages_trajectories(self) -> bool:
-        """A token's weight depends on how many of its trajectory count."""
+        """True if a token's weight depends on the number of kept tokens of its trajectory."""
         return self._aggregation == "seq-mean-token-mean"
 
-    def weigh(self, lengths: Collection[int]) -> Callable[[int], float]:
-        """
-        What a token of a trajectory weighs in the loss, given the trajectory's length.
-
-        Args:
-            lengths: Of all trajectories of the mini-batch.
-        """
+    def token_weights(self, lengths: Collection[int]) -> Callable[[int], float]:
+        """Weight of a token by the length of its trajectory, given the ``lengths`` of the mini-batch in kept tokens."""
         totals = Totals(sum(lengths), len(lengths), self._norm)
-        weight = AGGREGATIONS[self._aggregation]
+        weight = resolve_aggregation(self._aggregation)
         return lambda length: weight(length, totals)
 
     def _refuse_unread(self, config: Config) -> None:
-        """What a function of one's own reads is known only now."""
+        """Refuse settings that nothing reads; those of plug-in functions are known only once they are loaded."""
         select = self.loss.select.settings if self.loss.select else {}
         has_critic = VALUES in self.wanted
         read = {*self.estimator.settings, *self.loss.settings, *select, *(("gamma", "lam") if has_critic else ())}
@@ -122,15 +113,15 @@ class Recipe:
 
 
 def _given(algorithm: Algorithm, names: Collection[str]) -> dict[str, Any]:
-    """Those that are set."""
+    """Settings among ``names`` that are set."""
     values = {name: getattr(algorithm, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
 def _settings(algorithm: Algorithm, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are set; the others keep the defaults of whatever reads them."""
+    """Keyword arguments for the settings that are set; the others keep the function's defaults."""
     given = _given(algorithm, known)
     for name, default in known.items():
         if default is REQUIRED and name not in given:
-            raise ConfigError(f"algorithm.{name} must be set with what is chosen in [algorithm], and has no default")
+            raise ConfigError(f"algorithm.{name} must be set: the chosen [algorithm] reads it, and it has no default")
     return given

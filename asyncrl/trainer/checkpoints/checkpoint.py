@@ -1,17 +1,17 @@
 """
-What a trainer needs to go on after it died, on disk, whole or not at all.
+Checkpoints: everything that a trainer needs to resume, on disk, complete or not at all.
 
     checkpoints/
         step_000060/
-            config.json, *.safetensors, tokenizer…    a Hugging Face model directory: serve it as it is
+            config.json, *.safetensors, tokenizer…    Hugging Face model directory, ready to serve
             trainer/optimizer.safetensors              AdamW's moments; in a folder, or engines would load them too
-            trainer/*.safetensors                      what else the learner has learned
+            trainer/*.safetensors                      other learned tensors
             manifest.json                              step, frontier, random state; size and digest of every file above
-        .step_000070.partial/                          somebody died here
-        best.json                                      which of them did best on held-out prompts: retention.py
+        .step_000070.partial/                          left by a process that died
+        best.json                                      the best on held-out prompts, see `retention`
 
-Everything is written to a hidden folder, the manifest last, flushed to the disk, and renamed: a folder called
-``step_*`` is complete, unless the disk lies or a hand meddled, and `verify` finds that out. No pickle anywhere.
+All files are written to a hidden folder, the manifest last, flushed to disk, and renamed: a folder called ``step_*`` is
+complete, unless the disk lied or someone changed it, which `verify` detects. Nothing is pickled.
 There is no scheduler state: the learning rate is a function of the step.
 """
 
@@ -41,42 +41,40 @@ log = structlog.get_logger()
 
 MANIFEST = "manifest.json"
 TENSORS = "trainer"
-"""Folder of the tensors that are no weights of the model."""
+"""Folder of the tensors that are not weights of the model."""
 FORMAT = 1
-"""Of the manifest; a later one is refused, not guessed at."""
+"""Format of the manifest; a manifest of any other format is refused."""
 
 
 class Tokenizer(Protocol):
-    """A transformers tokenizer."""
+    """Transformers tokenizer."""
 
     def save_pretrained(self, save_directory: Path, /) -> object:
         """Write Hugging Face files into a folder."""
 
 
 class FileEntry(Struct, frozen=True):
-    """A file as it was written."""
+    """Size in bytes and digest of a file when it was written."""
 
     size: int
-    """Bytes."""
     sha256: str
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """Where the run stood, and what the other files must be."""
+    """Progress of the run, and expected contents of the other files."""
 
     format: int = FORMAT
     step: int
     """Optimizer steps contained."""
     policy_version: int
-    """Of these weights."""
     frontier: dict[str, int] = {}
-    """Where the data stood, in the words of whoever resumes."""
+    """Progress in the data, defined by the caller."""
     random_state: bytes
-    """Torch's CPU generator."""
+    """State of torch's CPU generator."""
     stepped: list[Stepped] = []
-    """What was said of the last steps: if the broker died just then, nobody heard it."""
+    """Reports of the last steps, which the broker may not have received."""
     state: dict[str, float] = {}
-    """As in `Snapshot`."""
+    """`Snapshot.state`."""
     files: dict[str, FileEntry]
 
 
@@ -91,19 +89,16 @@ def write(
     tokenizer: Tokenizer,
 ) -> Path:
     """
-    Write ``directory/step_<step>``; when this returns it survives a power cut.
+    Write ``directory/step_<step>`` and return its path; once this returns, it survives a power cut.
 
-    A folder of the same step is replaced: it is there only if it was damaged and the run went on from an older one.
-
-    Returns:
-        The folder.
+    A folder of the same step is replaced: it exists only if it was damaged and the run resumed from an older one.
 
     Raises:
-        RunFailed: The disk did not take it. What was written of it is gone, and older ones are as they were.
+        RunFailed: The disk failed; everything written was removed, and older checkpoints are unchanged.
     """
     final = directory / f"step_{step:06d}"
     partial = directory / f".{final.name}.partial"
-    with _needed(final, partial):
+    with _removed_on_error(final, partial):
         shutil.rmtree(partial, ignore_errors=True)
         (partial / TENSORS).mkdir(parents=True)
         snapshot.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
@@ -121,7 +116,7 @@ def write(
             files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-        for path in [*_files(partial), *_folders(partial)]:
+        for path in [partial, *partial.rglob("*")]:
             flush(path)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -130,13 +125,13 @@ def write(
 
 
 @contextmanager
-def _needed(final: Path, partial: Path) -> Iterator[None]:
-    """A disk that is full is not left full of half a checkpoint."""
+def _removed_on_error(final: Path, partial: Path) -> Iterator[None]:
+    """Turn disk errors into `RunFailed`, and remove the partial checkpoint, which may have filled the disk."""
     try:
         with needed(final):
             try:
                 yield
-            except SafetensorError as error:  # Its words for an error of the disk.
+            except SafetensorError as error:  # safetensors raises it for disk errors.
                 raise OSError(str(error)) from error
     except RunFailed:
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,31 +143,22 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # Its Rust half raises nothing narrower when the disk is full.
+    except Exception as error:  # tokenizers raises a bare Exception if the disk is full.
         raise OSError(str(error)) from error
 
 
-def newest_sound(directory: Path) -> tuple[Path, Manifest] | None:
-    """
-    The checkpoint of the highest step of which every byte is as it was written; None if there is none.
-
-    Damaged ones are passed over, and the log says which and why.
-    """
+def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
+    """Newest checkpoint that passes `verify`; None if there is none. Damaged ones are skipped and logged."""
     for folder in reversed(_checkpoints(directory)):
         try:
             return folder, verify(folder)
-        except (LedgerError, OSError) as error:  # OSError: the disk cannot read what is there.
+        except (LedgerError, OSError) as error:  # OSError: unreadable
             log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
     return None
 
 
 def verify(folder: Path) -> Manifest:
-    """
-    Read every byte of a checkpoint.
-
-    Raises:
-        LedgerError: A file is missing or differs from the manifest; names it, expected and got.
-    """
+    """Compare every byte of a checkpoint with the manifest; raises `LedgerError`, which names the file that differs."""
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest)
     for name, expected in manifest.files.items():
@@ -186,10 +172,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """
-    Raises:
-        LedgerError: It is missing, damaged, or of a later format.
-    """
+    """Read ``manifest.json``; raises `LedgerError` if it is missing, damaged, or of another format."""
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -198,17 +181,14 @@ def read_manifest(folder: Path) -> Manifest:
     except msgspec.DecodeError as error:
         raise LedgerError(f"{path} is damaged: {error}; resume from an older checkpoint") from error
     if manifest.format != FORMAT:
-        raise LedgerError(f"{path}: expected format {FORMAT}, got {manifest.format}; use the asyncrl that wrote it")
+        raise LedgerError(
+            f"{path}: expected format {FORMAT}, got {manifest.format}; use the version of asyncrl that wrote it"
+        )
     return manifest
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """
-    What `Snapshot.tensors` had under ``name``, bit for bit.
-
-    Raises:
-        LedgerError: The file is missing or damaged.
-    """
+    """Read one file of `Snapshot.tensors`, bit for bit; raises `LedgerError` if it is missing or damaged."""
     path = _tensors_path(folder, name)
     try:
         return load_file(path)
@@ -217,32 +197,22 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def read_all_tensors(folder: Path, manifest: Manifest) -> dict[str, dict[str, Tensor]]:
-    """
-    `Snapshot.tensors`, bit for bit.
-
-    Raises:
-        LedgerError: A file is missing or damaged.
-    """
+    """Read `Snapshot.tensors`, bit for bit; raises `LedgerError` if a file is missing or damaged."""
     paths = (Path(name) for name in manifest.files)
     return {path.stem: read_tensors(folder, path.stem) for path in paths if path.parent.name == TENSORS}
 
 
 def restore_random_state(manifest: Manifest) -> None:
-    """Put torch's CPU generator where it stood when the checkpoint was written."""
+    """Set torch's CPU generator to the state in the checkpoint."""
     torch.set_rng_state(torch.frombuffer(bytearray(manifest.random_state), dtype=torch.uint8))
 
 
 def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
     """
-    Remove all but the newest ``keep`` complete checkpoints and those ``spared``, and what was never finished.
+    Remove unfinished checkpoints, and all others except the newest ``keep`` complete ones and those ``spared``.
 
-    Damaged ones older than the newest that is kept go too; a damaged one newer than all is left to be looked at.
-
-    Returns:
-        The folders removed, oldest first.
-
-    Raises:
-        RunFailed: The disk does not let go of one.
+    Damaged checkpoints older than the newest complete one are removed too; newer ones are left for inspection. Returns
+    the removed folders, oldest first; raises `RunFailed` if one cannot be removed.
     """
     folders = _checkpoints(directory)
     kept = [folder for folder, _ in complete(directory)][-keep:]
@@ -256,7 +226,7 @@ def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Pat
 
 
 def complete(directory: Path) -> list[tuple[Path, Manifest]]:
-    """Checkpoints that lack no file and no byte, oldest first. What the bytes are is not looked at."""
+    """Checkpoints with all files in their full size, oldest first. Digests are not checked."""
     found = []
     for folder in _checkpoints(directory):
         with suppress(LedgerError):
@@ -267,7 +237,7 @@ def complete(directory: Path) -> list[tuple[Path, Manifest]]:
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """Folders called ``step_<number>``, oldest first."""
+    """Folders named ``step_<number>``, oldest first."""
     folders = [path for path in directory.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
     return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
@@ -293,7 +263,3 @@ def _entry(path: Path) -> FileEntry:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [folder, *(path for path in folder.rglob("*") if path.is_dir())]

@@ -1,12 +1,12 @@
 """
-A checkpoint's model as a directory of its own, for anything that loads Hugging Face models.
+Export a checkpoint's model to a directory that any program for Hugging Face models loads.
 
     step_000060/                               DIR/
         config.json, tokenizer…    ──copied─▶      the same
         *.safetensors              ──cast?──▶      the same, or in another dtype
         trainer/, manifest.json        ✗           README.md, the model card
 
-It is written beside DIR under a hidden name, flushed to the disk, and renamed: DIR is whole or not there.
+The files are written beside DIR under a hidden name, flushed to disk, and renamed: DIR is complete or does not exist.
 """
 
 import shutil
@@ -32,48 +32,40 @@ INDEX = "model.safetensors.index.json"
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-def chosen(directory: Path, step: int | Literal["best"] | None) -> tuple[Path, Manifest]:
+def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tuple[Path, Manifest]:
     """
-    A checkpoint, every byte of which was looked at.
-
-    Args:
-        directory: Of a run's checkpoints.
-        step: Optimizer steps contained; None takes the newest that is sound.
+    Find and verify the checkpoint of ``step``; None takes the newest intact one.
 
     Raises:
-        ConfigError: There is no such checkpoint; names those there are.
+        ConfigError: There is no such checkpoint; names the existing ones.
         LedgerError: It is damaged.
     """
     if step is None:
-        if (found := checkpoint.newest_sound(directory)) is None:
-            raise ConfigError(f"there is no sound checkpoint in {directory}")
+        if (found := checkpoint.newest_intact(directory)) is None:
+            raise ConfigError(f"there is no intact checkpoint in {directory}")
         return found
     number = _best(directory) if step == "best" else step
     folder = directory / f"step_{number:06d}"
     if not folder.is_dir():
-        there = ", ".join(str(manifest.step) for _, manifest in checkpoint.complete(directory)) or "none"
-        raise ConfigError(f"there is no checkpoint of step {number} in {directory}: there are those of {there}")
+        steps = ", ".join(str(manifest.step) for _, manifest in checkpoint.complete(directory)) or "none"
+        raise ConfigError(f"there is no checkpoint of step {number} in {directory}; existing steps: {steps}")
     return folder, checkpoint.verify(folder)
 
 
 def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dtype | None = None) -> None:
     """
-    Write the model of a checkpoint to ``out``; when this returns it survives a power cut.
+    Write the model of a verified checkpoint to ``out``; once this returns, it survives a power cut.
 
-    Args:
-        folder: Verified.
-        out: Not there yet.
-        card: Text of its README.md.
-        dtype: What floating-point weights become; None leaves them as they are.
+    ``card`` becomes README.md, and ``dtype`` the dtype of floating-point weights; None keeps theirs.
 
     Raises:
         ConfigError: ``out`` exists.
-        RunFailed: The disk did not take it. What was written of it is gone.
+        RunFailed: The disk failed; everything written was removed.
     """
     if out.exists():
-        raise ConfigError(f"{out} exists, and nothing is written over: name a directory that does not")
+        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
     partial = out.parent / f".{out.name}.partial"
-    with _whole_or_gone(out, partial):
+    with _removed_on_error(out, partial):
         shutil.rmtree(partial, ignore_errors=True)
         for name in (Path(name) for name in manifest.files):
             if name.parts[0] != checkpoint.TENSORS:
@@ -89,10 +81,10 @@ def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dty
 
 
 @contextmanager
-def _whole_or_gone(out: Path, partial: Path) -> Iterator[None]:
+def _removed_on_error(out: Path, partial: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:  # The latter is what safetensors makes of an error of the disk.
+    except (OSError, SafetensorError) as error:  # safetensors raises the latter for disk errors.
         reason = getattr(error, "strerror", None) or error
         raise RunFailed(f"cannot write {out}: {reason}; free space or repair the disk") from error
     finally:
@@ -100,15 +92,15 @@ def _whole_or_gone(out: Path, partial: Path) -> Iterator[None]:
 
 
 def _cast(folder: Path, dtype: Dtype) -> None:
-    """File by file, so that never more than one is in memory."""
+    """Cast file by file, so that no more than one is in memory."""
     target, total_bytes = getattr(torch, dtype), 0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
         cast = {name: t.to(target) if t.is_floating_point() else t for name, t in tensors.items()}
         total_bytes += sum(tensor.nbytes for tensor in cast.values())
-        path.unlink()  # What was read may still be mapped into memory: never write into the file it is of.
+        path.unlink()  # The tensors may be mapped from this file, so write a new one instead of into it.
         save_file(cast, path, metadata)
     _edit(folder / "config.json", lambda config: config | {"dtype": dtype})
     _edit(folder / INDEX, lambda index: index | {"metadata": index["metadata"] | {"total_size": total_bytes}})
@@ -126,7 +118,7 @@ def _best(directory: Path) -> int:
         return msgspec.json.decode(path.read_bytes(), type=Best).step
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no {path}: which checkpoint is best is only kept with checkpoint.keep_best"
+            f"there is no {path}: the best checkpoint is recorded only with checkpoint.keep_best"
         ) from error
     except msgspec.DecodeError as error:
         raise LedgerError(f"{path} is damaged: {error}; give the step by number") from error

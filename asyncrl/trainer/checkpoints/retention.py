@@ -1,9 +1,9 @@
 """
-Which checkpoints of a run stay: the newest few, and the one that did best on held-out prompts.
+Decide which checkpoints of a run to keep: the newest few, and the best by evaluation on held-out prompts.
 
-    Evaluating(40) ─▶ step 40 is spared, however many follow ─▶ Evaluated(40, 0.71) ─▶ best.json names it, or it may go
+    Evaluating(40) ─▶ keep step 40 ─▶ Evaluated(40, 0.71) ─▶ best: named in best.json and kept; else: may be removed
 
-A version has a result without a checkpoint if none was written of it; then it cannot be the best that is kept.
+A version without a checkpoint can be evaluated, but cannot be the best that is kept.
 """
 
 from math import isfinite
@@ -26,81 +26,65 @@ BEST = "best.json"
 
 
 class Best(Struct, frozen=True, kw_only=True):
-    """The checkpoint that did best, as ``best.json`` says it."""
+    """Contents of ``best.json``: the best checkpoint, in folder ``step_<step>``."""
 
     step: int
-    """Its folder is ``step_<step>``."""
     policy_version: int
     metric: str
     value: float
 
 
 class Retention:
-    """
-    Tidies one folder of checkpoints: in a thread, while others say what was heard meanwhile.
-
-    Args:
-        directory: The folder.
-        config: How many are kept, and what is best.
-    """
+    """Keep and remove checkpoints in ``directory``. `evaluating` and `evaluated` may run beside the other methods."""
 
     def __init__(self, directory: Path, config: Checkpoint) -> None:
         self._directory = directory
         self._config = config
         self._values: dict[int, float] = {}
-        """What evaluated versions achieved."""
-        self._evaluated_now = -1
+        """Value of ``best_metric``, by evaluated version."""
+        self._in_evaluation = -1
 
     def evaluating(self, policy_version: int) -> None:
-        """It is being measured."""
-        self._evaluated_now = policy_version
+        """Keep the checkpoint of this version until it is evaluated."""
+        self._in_evaluation = policy_version
 
     def evaluated(self, result: Evaluated) -> None:
         """
-        It was measured. An evaluation that none of its prompts survived says nothing.
+        Note a result; one without prompts or with a non-finite value is ignored.
 
-        Raises:
-            ConfigError: It has no ``checkpoint.best_metric``; names those it has.
+        Raises `ConfigError`, with the metrics that there are, if the result lacks ``checkpoint.best_metric``.
         """
         if not self._config.keep_best:
             return
-        if result.policy_version == self._evaluated_now:
-            self._evaluated_now = -1
+        if result.policy_version == self._in_evaluation:
+            self._in_evaluation = -1
         metrics = {"accuracy": result.accuracy, **result.metrics}
         if (value := metrics.get(self._config.best_metric)) is None:
             raise ConfigError(
-                f"checkpoint.best_metric is {self._config.best_metric!r}, which evaluations do not have; use one of "
+                f"checkpoint.best_metric is {self._config.best_metric!r}, which evaluations do not report; use one of "
                 f"{', '.join(metrics)}"
             )
         if result.num_prompts and isfinite(value):
             self._values[result.policy_version] = value
 
-    def mark(self) -> Best | None:
-        """
-        Name the best.
-
-        Raises:
-            RunFailed: The disk does not take it.
-        """
+    def write_best(self) -> Best | None:
+        """Write ``best.json`` if the best checkpoint changed; raises `RunFailed` if the disk fails."""
         if not self._config.keep_best:
             return None
-        best = self._best({version: _step(folder) for version, folder in self._folders().items()})
-        if best is not None:
+        if (best := self._best()) is not None:
             self._write(best)
         return best
 
-    def tidy(self) -> None:
+    def prune(self) -> None:
         """
-        Name the best, and remove what need not stay. Only after this process has written a checkpoint: of older ones
-        nobody knows whether they can still be read.
+        Write ``best.json``, and remove checkpoints that need not be kept; raises `RunFailed` if the disk fails.
 
-        Raises:
-            RunFailed: The disk does not take it.
+        Call it only after this process has written a checkpoint: older ones may be unreadable, unknown to this process.
         """
         spared: list[Path] = []
         if self._config.keep_best:
-            best, folders = self.mark(), self._folders()
-            versions = (best.policy_version if best else -1, self._evaluated_now)
+            best, folders = self.write_best(), self._folders()
+            versions = (best.policy_version if best else -1, self._in_evaluation)
             spared = [folders[version] for version in versions if version in folders]
         checkpoint.prune(self._directory, self._config.keep, spared)
 
@@ -108,11 +92,16 @@ class Retention:
         """Complete checkpoints, by policy version."""
         return {manifest.policy_version: folder for folder, manifest in checkpoint.complete(self._directory)}
 
-    def _best(self, steps: dict[int, int]) -> Best | None:
-        """Of these versions; of equals, the earliest."""
+    def _best(self) -> Best | None:
+        """Best evaluated checkpoint; the earliest of equals."""
         candidates = [
-            Best(step=step, policy_version=version, metric=self._config.best_metric, value=self._values[version])
-            for version, step in sorted(steps.items())
+            Best(
+                step=int(folder.name.removeprefix("step_")),
+                policy_version=version,
+                metric=self._config.best_metric,
+                value=self._values[version],
+            )
+            for version, folder in sorted(self._folders().items())
             if version in self._values
         ]
         return max(candidates, key=lambda best: best.value, default=None)
@@ -126,7 +115,3 @@ class Retention:
             with replacing(path) as unfinished:
                 unfinished.write_bytes(text)
         log.info("checkpoint.best", **msgspec.to_builtins(best))
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))

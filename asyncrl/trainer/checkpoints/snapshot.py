@@ -1,7 +1,7 @@
 """
-What a learner is between two steps, copied to the host: a checkpoint is written from it while the next steps train.
+Copy of a learner's state on the host, from which a checkpoint is written while the next steps train.
 
-A copy costs the host as much memory as weights and optimizer have, for as long as the checkpoint is being written.
+Until the checkpoint is written, the copy takes as much host memory as weights and optimizer state together.
 """
 
 from collections.abc import Mapping
@@ -13,57 +13,56 @@ from msgspec import Struct
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from asyncrl.trainer.ranks.sharding import whole
+from asyncrl.trainer.ranks.sharding import full_tensor
 
 OPTIMIZER = "optimizer"
-"""What `Snapshot.tensors` calls the optimizer's state."""
+"""Name of the optimizer's state in `Snapshot.tensors`."""
 
 
 class SavesWeights(Protocol):
-    """A transformers model."""
+    """Transformers model."""
 
     def save_pretrained(self, save_directory: Path, /, *, state_dict: dict[str, Tensor]) -> object:
-        """Write Hugging Face files into a folder, with these weights in the place of its own."""
+        """Write Hugging Face files into a folder, with these weights instead of the model's own."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, eq=False):
-    """Nothing that the learner does afterwards changes it."""
+    """State of a learner between two steps; later steps do not change it."""
 
     model: SavesWeights
-    """Says what its files are; its own tensors are those of the next steps, and not read."""
+    """Writes the model's files. Its own tensors, which later steps change, are not read."""
     weights: dict[str, Tensor]
-    """By the names of its state dict."""
+    """State dict of the model."""
     tensors: dict[str, dict[str, Tensor]]
-    """Further files, by name: the optimizer's moments, and whatever else is learned."""
+    """Other learned tensors by file name, such as the optimizer's moments."""
     state: dict[str, float] = {}
-    """Numbers that are neither weights nor moments, such as a coefficient that adapts."""
+    """Learned scalars, such as an adaptive coefficient."""
     random_state: bytes
-    """Torch's CPU generator."""
+    """State of torch's CPU generator."""
 
 
 def host_copy(tensors: Mapping[str, Tensor], *, keeps: bool = True) -> dict[str, Tensor]:
     """
-    The same names and values in memory of their own, on the host. What was one tensor under two names stays one.
+    Copy tensors to the host; a tensor under two names stays one tensor. Collective for sharded tensors.
 
-    Args:
-        tensors: Those that are spread over ranks are put together, which is collective.
-        keeps: False for a rank that takes part in that, and needs no copy.
+    A rank that does not keep the copy takes part in the collectives and gets an empty dict.
     """
     copies: dict[object, Tensor] = {}
     found = {}
     for name, tensor in tensors.items():
-        if (place := _place(tensor)) not in copies:
-            copy = whole(tensor)
-            copies[place] = copy.detach().to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
-        found[name] = copies[place]
+        if (identity := _identity(tensor)) not in copies:
+            copy = full_tensor(tensor)
+            copies[identity] = copy.detach().to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
+        found[name] = copies[identity]
     return found if keeps else {}
 
 
-def _place(tensor: Tensor) -> object:
+def _identity(tensor: Tensor) -> object:
     """
-    Equal for two names of one tensor, on every rank alike: the copy is collective, and a share may have no elements.
+    Key that is equal for two names of one tensor.
 
-    So it is not the address of what lies there: nothing does, and all that is empty would be one.
+    It is equal on every rank alike, because the copy is collective. A data address would not be: a rank's part of a
+    tensor may be empty, and all empty tensors have the same address.
     """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return (local.untyped_storage()._cdata, local.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))

@@ -1,11 +1,11 @@
 """
-Writes checkpoints while the next steps train.
+Write checkpoints while the next steps train.
 
     train k ─▶ copy ─▶ train k + 1 ─▶ train k + 2 ─▶ ...        compute thread
-                  └──▶ write, hash, flush, rename ─▶ Commit(k)   this one
+                  └──▶ write, hash, flush, rename ─▶ Commit(k)   this thread
 
-One at a time: a copy that cannot be written yet would only fill memory, so who wants to make the next one waits before
-it does. The broker hears of a checkpoint when it is whole, and lets nothing go before.
+One checkpoint is written at a time; a further copy waits, because it would only fill memory. The broker learns of a
+checkpoint once it is complete, and keeps everything the run needs to resume from the one before until then.
 """
 
 import asyncio
@@ -32,12 +32,9 @@ Result = TypeVar("Result")
 
 class CheckpointWriter:
     """
-    One run's checkpoints. Leaving its ``with`` block waits until what is being written is whole.
+    Checkpoints of one run, announced over ``link`` to the broker.
 
-    Args:
-        directory: Folder they go to.
-        tokenizer: Goes into each.
-        link: To the broker.
+    Leaving its ``with`` block waits until the current checkpoint is complete.
     """
 
     def __init__(
@@ -64,8 +61,8 @@ class CheckpointWriter:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
 
-    async def idle(self) -> None:
-        """Wait until nothing is being written."""
+    async def wait_idle(self) -> None:
+        """Wait until no checkpoint is being written."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
@@ -78,13 +75,7 @@ class CheckpointWriter:
         stepped: Sequence[Stepped],
         snapshot: Snapshot,
     ) -> None:
-        """
-        Write in the background, and tell the broker.
-
-        Args:
-            tasks: Fails with `RunFailed` if the disk does not take it.
-            step: Optimizer steps contained.
-        """
+        """Write a checkpoint of ``step`` steps in a task of ``tasks``, then send `Commit`."""
         write = partial(
             checkpoint.write,
             self._directory,
@@ -95,28 +86,22 @@ class CheckpointWriter:
             snapshot=snapshot,
             tokenizer=self._tokenizer,
         )
-        self._writing = tasks.create_task(self._written(step, write))
+        self._writing = tasks.create_task(self._write(step, write))
 
-    async def heard(self, message: Evaluating | Evaluated) -> None:
-        """
-        The broker says how versions do on held-out prompts.
-
-        Raises:
-            ConfigError: They are not measured by what is to tell the best.
-            RunFailed: The disk does not let it be noted.
-        """
+    async def handle_evaluation(self, message: Evaluating | Evaluated) -> None:
+        """Keep the checkpoint of a version in evaluation, and find the best by its result; see `Retention`."""
         match message:
             case Evaluating(policy_version=version):
                 self._retention.evaluating(version)
             case Evaluated():
                 self._retention.evaluated(message)
-                await self._in_thread(self._retention.tidy if self._has_written else self._retention.mark)
+                await self._in_thread(self._retention.prune if self._has_written else self._retention.write_best)
 
-    async def _written(self, step: int, write: Callable[[], Path]) -> None:
+    async def _write(self, step: int, write: Callable[[], Path]) -> None:
         began_s = self._clock()
         path = await self._in_thread(write)
         self._has_written = True
-        await self._in_thread(self._retention.tidy)
+        await self._in_thread(self._retention.prune)
         reach("trainer.checkpoint_written")
         log.info("checkpoint.written", path=str(path), seconds=round(self._clock() - began_s, 3))
         await self._link.send(Commit(step - 1, str(path)))

@@ -1,12 +1,11 @@
 """
-What the policy can expect from where it stands: a model of its own, with one number for a head.
+Value model: a transformer with a scalar head that predicts the return before each completion token.
 
-    prompt  c0 c1 c2          row of tokens, as the policy reads it
+    prompt  c0 c1 c2          packed row of tokens, the same as the policy's
           ▲  ▲  ▲
-         V0 V1 V2             value before each completion token, so V_t knows nothing of c_t
+         V0 V1 V2             V_t is computed from the state before c_t
 
-It begins as the base model with a head of zeros: nothing is expected of anything. A directory in which a critic was
-saved has the head too.
+It starts as the base model with a head of zeros, so every value is 0. The directory of a saved critic has the head too.
 """
 
 from collections.abc import Mapping
@@ -20,45 +19,44 @@ from transformers import AutoModelForTokenClassification
 
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.model.loading import keep_few_activations, load, packed_states
+from asyncrl.trainer.model.loading import enable_checkpointing, load, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
-from asyncrl.trainer.ranks.sharding import shard, share
+from asyncrl.trainer.ranks.sharding import shard_like, shard_model
 
 HEAD = ("score.weight", "score.bias")
-"""What transformers calls the head of a model that says something of each token."""
+"""Names that transformers gives the head of a token classification model."""
 CPU = torch.device("cpu")
 WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
 """Names of `Critic.tensors`."""
 
 
 class Critic:
-    """Owns the value model and its optimizer."""
+    """
+    Owns the value model and its optimizer.
+
+    Args:
+        path: Hugging Face directory of a language model or of a critic.
+        mesh: Ranks to shard over; None does not shard.
+
+    Raises:
+        ConfigError: There is no complete model, or one that the trainer would compute wrongly.
+    """
 
     def __init__(
         self, config: Config, path: Path, mesh: DeviceMesh | None = None, *, device: torch.device = CPU
     ) -> None:
-        """
-        Args:
-            config: Its ``critic``, ``trainer`` and ``model.dtype`` are read.
-            path: Of a language model or of a critic, in Hugging Face form.
-            mesh: Ranks to spread it over.
-            device: Where it computes.
-
-        Raises:
-            ConfigError: No complete model there, or one this trainer would compute wrongly.
-        """
         self.model = load(
             path, AutoModelForTokenClassification, setting="critic.path", device=device, may_lack=HEAD, num_labels=1
         )
         if config.trainer.gradient_checkpointing:
-            keep_few_activations(self.model, f"critic.path={path}")
+            enable_checkpointing(self.model, f"critic.path={path}")
         self._valuing = _Valuing(self.model, getattr(torch, config.model.dtype), path)
         if mesh is not None:
-            shard(self.model, self._valuing, mesh)
+            shard_model(self.model, self._valuing, mesh)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self._lr = config.critic.lr
-        self._descent = Optimizer(
+        self._optimizer = Optimizer(
             self._parameters,
             config.trainer,
             weight_decay=config.critic.weight_decay,
@@ -66,56 +64,45 @@ class Critic:
         )
 
     def values(self, batch: MicroBatch) -> Tensor:
-        """[N] float32 value before each completion token of ``batch``, in its order. Carries the gradient."""
+        """[N] float32 value before each completion token of ``batch``. Carries the gradient."""
         values: Tensor = self._valuing(batch)
         return values
 
-    def step(self, loss: float, *, lr_share: float = 1.0) -> dict[str, float]:
-        """
-        One update with the gradients that are there; `Optimizer.step` tells more.
-
-        Args:
-            loss: What they are of.
-            lr_share: Of ``critic.lr``.
-        """
-        metrics = self._descent.step(loss, lr=self._lr * lr_share)
+    def step(self, loss: float, *, lr_scale: float = 1.0) -> dict[str, float]:
+        """Update with the accumulated gradients; see `Optimizer.step`. ``lr_scale`` is a factor of ``critic.lr``."""
+        metrics = self._optimizer.step(loss, lr=self._lr * lr_scale)
         return {f"critic_{name}": value for name, value in metrics.items()}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds of it. Borrowed until the next `step`."""
+        """Weights and moments for a checkpoint, by file name. Borrowed until the next `step`."""
         weights = {name: weight.detach() for name, weight in self._parameters.items()}
-        return {WEIGHTS: weights, OPTIMIZER: self._descent.state()}
+        return {WEIGHTS: weights, OPTIMIZER: self._optimizer.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """
-        Take back what `tensors` gave, whole. Copied.
-
-        Raises:
-            LedgerError: They are not of this model.
-        """
+        """Copy unsharded tensors from `tensors`; raises `LedgerError` if they are not of this model."""
         saved = tensors.get(WEIGHTS, {})
         for name, weight in self._parameters.items():
             if name not in saved or saved[name].shape != weight.shape:
-                raise LedgerError(f"the critic's {name} is not in the checkpoint in its shape {tuple(weight.shape)}")
+                raise LedgerError(f"the checkpoint has no critic weight {name} of shape {tuple(weight.shape)}")
         for name, weight in self._parameters.items():
-            weight.copy_(share(saved[name], weight))
-        self._descent.restore(tensors.get(OPTIMIZER, {}))
+            weight.copy_(shard_like(saved[name], weight))
+        self._optimizer.restore(tensors.get(OPTIMIZER, {}))
 
 
 class _Valuing(nn.Module):
-    """What is computed with a critic. A module, because sharding works on what is called."""
+    """Forward pass of a critic. An nn.Module, because FSDP hooks into the call of one."""
 
     def __init__(self, model: Any, dtype: torch.dtype, path: Path) -> None:
         super().__init__()
         self.body: nn.Module = model.base_model
         self._dtype = dtype
         if (head := getattr(model, "score", None)) is None or head.out_features != 1:
-            raise ConfigError(f"critic.path={path}: {type(model).__name__} has no head that says one number of a token")
+            raise ConfigError(f"critic.path={path}: {type(model).__name__} has no head with one output per token")
         self.head: nn.Linear = head
 
     def forward(self, batch: MicroBatch) -> Tensor:
         with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             states = packed_states(self.body, batch)[batch.positions].float()
         values: Tensor = self.head(states)
-        return values.sum(1)  # of one: sharding hooks into what a module gives back, and a view would lose the hook
+        return values.sum(1)  # [N, 1] to [N]; not a view, which would lose FSDP's hook on the output

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone, so that there is no scheduler state to keep or to lose."""
+"""Learning rate as a pure function of the step, so checkpoints need no scheduler state."""
 
 from math import cos, pi
 
@@ -7,12 +7,9 @@ from asyncrl.config.sections import Trainer
 
 def learning_rate(step: int, trainer: Trainer, num_steps: int) -> float:
     """
-    Linear from ``lr / warmup_steps`` up to ``lr``, then constant or half a cosine down to ``lr * min_lr_ratio``.
+    Linear from ``lr / warmup_steps`` up to ``lr``, then constant, or half a cosine down to ``lr * min_lr_ratio``.
 
-    Args:
-        step: Optimizer steps already done, from 0.
-        trainer: Its schedule.
-        num_steps: Length of the run; the cosine ends there.
+    ``step`` counts the steps already done; the cosine ends at ``num_steps``, the length of the run.
     """
     if step < trainer.warmup_steps:
         return trainer.lr * (step + 1) / trainer.warmup_steps

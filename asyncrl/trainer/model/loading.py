@@ -1,4 +1,4 @@
-"""A pretrained model as the trainer computes with it: whole, without dropout, and sequences lying end to end."""
+"""Load a pretrained transformers model for training: float32, without dropout, with packed attention."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.packing.batch import MicroBatch
-from asyncrl.trainer.packing.packed_attention import pack
+from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
 
 TOLERANCE = 1e-4
-"""Two orders of one product differ by less; what a model does besides, by far more."""
+"""Larger than the rounding between two orders of one product, far smaller than the effect of a further operation."""
 
 
 def load(
@@ -27,18 +27,16 @@ def load(
     **options: object,
 ) -> Any:
     """
-    A model of transformers, which carry no types.
+    Load a transformers model; untyped, because transformers has no types.
 
     Args:
-        path: A Hugging Face model directory.
-        kind: One of transformers' automatic classes.
-        setting: Configuration key that names ``path``, for messages.
-        device: Where it goes, once it has been looked at on the host.
-        may_lack: Weights that need not be in the directory, and are zero then.
-        options: For transformers.
+        kind: Auto class of transformers.
+        setting: Configuration key of ``path``, for messages.
+        device: Final device; the model is checked on the host first.
+        may_lack: Weights that may be missing from the directory, and are zero then.
 
     Raises:
-        ConfigError: There is no complete model of this kind, or its sequences cannot be kept apart.
+        ConfigError: There is no complete model of this kind, or packed sequences would see each other.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"{setting}={path}: no config.json there; expected a Hugging Face model directory")
@@ -51,7 +49,7 @@ def load(
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError) as error:  # the last is what it says of shapes
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: mismatched shapes
         what = "a causal language model" if "Causal" in kind.__name__ else "a critic"
         raise ConfigError(f"{setting}={path}: cannot load {what}: {error}") from error
     for name in set(may_lack) & info["missing_keys"]:
@@ -61,25 +59,22 @@ def load(
             f"{setting}={path}: {len(missing)} weights are missing from its safetensors and would start random, first "
             f"{missing[0]!r}; copy the directory again"
         )
-    model.eval()  # no dropout: noise in the ratio would be clipped as if it were a step
+    model.eval()  # no dropout: its noise in the ratio would be clipped like a policy update
     _pack(model, f"{setting}={path}")
     return model.to(device)
 
 
-def keep_few_activations(model: Any, place: str) -> None:
+def enable_checkpointing(model: Any, source: str) -> None:
     """
-    Keep one activation a layer, and compute the others again in the backward pass.
-
-    Args:
-        place: Where the model is from, for messages.
+    Keep one activation per layer, and recompute the others in the backward pass.
 
     Raises:
-        ConfigError: That would switch the model's dropout on.
+        ConfigError: The model, named by ``source``, has dropout, which checkpointing would activate.
     """
     for key, value in model.config.get_text_config().to_dict().items():
         if "drop" in key and isinstance(value, float) and value > 0:
             raise ConfigError(
-                f"{place}: {key}={value} in its config.json would be active with trainer.gradient_checkpointing; set "
+                f"{source}: {key}={value} in its config.json would be active with trainer.gradient_checkpointing; set "
                 f"{key} to 0, or switch gradient checkpointing off"
             )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -87,24 +82,24 @@ def keep_few_activations(model: Any, place: str) -> None:
 
 
 def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
-    """[W, H] last hidden states of the row; computed as if each sequence were alone."""
+    """[W, H] last hidden states of the packed row, each sequence computed as if it were alone."""
     return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row)[0]
 
 
 @torch.no_grad()
-def _pack(model: Any, place: str) -> None:
-    """Give it the attention for rows of sequences, and see whether that is all it takes to keep them apart."""
+def _pack(model: Any, source: str) -> None:
+    """Switch to packed attention, and check on two short sequences that packing does not change their states."""
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
-    apart = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
-    pack(model)
+    alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
+    use_packed_attention(model)
     row = Row([np.arange(6), np.array([0, 1, 2, 6, 7])], model.device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
     packed = _states(model.base_model, ids, position_ids=positions, row=row)
-    if not torch.allclose(packed, torch.cat((apart[0], apart[1][:, 3:]), 1), rtol=TOLERANCE, atol=TOLERANCE):
+    if not torch.allclose(packed, torch.cat((alone[0], alone[1][:, 3:]), 1), rtol=TOLERANCE, atol=TOLERANCE):
         raise ConfigError(
-            f"{place}: {type(model).__name__} mixes the tokens of a row by more than plain attention, so sequences "
-            f"that lie end to end would see each other; use a model with full or sliding attention in all of its layers"
+            f"{source}: {type(model).__name__} mixes the tokens of a row outside of attention, so packed sequences "
+            f"would see each other; use a model with full or sliding attention in all of its layers"
         )
 
 

@@ -1,11 +1,11 @@
 """
-Low-rank adapters: the model stays as it is, and a narrow detour beside each of its linear layers is trained.
+Low-rank adapters (LoRA): the model is frozen, and a low-rank path beside each of its linear layers is trained.
 
     x ──▶ W ───────────────(+)──▶        W [O, I] frozen
-    └──▶ A ──▶ B ──▶ · α/r ──┘           A [r, I], B [O, r] trained; B starts at zero, and with it the detour
+    └──▶ A ──▶ B ──▶ · α/r ──┘           A [r, I], B [O, r] trained; B starts at zero, and with it the path's output
 
-Adapters lie beside the model, not in it: its tensors keep their names and places, so that publishing, saving and
-sharding need not know of them. What is published is W + α/r · B A, under the name of W.
+Adapters are kept outside of the model, whose tensors keep their names, so publishing, saving and sharding need no
+special case. The published weight is W + α/r · B A, under the name of W.
 
 Source:
     Hu et al. 2021, arXiv:2106.09685.
@@ -16,71 +16,60 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from torch import Tensor, nn
 
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.ranks.sharding import share, whole
+from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
 from asyncrl.weights.contents.names import checkpoint_tensors
 
 SEED = 0
-"""Of A. Every rank starts with the same, whatever else it has drawn."""
+"""Seed of the initial A: fixed, so that all ranks start with the same A."""
 
 
 class Adapters(nn.Module):
     """
-    Detours around linear layers of one model, which is frozen.
-
-    Args:
-        model: Of transformers. Its forward pass takes the detours from here on.
-        config: Of rank 1 at least.
+    Adapters of a transformers model, which is frozen; its forward pass includes them from now on.
 
     Raises:
-        ConfigError: A target names no linear layer, or one that checkpoints have in another form.
+        ConfigError: A target names no linear layer, or a layer that checkpoints store in another form.
     """
 
     def __init__(self, model: Any, config: Lora) -> None:
         super().__init__()
         self.scale = (config.alpha or 2 * config.rank) / config.rank
         self._down, self._up = nn.ParameterDict(), nn.ParameterDict()
-        self._names: dict[str, str] = {}
-        """Of the layer's weight, to what a `ParameterDict` calls it: that allows no dots."""
+        self._keys: dict[str, str] = {}
+        """Key in the `ParameterDict`s, which allow no dots, by name of the layer's weight."""
         model.requires_grad_(False)
         random = torch.Generator().manual_seed(SEED)
-        for name, layer in _targets(model, config.targets).items():
+        for name, layer in _target_layers(model, config.targets).items():
             self._adapt(name, layer, config.rank, random)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Trainable tensors, by the names PEFT gives them."""
+        """Trainable tensors by PEFT's names."""
         parts = {"lora_A": self._down, "lora_B": self._up}
         return {
             f"base_model.model.{name.removesuffix('.weight')}.{part}.weight": tensors[key]
-            for name, key in self._names.items()
+            for name, key in self._keys.items()
             for part, tensors in parts.items()
         }
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
         """
-        A tensor of the model with its detour, if it has one.
+        Merge the adapter of a weight [O, I]; ``weight`` itself if it has none.
 
-        Args:
-            name: In the model or, which is the same for these, in a checkpoint.
-            weight: [O, I]. Given back where there is no detour.
+        ``name`` is its name in the model, which for adapted layers is also that in a checkpoint.
         """
-        if (key := self._names.get(name)) is None:
+        if (key := self._keys.get(name)) is None:
             return weight
-        up, down = whole(self._up[key].detach()), whole(self._down[key].detach())
-        return torch.addmm(whole(weight), up, down, alpha=self.scale)
+        up, down = full_tensor(self._up[key].detach()), full_tensor(self._down[key].detach())
+        return torch.addmm(full_tensor(weight), up, down, alpha=self.scale)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """
-        Take back what `named` gave. Copied.
-
-        Raises:
-            LedgerError: The tensors are not of these adapters; nothing was changed.
-        """
+        """Copy tensors from `named`; raises `LedgerError`, and changes nothing, if they are not of these adapters."""
         own = self.named()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         expected = {name: tuple(weight.shape) for name, weight in own.items()}
@@ -91,36 +80,36 @@ class Adapters(nn.Module):
                 f"trainer.lora changed?"
             )
         for name, weight in own.items():
-            weight.copy_(share(tensors[name], weight))
+            weight.copy_(shard_like(tensors[name], weight))
 
     def _adapt(self, name: str, layer: nn.Linear, rank: int, random: torch.Generator) -> None:
-        key = self._names[f"{name}.weight"] = name.replace(".", "/")
+        key = self._keys[f"{name}.weight"] = name.replace(".", "/")
         bound = 1 / math.sqrt(layer.in_features)
         down = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=random)
         self._down[key] = nn.Parameter(down.to(layer.weight.device))
         self._up[key] = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
 
-        def detour(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def add_low_rank(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             return output + F.linear(F.linear(inputs[0], self._down[key]), self._up[key]) * self.scale
 
-        layer.register_forward_hook(detour)
+        layer.register_forward_hook(add_low_rank)
 
 
-def _targets(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
-    """Linear layers by name, save the head. Those called like a target, or all."""
+def _target_layers(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
+    """Linear layers by full name, without the head; only those whose last name is in ``targets``, if there are any."""
     head, saved = model.get_output_embeddings(), dict(checkpoint_tensors(model))
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head}
     kinds = {name.rpartition(".")[2] for name in layers}
     if unknown := sorted(set(targets) - kinds):
         raise ConfigError(
-            f"trainer.lora.targets: no linear layer is called {unknown[0]!r}; those of {type(model).__name__} are "
+            f"trainer.lora.targets: {type(model).__name__} has no linear layer {unknown[0]!r}; its layers are "
             f"{', '.join(sorted(kinds))}"
         )
-    chosen = {name: layer for name, layer in layers.items() if not targets or name.rpartition(".")[2] in targets}
-    for name, layer in chosen.items():
+    selected = {name: layer for name, layer in layers.items() if not targets or name.rpartition(".")[2] in targets}
+    for name, layer in selected.items():
         if f"{name}.weight" not in saved or saved[f"{name}.weight"].shape != layer.weight.shape:
             raise ConfigError(
-                f"trainer.lora.targets: {name} of {type(model).__name__} is saved in another form than it is computed "
-                f"with, so an adapter cannot be merged into it; leave {name.rpartition('.')[2]!r} out"
+                f"trainer.lora.targets: checkpoints of {type(model).__name__} store {name} in another form, so an "
+                f"adapter cannot be merged into it; leave {name.rpartition('.')[2]!r} out"
             )
-    return chosen
+    return selected

@@ -1,8 +1,8 @@
 """
-AdamW on a model's parameters, whether they are spread over ranks or not.
+AdamW with gradient clipping, on parameters that may be sharded.
 
-    backward, as often as you like ─▶ clip ─▶ finite? ──yes──▶ step ─▶ gradients are zero again
-                                                 └─ no: the weights stay as they are, and that is said
+    backward, any number of times ─▶ clip ─▶ finite? ──yes──▶ step ─▶ zero gradients
+                                               └─ no: keep the weights, report ``skipped``
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,14 @@ from torch import Tensor, nn
 from asyncrl.config.sections import Trainer
 from asyncrl.trainer.model.optimizer_state import restore_state, state_tensors
 from asyncrl.trainer.ranks.ranks import collective
-from asyncrl.trainer.ranks.sharding import whole
+from asyncrl.trainer.ranks.sharding import full_tensor
 
 
 class Optimizer:
     """
-    Owns the optimizer's state, and the gradients.
+    Owns the gradients and AdamW's moments. Parameters that are to be sharded must be so already.
 
-    Args:
-        parameters: By name; already spread, if they are to be.
-        trainer: Its ``beta1``, ``beta2`` and ``eps`` are read.
-        weight_decay: Decoupled, as AdamW has it.
-        grad_clip: Norm the gradient is clipped to; 0 never clips.
+    Gradients are clipped to the norm ``grad_clip``; 0 does not clip.
     """
 
     def __init__(
@@ -34,7 +30,7 @@ class Optimizer:
         self._parameters = dict(parameters)
         self._grad_clip = grad_clip or float("inf")
         for weight in self._parameters.values():
-            weight.grad = torch.zeros_like(weight)  # a step without any signal is a step with gradient zero, not None
+            weight.grad = torch.zeros_like(weight)  # not None: a step without signal has a gradient of zero
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             betas=(trainer.beta1, trainer.beta2),
@@ -45,21 +41,20 @@ class Optimizer:
 
     def step(self, loss: float, *, lr: float) -> dict[str, float]:
         """
-        Clip, step, and clear the gradient. Collective, if the parameters are spread.
+        Clip the gradient, update the weights and zero the gradient. Collective if the parameters are sharded.
 
         Args:
-            loss: What the gradient is of. The clamps in losses give NaN a gradient of zero, which would pass for a
-                sound one.
-            lr: Of this step.
+            loss: Loss of the gradient. A NaN loss skips the update, because clamps in losses give NaN a gradient of
+                zero, which would look valid.
 
         Returns:
-            ``grad_norm`` before it was clipped, and ``skipped``: 1 if loss or gradient was not finite.
+            ``grad_norm`` before clipping, and ``skipped``: 1 if loss or gradient was not finite.
         """
         for settings in self._optimizer.param_groups:
             settings["lr"] = lr
         with collective():
             norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._grad_clip)
-            grad_norm = float(whole(norm))
+            grad_norm = float(full_tensor(norm))
         if is_finite := isfinite(grad_norm) and isfinite(loss):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
@@ -70,10 +65,4 @@ class Optimizer:
         return state_tensors(self._optimizer, self._parameters)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """
-        Put back what `state` gave, bit for bit. Copied.
-
-        Raises:
-            LedgerError: It is not that of these parameters; nothing was changed.
-        """
         restore_state(self._optimizer, self._parameters, state)

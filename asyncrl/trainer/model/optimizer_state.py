@@ -1,7 +1,7 @@
 """
-AdamW's moments as named tensors, so that they can lie in a safetensors file: ``<parameter>/<moment>``.
+AdamW's moments as named tensors, ``<parameter>/<moment>``, for a safetensors file.
 
-Moments of a parameter that never had a step are absent, and stay absent after a round trip.
+Parameters that were never updated have no moments, before and after a round trip.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.errors import LedgerError
-from asyncrl.trainer.ranks.sharding import share
+from asyncrl.trainer.ranks.sharding import shard_like
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps for each parameter; ``step`` is one number."""
+"""AdamW's state of one parameter; ``step`` is a scalar."""
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state by name. Borrowed: the next step changes it in place."""
+    """Optimizer state by name. Borrowed: the next step changes it in place."""
     return {
         f"{name}/{moment}": optimizer.state[weight][moment]
         for name, weight in parameters.items()
@@ -29,22 +29,17 @@ def state_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.
 def restore_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """
-    Put back what `state_tensors` gave, bit for bit. Copied.
-
-    Raises:
-        LedgerError: The tensors are not the moments of these parameters; nothing was changed.
-    """
+    """Copy unsharded tensors from `state_tensors`; raises `LedgerError`, and changes nothing, if they do not fit."""
     _check(parameters, tensors)
     optimizer.state.clear()
     for name, weight in parameters.items():
         if f"{name}/{MOMENTS[0]}" in tensors:
-            optimizer.state[weight] = {moment: _like(weight, tensors[f"{name}/{moment}"]) for moment in MOMENTS}
+            optimizer.state[weight] = {moment: _copy_like(weight, tensors[f"{name}/{moment}"]) for moment in MOMENTS}
 
 
-def _like(weight: nn.Parameter, moment: Tensor) -> Tensor:
-    """A copy where the weight is; of a weight that is spread over ranks, this rank's share. Steps are everybody's."""
-    return share(moment.clone(), weight) if moment.dim() else moment.to(weight.device, copy=True)
+def _copy_like(weight: nn.Parameter, moment: Tensor) -> Tensor:
+    """Copy of a moment, sharded like its weight; the scalar ``step`` is the same on every rank."""
+    return shard_like(moment.clone(), weight) if moment.dim() else moment.to(weight.device, copy=True)
 
 
 def _check(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:

@@ -1,15 +1,12 @@
 """
-Which rank trains which trajectories, and in how many passes.
+Assign trajectories to ranks, and cut each rank's trajectories into micro-batches.
 
-    tokens       ▇ ▆ ▅ ▃ ▂ ▂ ▁        longest first, each to whoever has least
+    tokens       ▇ ▆ ▅ ▃ ▂ ▂ ▁        longest first, each to the rank with the fewest tokens
     rank 0       ▇     ▃   ▂ ▁
     rank 1         ▆ ▅   ▂            any number of trajectories over any number of ranks
 
-What is handed out are whole groups, which read their prompt once, or single trajectories, which are easier to balance:
-whichever leaves less to the rank that has most.
-
-Pure, and a function of what every rank knows: all come to the same answer without asking. Sharded ranks work together
-in every pass through the model, so whoever has fewer micro-batches makes empty ones.
+Either whole groups are assigned, which read their prompt once, or single trajectories, which balance better: whichever
+gives the most loaded rank fewer tokens. All ranks compute the same assignment, from data that all of them have.
 """
 
 from collections.abc import Sequence
@@ -17,67 +14,49 @@ from collections.abc import Sequence
 from asyncrl.trainer.packing.micro_batches import Size, by_group, micro_batches, num_tokens
 
 
-def owners(sizes: Sequence[Size], ranks: int) -> list[int]:
+def assign_ranks(sizes: Sequence[Size], num_ranks: int) -> list[int]:
     """
-    The rank of each trajectory, so that ranks have about as many tokens each.
+    [S] rank of each trajectory, chosen so that ranks get about the same number of tokens.
 
-    Greedy, longest first: no rank has more than 4/3 of the tokens that the best assignment would give it if nobody
-    shared a prompt.
-
-    Args:
-        sizes: [S] of each.
-        ranks: How many.
-
-    Source:
-        Graham 1969, "Bounds on multiprocessing timing anomalies", sec. 4 (the bound).
+    Greedy, longest first. If no prompts are shared, no rank gets more than 4/3 of the tokens that the most loaded rank
+    has in the best assignment (Graham 1969, "Bounds on multiprocessing timing anomalies", sec. 4).
     """
-    together = _dealt(by_group(sizes), sizes, ranks)
-    apart = _dealt([[place] for place in range(len(sizes))], sizes, ranks)
-    return min(together, apart, key=lambda owner: _most(owner, sizes, ranks))
+    by_groups = _assign_greedily(by_group(sizes), sizes, num_ranks)
+    by_trajectories = _assign_greedily([[place] for place in range(len(sizes))], sizes, num_ranks)
+    return min(by_groups, by_trajectories, key=lambda owners: _max_load(owners, sizes, num_ranks))
 
 
-def _dealt(parts: Sequence[Sequence[int]], sizes: Sequence[Size], ranks: int) -> list[int]:
+def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[Size], num_ranks: int) -> list[int]:
     costs = [num_tokens(sizes[place] for place in part) for part in parts]
-    loads, owner = [0] * ranks, [0] * len(sizes)
+    loads, owners = [0] * num_ranks, [0] * len(sizes)
     for number in sorted(range(len(parts)), key=lambda number: -costs[number]):
-        rank = min(range(ranks), key=loads.__getitem__)
+        rank = min(range(num_ranks), key=loads.__getitem__)
         loads[rank] += costs[number]
         for place in parts[number]:
-            owner[place] = rank
-    return owner
+            owners[place] = rank
+    return owners
 
 
-def _most(owner: Sequence[int], sizes: Sequence[Size], ranks: int) -> int:
-    """Tokens of the rank that has most."""
-    shares: list[list[Size]] = [[] for _ in range(ranks)]
-    for rank, size in zip(owner, sizes, strict=True):
-        shares[rank].append(size)
-    return max(map(num_tokens, shares))
+def _max_load(owners: Sequence[int], sizes: Sequence[Size], num_ranks: int) -> int:
+    parts: list[list[Size]] = [[] for _ in range(num_ranks)]
+    for rank, size in zip(owners, sizes, strict=True):
+        parts[rank].append(size)
+    return max(map(num_tokens, parts))
 
 
-def passes(
-    places: Sequence[int], sizes: Sequence[Size], owner: Sequence[int], *, rank: int, ranks: int, max_tokens: int
+def rank_micro_batches(
+    places: Sequence[int], sizes: Sequence[Size], owners: Sequence[int], *, rank: int, num_ranks: int, max_tokens: int
 ) -> list[list[int]]:
     """
-    The micro-batches of one rank: equally many on each.
+    Micro-batches of one rank: those of ``places``, over all S trajectories of a step, that the rank owns.
 
-    Args:
-        places: Of the trajectories to go through the model.
-        sizes: [S] of all.
-        owner: [S] rank of each.
-        max_tokens: Of one micro-batch.
-
-    Returns:
-        Lists of places, the last ones empty where others have more.
+    Every forward and backward pass of a sharded model is collective, so all ranks get the same number of micro-batches:
+    a rank with fewer is filled up with empty ones.
     """
-    own = [_of_rank(places, sizes, owner, other, max_tokens) for other in range(ranks)]
-    longest = max(map(len, own))
-    return own[rank] + [[] for _ in range(longest - len(own[rank]))]
-
-
-def _of_rank(
-    places: Sequence[int], sizes: Sequence[Size], owner: Sequence[int], rank: int, max_tokens: int
-) -> list[list[int]]:
-    mine = [place for place in places if owner[place] == rank]
-    batches = micro_batches([sizes[place] for place in mine], max_tokens)
-    return [[mine[i] for i in batch] for batch in batches]
+    batches = []
+    for other in range(num_ranks):
+        own = [place for place in places if owners[place] == other]
+        cut = micro_batches([sizes[place] for place in own], max_tokens)
+        batches.append([[own[i] for i in batch] for batch in cut])
+    longest = max(map(len, batches))
+    return batches[rank] + [[] for _ in range(longest - len(batches[rank]))]

@@ -1,9 +1,9 @@
 """
-Trajectories as the trainer sees them, and laid end to end as the model reads them.
+Trajectories with their tokens, and their packed form that a model reads.
 
-Shapes: S trajectories, W tokens that are read, N completion tokens. There is no padding anywhere, and what trajectories
-have in common, their prompt, is read once: attention sees to it that each is computed as if it were alone
-(`asyncrl.trainer.packing.row`). Nothing follows a last token, so it is not read.
+Shapes: S trajectories, W tokens of the packed row, N completion tokens. There is no padding. Trajectories with the same
+prompt share it in the row, and attention computes each as if it were alone (`asyncrl.trainer.packing.row`). The last
+token of a trajectory predicts nothing and is not in the row.
 
     input_ids      p p p c c d q c         p, q prompts; c, d completions
     position_ids   0 1 2 3 4 3 0 1
@@ -25,80 +25,75 @@ from asyncrl.trainer.packing.row import Row
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingTrajectory:
-    """One trajectory and its reward. Arrays are borrowed."""
+    """One trajectory of L >= 1 prompt tokens and T completion tokens. Arrays are borrowed."""
 
     group_id: int
     prompt_ids: NDArray[np.int32]
-    """[L], at least one."""
     completion_ids: NDArray[np.int32]
-    """[T]."""
     behavior_logprobs: NDArray[np.float32]
     """[T] under the policy that sampled, nats."""
     reward: float
     spans: Sequence[Span] = ()
-    """Who wrote which completion tokens, in order; empty if that is not known."""
+    """Policy version of each run of completion tokens, in order; empty if unknown."""
     index: int = 0
-    """Which of its group's trajectories."""
+    """Index within its group."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the verdict."""
+    """Further numbers of the verdict."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
             raise AsyncrlError(
-                f"trajectory of group {self.group_id} does not hold together: {len(self.prompt_ids)} prompt tokens "
-                f"(expected at least 1), {len(self.completion_ids)} completion tokens, but "
-                f"{len(self.behavior_logprobs)} behavior_logprobs (expected as many)"
+                f"trajectory of group {self.group_id} is inconsistent: {len(self.prompt_ids)} prompt tokens (expected "
+                f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
+                f"behavior_logprobs (expected as many)"
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """What a model needs for one forward and backward pass."""
+    """
+    Model inputs of one forward and backward pass. Tensors are int64: `input_ids` and `position_ids` [1, W], others [N].
+    """
 
     input_ids: Tensor
-    """[1, W] int64."""
     position_ids: Tensor
-    """[1, W] int64, from 0 in each trajectory."""
+    """Position in the trajectory, from 0."""
     positions: Tensor
-    """[N] int64 into the W states: those that predict the completion tokens, trajectory after trajectory."""
+    """Row indices of the states that predict the completion tokens, trajectory after trajectory."""
     token_ids: Tensor
-    """[N] int64, the completion tokens."""
+    """Completion tokens."""
     row: Row
-    """Which of the W tokens make up each trajectory."""
     lengths: Sequence[int]
-    """[S] completion tokens of each trajectory; N together."""
+    """[S] completion tokens of each trajectory; they sum to N."""
 
 
-def collate(samples: Sequence[TrainingTrajectory], *, device: torch.device) -> MicroBatch:
+def collate(trajectories: Sequence[TrainingTrajectory], *, device: torch.device) -> MicroBatch:
     """
-    Lay trajectories end to end; where one has the prompt of another, only what follows it.
+    Pack trajectories into one row, in which equal prompts appear once.
 
-    Args:
-        samples: S trajectories. None of them is a row of one token and N = 0: a rank that has run out of trajectories
-            takes part with it in what the others compute.
-        device: Where the tensors go.
+    No trajectories give a row of one token with N = 0, with which a rank takes part in the collectives of the others.
     """
     ids: list[NDArray[np.int32]] = []
     position_ids, sequences, positions = [], [], []
     prompts: dict[bytes, NDArray[np.int64]] = {}
-    num_laid = 0
+    width = 0
 
-    def lay(part: NDArray[np.int32], position: int) -> NDArray[np.int64]:
-        nonlocal num_laid
+    def append(part: NDArray[np.int32], position: int) -> NDArray[np.int64]:
+        nonlocal width
         ids.append(part)
         position_ids.append(position + np.arange(len(part)))
-        num_laid += len(part)
-        return np.arange(num_laid - len(part), num_laid)
+        width += len(part)
+        return np.arange(width - len(part), width)
 
-    for sample in samples:
-        length, key = len(sample.prompt_ids), sample.prompt_ids.tobytes()
+    for trajectory in trajectories:
+        length, key = len(trajectory.prompt_ids), trajectory.prompt_ids.tobytes()
         if key not in prompts:
-            prompts[key] = lay(sample.prompt_ids, 0)
-        places = np.concatenate((prompts[key], lay(sample.completion_ids[:-1], length)))
-        sequences.append(places)
-        positions.append(places[length - 1 :][: len(sample.completion_ids)])
-    if not samples:
-        sequences.append(lay(np.zeros(1, np.int32), 0))
+            prompts[key] = append(trajectory.prompt_ids, 0)
+        indices = np.concatenate((prompts[key], append(trajectory.completion_ids[:-1], length)))
+        sequences.append(indices)
+        positions.append(indices[length - 1 :][: len(trajectory.completion_ids)])
+    if not trajectories:
+        sequences.append(append(np.zeros(1, np.int32), 0))
 
     def tensor(parts: Sequence[NDArray[np.integer]]) -> Tensor:
         return torch.from_numpy(np.concatenate((np.zeros(0, np.int64), *parts))).to(device)
@@ -107,7 +102,7 @@ def collate(samples: Sequence[TrainingTrajectory], *, device: torch.device) -> M
         input_ids=tensor(ids)[None],
         position_ids=tensor(position_ids)[None],
         positions=tensor(positions),
-        token_ids=tensor([sample.completion_ids for sample in samples]),
+        token_ids=tensor([trajectory.completion_ids for trajectory in trajectories]),
         row=Row(sequences, device),
-        lengths=[len(sample.completion_ids) for sample in samples],
+        lengths=[len(trajectory.completion_ids) for trajectory in trajectories],
     )

@@ -1,15 +1,15 @@
 """
-Attention over a row that holds many sequences: each sees itself, and nobody else.
+Attention over a packed row of sequences: each sequence attends to itself only.
 
-    places           a a a a b b c c           keys
+    indices          a a a a b b c c           keys
     one call each    └──┬──┘ └──┬──┘         a ▚· ·        No mask and no padding: memory grows with the sequences, not
                         │       │   queries  b · ▚ ·       with the square of the row.
                      1 x 4   2 x 2           c · · ▚
 
-On a CUDA device with a half-width dtype one kernel takes all sequences as they are. Elsewhere those of one length go
-through torch's attention as a batch.
+On a CUDA device with a 16-bit dtype, one variable-length kernel takes all sequences. Elsewhere, sequences of the same
+length go through torch's scaled_dot_product_attention as a batch.
 
-Models are given it by name, `PACKED`, and get the `Row` as a keyword argument.
+Models find the function by its name, `PACKED`, and receive the `Row` as a keyword argument.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
@@ -26,11 +26,11 @@ from transformers import AttentionInterface, PreTrainedModel
 from asyncrl.trainer.packing.row import Row
 
 Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values, [K, heads, D] each; the last two may have fewer heads."""
+"""Queries [K, heads, D], keys and values [K, kv_heads, D]."""
 
 PACKED = "asyncrl_packed"
 HAS_KERNEL = "enable_gqa" in signature(varlen_attn).parameters
-"""The first releases of torch that had it knew neither windows nor key heads that are shared."""
+"""False for the first torch releases with `varlen_attn`, which lack sliding windows and shared key heads."""
 
 
 def packed_attention(
@@ -46,47 +46,41 @@ def packed_attention(
     **_: object,
 ) -> tuple[Tensor, None]:
     """
-    What transformers calls in each layer.
+    Attention function with the signature that transformers calls in each layer.
 
     Args:
-        module: Not read.
-        query: [1, heads, W, D].
-        key: [1, kv_heads, W, D].
-        value: [1, kv_heads, W, D].
-        attention_mask: Not read; transformers makes none for this attention.
-        scaling: Of the scores; None is 1 / √D.
-        sliding_window: Keys a query sees, itself included; None is all before it.
-        row: Who sees whom; None is one sequence. Handed to the model as a keyword argument, which passes it on.
+        query: [1, heads, W, D]; ``key`` and ``value`` are [1, kv_heads, W, D].
+        attention_mask: Ignored; transformers makes none for this attention.
+        scaling: Factor of the scores; None is 1 / √D.
+        sliding_window: Keys that a query attends to, itself included; None is all before it.
+        row: Sequences of the row, passed through the model as a keyword argument; None is one sequence.
 
     Returns:
-        [1, W, heads, D], and no scores.
+        [1, W, heads, D], and None in place of the attention weights.
     """
     row = row or Row([np.arange(query.shape[2])], query.device)
-    queries, keys, values = (_at(part[0].transpose(0, 1), row.places) for part in (query, key, value))
-    if query.is_cuda and HAS_KERNEL and (dtype := _half(value)):
-        out = _in_one((queries, keys, values), row, scaling, sliding_window, dtype)
+    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
+    if query.is_cuda and HAS_KERNEL and (dtype := _half_dtype(value)):
+        out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
     else:
-        out = _by_length((queries, keys, values), row.lengths, scaling, sliding_window)
-    return _at(out, row.firsts)[None], None
+        out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
+    return _take_rows(out, row.firsts)[None], None
 
 
-def pack(model: PreTrainedModel) -> None:
-    """Make every layer of ``model`` attend this way. Registers `PACKED` with transformers."""
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switch every layer of ``model`` to `packed_attention`. Registers `PACKED` with transformers."""
     AttentionInterface.register(PACKED, packed_attention)
     model.set_attn_implementation(PACKED)
 
 
-def _at(part: Tensor, places: Tensor) -> Tensor:
-    """
-    [K, heads, D] of [W, heads, D].
-
-    As an embedding: its gradient sums in one kernel what comes back to a place from many sequences.
-    """
-    return F.embedding(places, part.flatten(1)).view(-1, *part.shape[1:])
+def _take_rows(part: Tensor, indices: Tensor) -> Tensor:
+    """Gather [W, heads, D] by [K] indices into [K, heads, D]."""
+    # The backward of an embedding sums the gradients of a repeated index in one kernel.
+    return F.embedding(indices, part.flatten(1)).view(-1, *part.shape[1:])
 
 
-def _in_one(heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype) -> Tensor:
-    """[K, heads, D] by a kernel that knows where sequences end."""
+def _varlen_attention(heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[K, heads, D] by one kernel that takes the ends of the sequences."""
     queries, keys, values = (part.to(dtype) for part in heads)
     longest = max(row.lengths)
     out = varlen_attn(
@@ -105,8 +99,8 @@ def _in_one(heads: Heads, row: Row, scaling: float | None, window: int | None, d
     return out
 
 
-def _by_length(heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None) -> Tensor:
-    """[K, heads, D], runs of sequences of one length as one batch."""
+def _batched_attention(heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None) -> Tensor:
+    """[K, heads, D], with one batch for each run of sequences of the same length."""
     runs = [(length, len(list(run))) for length, run in groupby(lengths)]
     cuts = [length * count for length, count in runs]
     queries, keys, values = (torch.split(part, cuts) for part in heads)
@@ -114,9 +108,9 @@ def _by_length(heads: Heads, lengths: Sequence[int], scaling: float | None, wind
     for (length, count), query, key, value in zip(runs, queries, keys, values, strict=True):
         mask = _band(length, window, query.device) if window and window < length else None
         out = F.scaled_dot_product_attention(
-            _batched(query, count),
-            _batched(key, count),
-            _batched(value, count),
+            _to_batch(query, count),
+            _to_batch(key, count),
+            _to_batch(value, count),
             mask,
             is_causal=mask is None,
             scale=scaling,
@@ -126,18 +120,18 @@ def _by_length(heads: Heads, lengths: Sequence[int], scaling: float | None, wind
     return torch.cat(pieces)
 
 
-def _batched(part: Tensor, count: int) -> Tensor:
-    """[count, heads, length, D] of [count · length, heads, D]."""
+def _to_batch(part: Tensor, count: int) -> Tensor:
+    """Reshape [count · length, heads, D] to [count, heads, length, D]."""
     return part.view(count, -1, *part.shape[1:]).transpose(1, 2)
 
 
 def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """[length, length] bool, True where a query sees a key: itself and ``window - 1`` before it."""
+    """[length, length] bool, True where a query attends to a key: itself and the ``window - 1`` before it."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
-def _half(value: Tensor) -> torch.dtype | None:
-    """What products are in, if that is half-width: under autocast, norms hand out float32 all the same."""
+def _half_dtype(value: Tensor) -> torch.dtype | None:
+    """16-bit dtype of matrix products, or None. Autocast counts, because norms return float32 even under autocast."""
     is_cast = torch.is_autocast_enabled(value.device.type)
     dtype = torch.get_autocast_dtype(value.device.type) if is_cast else value.dtype
     return dtype if dtype in (torch.bfloat16, torch.float16) else None

@@ -1,10 +1,11 @@
 """
-One step's trajectories: every one as the broker describes it, and the tokens of those this rank trains on.
+Trajectories of one training step: metadata of all, and tokens of those that this rank trains.
 
-    Batch ─▶ descriptions of all ─▶ who trains which ─▶ fetch one's own ─▶ Step
-                  the same on every rank                 apart on every rank
+    Batch ─▶ TrajectoryInfo of all ─▶ assignment to ranks ─▶ fetch own tokens ─▶ Step
+                   the same on every rank                      different on every rank
 
-Scores and lengths are enough for most advantages, so a rank computes those of the whole step without having its tokens.
+Rewards and lengths are enough for most advantage estimators, so every rank computes the advantages of the whole step
+without the tokens of the others. The *place* of a trajectory is its index in `Step.infos`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,90 +14,84 @@ from itertools import groupby, pairwise
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.assignment import passes
+from asyncrl.trainer.packing.assignment import rank_micro_batches
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size, by_group
 from asyncrl.trainer.ranks.ranks import Ranks
 
-NOBODY = -1
-"""Owner of a trajectory that teaches nothing: its tokens are not looked at."""
+UNASSIGNED = -1
+"""Owner of a trajectory that no rank trains: its tokens are not fetched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryInfo:
-    """One trajectory without its tokens."""
+    """Metadata of one trajectory, without its tokens."""
 
     index: int
-    """Within its group."""
+    """Index within its group."""
     prompt_length: int
     outcome: Outcome
 
     @property
     def size(self) -> Size:
-        """In tokens."""
         return Size(self.outcome.group_id, self.prompt_length, self.outcome.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """
-    Whole groups, trajectories of a group adjacent.
+    """One training step: S >= 1 trajectories in whole groups, those of a group adjacent."""
 
-    Raises:
-        AsyncrlError: There are none, or a group is scattered.
-    """
-
-    described: Sequence[TrajectoryInfo]
+    infos: Sequence[TrajectoryInfo]
     """[S], in the broker's order."""
     trajectories: Mapping[int, TrainingTrajectory]
-    """This rank's, by their place in ``described``."""
-    owner: Sequence[int]
-    """[S] rank that trains each, or `NOBODY`."""
+    """Trajectories of this rank, by place."""
+    owners: Sequence[int]
+    """[S] rank that trains each, or `UNASSIGNED`."""
 
     def __post_init__(self) -> None:
-        runs = [group_id for group_id, _ in groupby(self.described, key=lambda one: one.outcome.group_id)]
+        runs = [group_id for group_id, _ in groupby(self.infos, key=lambda info: info.outcome.group_id)]
         if not runs or len(set(runs)) != len(runs):
             raise AsyncrlError(
-                f"train: expected whole groups, samples of a group adjacent; got {len(self.described)} samples of "
-                f"{len(set(runs))} groups in {len(runs)} runs"
+                f"train: expected whole groups, trajectories of a group adjacent; got {len(self.infos)} trajectories "
+                f"of {len(set(runs))} groups in {len(runs)} runs"
             )
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """[S]."""
-        return [one.outcome for one in self.described]
+        return [info.outcome for info in self.infos]
 
     def mini_batches(self, number: int) -> list[list[int]]:
-        """
-        Places in ``described``, in so many parts of whole groups, as equal as can be; fewer if there are fewer groups.
-        """
-        groups = by_group([one.size for one in self.described])
+        """Places of ``number`` parts of whole groups, as equal as possible; fewer parts if there are fewer groups."""
+        groups = by_group([info.size for info in self.infos])
         number = min(number, len(groups))
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
 
-    def of(self, places: Sequence[int]) -> list[TrainingTrajectory]:
-        """Those at ``places``, which this rank has."""
+    def at(self, places: Sequence[int]) -> list[TrainingTrajectory]:
+        """Trajectories at ``places``; all of them must be of this rank."""
         return [self.trajectories[place] for place in places]
 
-    def passes(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
-        """Micro-batches of this rank's share of ``places``: as many as every other rank has."""
-        sizes = [one.size for one in self.described]
-        return passes(places, sizes, self.owner, rank=ranks.rank, ranks=ranks.size, max_tokens=max_tokens)
+    def micro_batches(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
+        """Micro-batches of this rank's part of ``places``; every rank gets the same number of them."""
+        sizes = [info.size for info in self.infos]
+        return rank_micro_batches(
+            places, sizes, self.owners, rank=ranks.rank, num_ranks=ranks.size, max_tokens=max_tokens
+        )
 
 
-def whole(samples: Iterable[TrainingTrajectory]) -> Step:
-    """A step all of whose tokens are here."""
-    samples = list(samples)
-    return Step([described(sample) for sample in samples], dict(enumerate(samples)), [0] * len(samples))
+def local_step(trajectories: Iterable[TrainingTrajectory]) -> Step:
+    """Step of which this process, rank 0, trains every trajectory."""
+    trajectories = list(trajectories)
+    infos = [trajectory_info(trajectory) for trajectory in trajectories]
+    return Step(infos, dict(enumerate(trajectories)), [0] * len(trajectories))
 
 
-def described(sample: TrainingTrajectory) -> TrajectoryInfo:
-    """A trajectory without its tokens."""
+def trajectory_info(trajectory: TrainingTrajectory) -> TrajectoryInfo:
+    """Metadata of a trajectory whose tokens are known."""
     outcome = Outcome(
-        group_id=sample.group_id,
-        length=len(sample.completion_ids),
-        reward=sample.reward,
-        metrics=sample.metrics,
+        group_id=trajectory.group_id,
+        length=len(trajectory.completion_ids),
+        reward=trajectory.reward,
+        metrics=trajectory.metrics,
     )
-    return TrajectoryInfo(sample.index, len(sample.prompt_ids), outcome)
+    return TrajectoryInfo(trajectory.index, len(trajectory.prompt_ids), outcome)

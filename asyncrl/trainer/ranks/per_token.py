@@ -1,12 +1,12 @@
 """
-Numbers for every token of a step: each rank computes those of its trajectories, and all get all.
+Numbers for every token of a step, shared between ranks: each rank computes those of its own trajectories.
 
-    rank 0   logprobs of 0, 3, 4 ─┐
-                                  ├─ gather ─▶ [S] arrays of T on every rank, in the order of the step
-    rank 1   logprobs of 1, 2    ─┘
+    rank 0   log-probs of 0, 3, 4 ─┐
+                                   ├─ all-gather ─▶ [S] arrays of [T] on every rank, in the order of the step
+    rank 1   log-probs of 1, 2    ─┘
 
-They are few: 4 bytes a token and name. With them what concerns the whole step (whitening, baselines by position, means
-of weights) is computed by everybody alike, whatever was cut how.
+With 4 bytes per token and name, every rank can compute the same step-wide quantities (whitening, baselines by position,
+means of weights), independent of how the step is cut.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,33 +16,32 @@ from numpy.typing import NDArray
 
 from asyncrl.trainer.ranks.ranks import Ranks
 
-Column = list[NDArray[np.float64]]
+PerToken = list[NDArray[np.float64]]
 """[T] of each trajectory of a step."""
 
 
-def shared(
+def all_gather_per_token(
     own: Mapping[str, Mapping[int, NDArray[np.float32]]],
     *,
     lengths: Sequence[int],
-    owner: Sequence[int],
+    owners: Sequence[int],
     ranks: Ranks,
-) -> dict[str, Column]:
+) -> dict[str, PerToken]:
     """
-    Everybody's numbers. Collective.
+    Combine the numbers of all ranks. Collective.
 
     Args:
-        own: By name and place: [T] of every trajectory this rank owns.
-        lengths: [S] T of each.
-        owner: [S] rank of each.
+        own: [T] by name and place, for every trajectory of this rank. All ranks have the same names.
+        lengths: [S] T of each trajectory.
     """
-    places = [[place for place in range(len(owner)) if owner[place] == rank] for rank in range(ranks.size)]
+    places = [[place for place, owner in enumerate(owners) if owner == rank] for rank in range(ranks.size)]
     names = sorted(own)
-    said = b"".join(own[name][place].astype("<f4").tobytes() for name in names for place in places[ranks.rank])
-    columns: dict[str, Column] = {name: [np.empty(0)] * len(owner) for name in names}
-    for heard, theirs in zip(ranks.gather(said), places, strict=True):
-        numbers, start = np.frombuffer(heard, "<f4"), 0
+    sent = b"".join(own[name][place].astype("<f4").tobytes() for name in names for place in places[ranks.rank])
+    per_token: dict[str, PerToken] = {name: [np.empty(0)] * len(owners) for name in names}
+    for received, theirs in zip(ranks.all_gather(sent), places, strict=True):
+        numbers, start = np.frombuffer(received, "<f4"), 0
         for name in names:
             for place in theirs:
-                columns[name][place] = numbers[start : start + lengths[place]].astype(np.float64)
+                per_token[name][place] = numbers[start : start + lengths[place]].astype(np.float64)
                 start += lengths[place]
-    return columns
+    return per_token

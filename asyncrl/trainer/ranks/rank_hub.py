@@ -1,7 +1,7 @@
 """
-The first rank's hold on the others: it welcomes them, tells them what to do, and notices when one is gone.
+Control of the further ranks by the first one: welcome them, send them work, and notice when one is gone.
 
-    shard ── Hello, Beat ─▶ crew ── Welcome, Batch, Work, Stop ─▶ shard
+    shard ── Hello, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
 """
 
 import asyncio
@@ -9,19 +9,16 @@ import time
 from collections.abc import Callable
 
 from asyncrl.actor.link import Hub
+from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, RankDied
-from asyncrl.messages import Hello, Message, Welcome
+from asyncrl.messages import Hello, Welcome
 
 
 class RankHub:
     """
-    Ranks 1 and up.
+    Connections to ranks 1 to ``size - 1`` over ``hub``, which the caller owns.
 
-    Args:
-        hub: They connect to it. Owned by the caller.
-        size: Ranks of the trainer, the first included.
-        welcome: What each is answered.
-        silence_s: One that is not heard for this long is gone.
+    A rank that sends nothing for ``silence_s`` counts as dead.
     """
 
     def __init__(
@@ -34,16 +31,16 @@ class RankHub:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub = hub
-        self._missing = size - 1
+        self._num_expected = size - 1
         self._welcome = welcome
         self._silence_s = silence_s
         self._clock = clock
-        self._all_came = asyncio.Event()
+        self._all_joined = asyncio.Event()
         self._heard_s: dict[str, float] = {}
-        """When each was heard last, by peer."""
+        """Time of the last message, by peer."""
 
     async def listen(self) -> None:
-        """Welcome them, and hear their beats, until the hub is closed."""
+        """Welcome ranks and receive their beats until the hub is closed."""
         while True:
             try:
                 peer, message = await self._hub.receive()
@@ -52,33 +49,25 @@ class RankHub:
             self._heard_s[peer] = self._clock()
             if isinstance(message, Hello):
                 self._hub.send(peer, self._welcome)
-                if len(self._heard_s) == self._missing:
-                    self._all_came.set()
+                if len(self._heard_s) == self._num_expected:
+                    self._all_joined.set()
 
-    async def assembled(self, deadline_s: float) -> None:
-        """
-        Wait until all of them have come.
-
-        Raises:
-            RankDied: They did not within ``deadline_s``.
-        """
+    async def wait_for_all(self, deadline_s: float) -> None:
+        """Wait until all ranks have joined; raises `RankDied` after ``deadline_s``."""
         try:
-            await asyncio.wait_for(self._all_came.wait(), deadline_s)
+            await asyncio.wait_for(self._all_joined.wait(), deadline_s)
         except TimeoutError:
             raise RankDied(
-                f"{len(self._heard_s)} of the trainer's {self._missing} further ranks came within {deadline_s:g} s"
+                f"{len(self._heard_s)} of the trainer's {self._num_expected} further ranks joined in {deadline_s:g} s"
             ) from None
 
-    def tell(self, message: Message) -> None:
-        """Say something to all of them."""
+    def broadcast(self, message: Message) -> None:
+        """Send a message to every rank that has joined."""
         for peer in self._heard_s:
             self._hub.send(peer, message)
 
     def require_all(self) -> None:
-        """
-        Raises:
-            RankDied: One has been silent for too long; names it.
-        """
+        """Raise `RankDied`, which names the rank, if one has been silent for too long."""
         for peer, heard_s in self._heard_s.items():
             if (silent_s := self._clock() - heard_s) > self._silence_s:
-                raise RankDied(f"{peer.rpartition('.')[0]} has been silent for {silent_s:.0f} s: it is gone, or stuck")
+                raise RankDied(f"{peer.rpartition('.')[0]} has been silent for {silent_s:.0f} s: it is dead or stuck")

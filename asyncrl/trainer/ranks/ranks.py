@@ -1,11 +1,11 @@
 """
-The processes that train one model together, as each of them sees the others.
+Processes that train one model together.
 
     rank 0 ─┐
-    rank 1 ─┼─ torch.distributed    gather   everybody gets what everybody said
-    rank 2 ─┘                       mesh     what parameters and gradients are sharded over
+    rank 1 ─┼─ torch.distributed    all_gather   every rank gets the bytes of all ranks
+    rank 2 ─┘                       mesh         parameters and gradients are sharded over it
 
-One process alone is a group of one, in which nothing travels.
+A single process is `SingleRank`, without communication.
 """
 
 import os
@@ -29,23 +29,23 @@ POLL_S = 0.05
 
 
 class Ranks(Protocol):
-    """One member's view. Calls are collective: every rank makes the same ones in the same order."""
+    """One process's view of the ranks. Calls are collective: every rank makes the same calls in the same order."""
 
     rank: int
     size: int
     device: torch.device
-    """Where this one computes."""
+    """Device of this rank's computation."""
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """What to shard over; None if there is nothing to share."""
+        """Device mesh to shard over; None if the model is not sharded."""
 
-    def gather(self, said: bytes) -> list[bytes]:
-        """What every rank said, by rank."""
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Bytes of every rank, ordered by rank."""
 
 
-class Alone:
-    """A group of one."""
+class SingleRank:
+    """`Ranks` of a single process."""
 
     rank = 0
     size = 1
@@ -54,25 +54,22 @@ class Alone:
     def __init__(self, kind: str = "cpu") -> None:
         self.device = torch.device(kind)
 
-    def gather(self, said: bytes) -> list[bytes]:
-        return [said]
+    def all_gather(self, data: bytes) -> list[bytes]:
+        return [data]
 
 
-class Group:
+class RankGroup:
     """
-    The process's default group of torch.distributed: made here, ended by `close`.
+    `Ranks` over the process's default torch.distributed group: created here, destroyed by `close`.
 
     Args:
-        store: A file that all ranks can open, and nobody else; gone when all have formed the group.
-        rank: This process.
-        size: All of them.
-        timeout_s: No collective waits longer for a rank that does not come.
-        kind: Of the devices they compute on, each on the one of its number.
-        is_over: Asked while the others are waited for: nobody needs the group any more.
+        store: File that the ranks, and no other process, can open; removed once all have formed the group.
+        timeout_s: Longest time that a collective, or forming the group, waits for another rank.
+        kind: Type of device; each rank uses the device with its own number.
+        is_over: Polled while waiting for the others; True gives up, because the group is no longer needed.
 
     Raises:
-        RankDied: They did not all come in time.
-        ConfigError: There is no device of this number.
+        RankDied: Not all ranks joined in time.
     """
 
     def __init__(
@@ -88,13 +85,13 @@ class Group:
         self.rank = rank
         self.size = size
         self.device = torch_device(device_name(kind, rank))
-        backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # the host's tensors move as well
+        backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # host tensors travel as well
         with _loopback():
             try:
                 if kind != "cpu":
                     torch.get_device_module(kind).set_device(self.device)
-                shared = dist.FileStore(str(store), size)  # type: ignore[attr-defined]  # it is public all the same
-                self._meet(shared, timeout_s, is_over)
+                shared = dist.FileStore(str(store), size)  # type: ignore[attr-defined]  # public, but not in the stubs
+                self._wait_for_all(shared, timeout_s, is_over)
                 dist.init_process_group(
                     backend,
                     store=shared,
@@ -104,10 +101,10 @@ class Group:
                 )
                 self.mesh: DeviceMesh = init_device_mesh(kind, (size,))
             except (RuntimeError, dist.DistError) as error:
-                raise RankDied(f"the {size} ranks of the trainer did not find each other: {error}") from error
+                raise RankDied(f"the {size} ranks of the trainer could not form a group: {error}") from error
 
-    def gather(self, said: bytes) -> list[bytes]:
-        length = torch.tensor([len(said)])
+    def all_gather(self, data: bytes) -> list[bytes]:
+        length = torch.tensor([len(data)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
         with collective():
             dist.all_gather(lengths, length)
@@ -115,30 +112,30 @@ class Group:
         if not width:
             return [b""] * self.size
         own = torch.zeros(width, dtype=torch.uint8)
-        own[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else own[:0]
-        heard = [torch.empty_like(own) for _ in range(self.size)]
+        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
+        received = [torch.empty_like(own) for _ in range(self.size)]
         with collective():
-            dist.all_gather(heard, own)
-        return [bytes(part[: int(length)].numpy()) for part, length in zip(heard, lengths, strict=True)]
+            dist.all_gather(received, own)
+        return [bytes(part[: int(length)].numpy()) for part, length in zip(received, lengths, strict=True)]
 
     def close(self) -> None:
-        """End the group. Idempotent."""
+        """Destroy the group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _meet(self, store: Any, timeout_s: float, is_over: Callable[[], bool]) -> None:
-        """Wait until all are here. What forms the group waits too, but for so long that whoever asks is kept."""
+    def _wait_for_all(self, store: Any, timeout_s: float, is_over: Callable[[], bool]) -> None:
+        """Wait for the other ranks. `init_process_group` would wait as well, but cannot be interrupted."""
         store.set(f"here/{self.rank}", b"")
         deadline_s = time.monotonic() + timeout_s
         while missing := [rank for rank in range(self.size) if not store.check([f"here/{rank}"])]:
             if is_over() or time.monotonic() > deadline_s:
-                raise RankDied(f"rank {missing[0]} of the trainer's {self.size} did not come")
+                raise RankDied(f"rank {missing[0]} of the trainer's {self.size} did not join")
             time.sleep(POLL_S)
 
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """What a collective raises when a peer is gone, as an error of ours. Without peers, or memory, it is another."""
+    """Turn errors of a collective into `RankDied`, except lack of memory and errors without a process group."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -146,12 +143,12 @@ def collective() -> Iterator[None]:
     except (RuntimeError, dist.DistError) as error:
         if not dist.is_initialized():
             raise
-        raise RankDied(f"a rank of the trainer is gone, or stuck: {str(error).splitlines()[0]}") from error
+        raise RankDied(f"a rank of the trainer is dead or stuck: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Gloo listens where the environment says, or else wherever this machine's name leads."""
+    """Make gloo listen on the loopback interface unless the environment names one; by default it resolves the host."""
     before = os.environ.get(GLOO_INTERFACE)
     os.environ.setdefault(GLOO_INTERFACE, interface_name("127.0.0.1"))
     try:

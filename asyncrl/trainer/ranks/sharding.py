@@ -1,10 +1,10 @@
 """
-A model spread over ranks: each holds a share of every parameter, gradient and moment, and gathers a layer to use it.
+Shard a model over ranks: each holds a part of every parameter, gradient and moment, and gathers a layer to use it.
 
     parameters   [▓▓▓▓|░░░░]  ─ all-gather a layer ─▶ forward, backward ─ reduce-scatter ─▶ [▓▓▓▓|░░░░]   gradients
                  rank 0  rank 1
 
-Gradients are averaged over ranks. Whoever wants a sum multiplies the loss by their number.
+Gradients are averaged over ranks; for a sum, multiply the loss by the number of ranks.
 
 Source:
     Zhao et al. 2023, arXiv:2304.11277 (FSDP); torch.distributed.fsdp.fully_shard.
@@ -19,14 +19,11 @@ from transformers import PreTrainedModel
 from asyncrl.trainer.ranks.ranks import collective
 
 
-def shard(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> None:
+def shard_model(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> None:
     """
-    Spread a model over ranks, layer by layer. Collective.
+    Shard a model, whose parameters are the same on every rank, layer by layer. Collective.
 
-    Args:
-        model: Its parameters are the same on every rank.
-        computation: What is called to compute with it, and contains it: nothing else may use the parameters.
-        mesh: The ranks.
+    ``computation`` contains the model and is called to compute with it: nothing else may use the parameters.
     """
     kinds = set(model._no_split_modules or ())
     for module in model.modules():
@@ -35,16 +32,16 @@ def shard(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> N
     fully_shard(computation, mesh=mesh)
 
 
-def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of a tensor that every rank has, spread as ``like`` is, and where it is."""
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a tensor that every rank has, sharded and placed like ``like``."""
     if isinstance(like, DTensor):
         tensor = tensor.detach().to(like.device_mesh.device_type)
         return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
     return tensor.to(like.device)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be spread over ranks. Collective if it is."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded. Collective if it is."""
     if not isinstance(tensor, DTensor):
         return tensor
     with collective():

@@ -1,11 +1,10 @@
 """
-Whether a bucket that arrived is the one that was sent.
+Polynomial checksum of a bucket, to verify that the received bytes are the sent bytes.
 
     words x_0, x_1, ... of 32 bits ──▶ sum of x_i Q^(i+1), modulo 2^64
 
-Reading the buffer as the digits of a number in base Q makes the sum depend on where each word lies. It takes one
-product and one addition per word, which every device does on integers without rounding, so that the sums of a CPU and
-of an accelerator are equal.
+The powers of Q make the sum depend on the position of each word. A word costs one integer product and one addition;
+integers are exact on every device, so a CPU and an accelerator compute the same sum.
 """
 
 from collections.abc import Iterator
@@ -15,39 +14,30 @@ from torch import Tensor
 
 WORD_BYTES = 4
 Q = 0x9E3779B97F4A7C15
-"""The base: 5 modulo 8, whose powers take all values there can be (2^62) before they repeat."""
+"""Base of the polynomial. It is 5 modulo 8, so its powers have the longest possible period, 2^62."""
 MODULUS = 1 << 64
 CPU_WORDS = 1 << 15
-"""Words at a time: what is read, the powers and the products (640 KiB) stay in the second-level cache together."""
+"""Words per block: the words, the powers and the products (640 KiB together) fit into the second-level cache."""
 DEVICE_WORDS = 1 << 22
-"""Words at a time on anything else, where starting an operation is what costs."""
+"""Words per block on accelerators, where the start of an operation dominates the cost."""
 
 
 class Checksum:
     """
-    Sums up buffers of one device, faster than most networks deliver them.
+    Checksum function for buffers on one device, faster than most networks.
 
-    It always finds a change within one 32-bit word, and two words that changed places. Any other damage that was not
-    made on purpose escapes with a probability of about 2^-32 at most. It is no defence against somebody who wants two
-    buffers to have the same sum, and it does not see that both ends were given the same wrong bytes.
-
-    Args:
-        device: Where the buffers lie.
+    It detects every change within one 32-bit word and every swap of two words. Other accidental damage goes undetected
+    with a probability of at most about 2^-32. It is not a cryptographic hash: collisions can be constructed.
     """
 
     def __init__(self, device: torch.device) -> None:
         num_words = CPU_WORDS if device.type == "cpu" else DEVICE_WORDS
         self._powers = torch.full((num_words,), _signed(Q), dtype=torch.int64, device=device).cumprod(0)
-        """[num_words] Q, Q^2, ...; integers wrap around, which is the modulus."""
+        """[num_words] int64: Q, Q^2, ...; integer overflow is the modulus 2^64."""
         self._products = torch.empty_like(self._powers)
 
-    def of(self, buffer: Tensor) -> int:
-        """
-        The sum of a buffer, as a signed integer of 64 bits.
-
-        Args:
-            buffer: [num_bytes] uint8. A last word that is not whole is filled up with zeros.
-        """
+    def __call__(self, buffer: Tensor) -> int:
+        """Signed 64-bit checksum of ``buffer`` ([num_bytes] uint8); an incomplete last word is padded with zeros."""
         total = start = 0
         for words in _blocks(buffer, len(self._powers)):
             num = len(words)
@@ -58,7 +48,7 @@ class Checksum:
 
 
 def _blocks(buffer: Tensor, num_words: int) -> Iterator[Tensor]:
-    """[<= num_words] int32 each, whole words first."""
+    """Blocks of the buffer, each [<= num_words] int32; the padded last word comes last."""
     end = len(buffer) // WORD_BYTES * WORD_BYTES
     if end:
         yield from torch.split(buffer[:end].view(torch.int32), num_words)
@@ -69,5 +59,5 @@ def _blocks(buffer: Tensor, num_words: int) -> Iterator[Tensor]:
 
 
 def _signed(number: int) -> int:
-    """The same, modulo 2^64, as int64 holds it."""
+    """The int64 value that is congruent to ``number`` modulo 2^64."""
     return (number + MODULUS // 2) % MODULUS - MODULUS // 2

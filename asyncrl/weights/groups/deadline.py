@@ -1,22 +1,21 @@
-"""The instant by which all parts of one transfer must be over."""
+"""Deadline of one transfer, shared by all of its parts."""
 
 import time
 
 SHORTEST_S = 0.001
-"""What is asked for once the time is up: collectives take 0 for "no limit"."""
+"""Timeout after the deadline has passed: collectives read 0 as "no limit"."""
 
 
 class Deadline:
-    """Counts down from the moment it is made."""
+    """Counts down ``seconds`` from its construction."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._start_s = time.monotonic()
 
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._start_s
 
     def left_s(self) -> float:
-        """Seconds that may still be waited; never less than `SHORTEST_S`."""
+        """Seconds until the deadline; at least `SHORTEST_S`."""
         return max(SHORTEST_S, self.seconds - self.elapsed_s())

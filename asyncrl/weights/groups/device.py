@@ -1,13 +1,13 @@
 """
-Kinds of device: what one is called, how a process is given some of them, and which collective library serves them.
+Kinds of device: names, the variable that selects the devices of a process, and the collective library.
 
-    kind    devices            given by                     library
+    kind    devices            selected by                  library
     cpu     cpu                                             gloo
     cuda    cuda:0, cuda:1 …   CUDA_VISIBLE_DEVICES         nccl
     npu     npu:0, npu:1 …     ASCEND_RT_VISIBLE_DEVICES    hccl
 
-Loads neither torch nor torch_npu before a function needs them. torch_npu is imported here and nowhere else: it makes
-``npu`` a device and ``hccl`` a backend for the whole process.
+torch and torch_npu are imported only by functions that need them. torch_npu is imported only here: it registers the
+``npu`` device and the ``hccl`` backend for the whole process.
 """
 
 import importlib
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
     import torch
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-"""The library of choice, by kind."""
+"""Default library of each kind."""
 
 REACHES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "hccl": ("npu",)}
-"""Kinds whose memory a library can move. Gloo takes CUDA memory through the host."""
+"""Kinds whose memory a library can send. Gloo copies CUDA memory through the host."""
 
 STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu"}
-"""Kind of device on which both ends of a transfer keep its tensors, by ``weights.backend``. They have to agree, and
-trainers compute on the CPU: so ``auto`` is what serves that."""
+"""Kind of device of the staging buffers, by ``weights.backend``. Both ends of a transfer must agree, and trainers may
+compute on the CPU, so ``auto`` stages there."""
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-"""Which devices a process sees, by kind; it numbers them anew, from 0."""
+"""Variable that lists the devices a process sees, by kind; the process numbers them from 0."""
 
 ADVICE = {
     "cuda": "install a build of torch for this machine's GPUs",
     "npu": "install what docs/ascend.md lists, and source CANN's set_env.sh",
 }
-"""What to do about a kind of device that cannot be used."""
+"""Remedy for a kind of device that cannot be used, for error messages."""
 
 
 def backend_for(asked: str, kind: str) -> str:
     """
-    The collective library for tensors of a kind of device, made ready for use.
+    The collective library for tensors on a kind of device, imported and checked.
 
     Args:
-        asked: ``weights.backend``; ``auto`` takes the library of choice.
+        asked: ``weights.backend``; ``auto`` selects the default library.
         kind: ``torch.device.type`` of the tensors.
 
     Raises:
-        ConfigError: It cannot reach them, or is not installed.
+        ConfigError: The library cannot send from this kind of device, or is not installed.
     """
     if kind not in BACKENDS:
-        raise ConfigError(f"weights on a {kind!r} device cannot be moved; expected one of {', '.join(BACKENDS)}")
+        raise ConfigError(f"weights on a {kind!r} device cannot be sent; expected one of {', '.join(BACKENDS)}")
     backend = BACKENDS[kind] if asked == "auto" else asked
     if kind not in REACHES.get(backend, ()):
         fitting = " or ".join(repr(name) for name in ("auto", *REACHES) if name == "auto" or kind in REACHES[name])
         raise ConfigError(
-            f"weights.backend is {backend!r}, but the weights lie on a {kind} device, which it cannot reach "
+            f"weights.backend is {backend!r}, which cannot send weights from a {kind} device "
             f"({installed()}): use {fitting}"
         )
     require(kind)
@@ -65,12 +65,7 @@ def backend_for(asked: str, kind: str) -> str:
 
 
 def require(kind: str) -> None:
-    """
-    Make a kind of device usable in this process.
-
-    Raises:
-        ConfigError: What it needs is not installed, or there is no such device.
-    """
+    """Import what a kind of device needs; raises `ConfigError` if torch cannot use it, with the remedy."""
     if kind == "npu":
         _import_torch_npu()
     import torch  # noqa: PLC0415 - see above
@@ -80,12 +75,7 @@ def require(kind: str) -> None:
 
 
 def torch_device(name: str) -> "torch.device":
-    """
-    A device by its name, ``cpu``, ``cuda:1`` or ``npu:0``, ready for use.
-
-    Raises:
-        ConfigError: There is none of this name, or what it needs is not installed.
-    """
+    """A usable device by its name: ``cpu``, ``cuda:1``, ``npu:0``; raises `ConfigError` if there is none."""
     kind, _, index = name.partition(":")
     if kind not in BACKENDS or (index and not index.isdecimal()):
         raise ConfigError(f"{name!r} is not a device; expected cpu, cuda:N or npu:N")
@@ -99,31 +89,19 @@ def torch_device(name: str) -> "torch.device":
 
 
 def staging_device(backend: str) -> "torch.device":
-    """
-    Where one end of a transfer keeps its tensors, ready for use.
-
-    Args:
-        backend: ``weights.backend``.
-
-    Raises:
-        ConfigError: There is no such device here.
-    """
+    """The staging device for ``weights.backend``; raises as `torch_device` does."""
     return torch_device(STAGED_ON[backend])
 
 
 def device_name(kind: str, index: int = 0) -> str:
-    """As torch writes it: ``cuda:1``; there is only one ``cpu``."""
+    """torch's name of a device: ``cuda:1``, or ``cpu`` for every index."""
     return kind if kind == "cpu" else f"{kind}:{index}"
 
 
 def environment(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
     """
-    Variables that make a process see some devices and no others of their kind.
-
-    Args:
-        kind: ``cpu``, ``cuda`` or ``npu``.
-        indices: Of the machine's devices, or UUIDs, in the order in which the process is to number them; empty hides
-            all of them.
+    Variables that restrict a process to some devices of a kind, by index or UUID, in the order of the process's
+    numbering; an empty sequence hides all.
 
     Example:
         environment("npu", [2, 3]) == {"ASCEND_RT_VISIBLE_DEVICES": "2,3"}
@@ -132,13 +110,8 @@ def environment(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
 
 
 def installed() -> str:
-    """
-    What is installed of torch, in words.
-
-    Example:
-        "torch 2.13.0+cpu is installed, torch_npu is not"
-    """
-    torch, npu = _version("torch"), _version("torch-npu")
+    """Installed versions as a clause, such as "torch 2.13.0+cpu is installed, torch_npu is not"."""
+    torch, npu = installed_version("torch"), installed_version("torch-npu")
     if torch and npu:
         return f"torch {torch} and torch_npu {npu} are installed"
     return f"torch {torch} is installed, torch_npu is not" if torch else "torch is not installed"
@@ -151,16 +124,13 @@ def _import_torch_npu() -> None:
         if error.name != "torch_npu":
             raise ConfigError(f"torch_npu needs the module {error.name}: {ADVICE['npu']}") from error
         raise ConfigError(f"npu devices need torch_npu, but {installed()}: {ADVICE['npu']}") from error
-    except (ImportError, OSError, RuntimeError) as error:  # a library of CANN that is not found surfaces as any of them
-        reason = _first_line(error)
+    except (ImportError, OSError, RuntimeError) as error:  # a missing CANN library raises any of these
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"torch_npu is installed, but cannot load CANN ({reason}): {ADVICE['npu']}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, without importing it; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,12 +1,12 @@
 """
-Rendezvous of a weight group over the broker's link.
+Rendezvous of a transfer group over the link to the broker.
 
     group's thread ── set, get ─▶ LinkStore ── StoreSet, StoreGet ─▶ event loop ─▶ broker
           ▲                          │  ▲                                            │
           └────────── value ─────────┘  └───────────── StoreValue ◀──────────────────┘
 
-The usual store is a TCP server that believes whoever connects. This one opens no port: addresses travel on the link
-that exists anyway, and only members of the run have one.
+torch's usual store is a TCP server that trusts every client. This store opens no port: it exchanges addresses over the
+existing link, which only nodes of the run have.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
+from asyncrl.actor.message import Message
 from asyncrl.errors import TransferError
-from asyncrl.messages import Message, StoreGet, StoreSet, StoreValue
+from asyncrl.messages import StoreGet, StoreSet, StoreValue
 from asyncrl.weights.groups.deadline import Deadline
 
 Send = Callable[[Message], Coroutine[object, object, None]]
@@ -27,24 +28,18 @@ Send = Callable[[Message], Coroutine[object, object, None]]
 
 class LinkStore(Store):
     """
-    What a collective library needs to find its peers, and no more: `set`, `get` and `wait`. The rest of torch's
-    interface is left unimplemented, and raises.
+    Implements only `set`, `get` and `wait`, which collective libraries need to find peers; other methods raise.
 
     Args:
-        group: Keys live under this name; nobody else may use it, ever.
-        names: Who the ranks are, for error messages.
-        send: Called on ``loop``.
-        loop: The loop that owns the link. Not the one this store is called from: its calls block.
-        deadline: No call blocks longer.
+        group: Namespace of the keys; must never be used twice.
+        names: Node name of each rank, for error messages.
+        loop: Event loop of the link, on which ``send`` is called. The store's own calls block, so they must come from
+            another thread.
+        deadline: Limit of every blocking call.
     """
 
     def __init__(
-        self,
-        group: str,
-        names: Sequence[str],
-        send: Send,
-        loop: asyncio.AbstractEventLoop,
-        deadline: Deadline,
+        self, group: str, names: Sequence[str], send: Send, loop: asyncio.AbstractEventLoop, deadline: Deadline
     ) -> None:
         super().__init__()
         self.group = group
@@ -57,15 +52,14 @@ class LinkStore(Store):
         self._abandoned = ""
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Publish a value to the group."""
         self._post(StoreSet(self.group, key, value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
         """
-        The value of a key, as soon as somebody has set it.
+        Wait for the value of a key.
 
         Raises:
-            TransferError: Nobody did before the deadline, or the store was abandoned. Names the missing rank.
+            TransferError: No rank set the key by the deadline (names the rank), or the store was abandoned.
         """
         if key not in self._values:
             self._post(StoreGet(self.group, key))
@@ -74,23 +68,22 @@ class LinkStore(Store):
             if key in self._values:
                 return self._values[key]
             raise TransferError(
-                self._abandoned
-                or f"{self._whose(key)} did not come to the rendezvous within {self._deadline.seconds:g} s"
+                self._abandoned or f"{self._owner(key)} did not join the rendezvous within {self._deadline.seconds:g} s"
             )
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return once every key is set; raises as `get` does. The deadline decides, not ``timeout``."""
+        """Wait until every key is set; raises as `get` does. ``timeout`` is ignored in favour of the deadline."""
         for key in keys:
             self.get(key)
 
     def deliver(self, value: StoreValue) -> None:
-        """Hand in the broker's answer. From any thread."""
+        """Handle the broker's answer. Thread-safe."""
         with self._changed:
             self._values[value.key] = value.value
             self._changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """Make every call raise ``reason``, now and later. From any thread."""
+        """Make all running and later calls raise ``reason``. Thread-safe."""
         with self._changed:
             self._abandoned = self._abandoned or reason
             self._changed.notify_all()
@@ -104,8 +97,8 @@ class LinkStore(Store):
         elif error := sent.exception():
             self.abandon(f"the link to the broker failed during the rendezvous: {error}")
 
-    def _whose(self, key: str) -> str:
-        """A key ends in the rank that sets it."""
+    def _owner(self, key: str) -> str:
+        """The rank that sets a key, which ends in its number; for error messages."""
         rank = key.rpartition("/")[2]
         if rank.isdecimal() and int(rank) < len(self._names):
             return f"{self._names[int(rank)]} (rank {rank})"

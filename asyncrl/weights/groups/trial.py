@@ -1,12 +1,12 @@
 """
-Whether a collective library works here: two processes form a group with it, and bytes are seen to arrive.
+Test of a collective library on this machine: two processes form a group, broadcast bytes and compare checksums.
 
-    trial ── Part ─▶ rank 0, a process ── broadcast ─┐
-       │  ── Part ─▶ rank 1, a process ◀─────────────┘
-       └─ same checksum from both? ◀── Outcome ── both
+    trial ── TrialPart ─▶ rank 0, a process ── broadcast ─┐
+       │  ── TrialPart ─▶ rank 1, a process ◀─────────────┘
+       └─ equal checksums? ◀── TrialResult ── both
 
-Processes of their own because a library that fails may take its process along, and because two ranks of NCCL or HCCL
-need two. A library that ends a broadcast without having moved anything fails here.
+The ranks are processes because a failing library may end its process, and because NCCL and HCCL need a process per
+rank. The test also detects a library that reports a broadcast as done without sending a byte.
 """
 
 import asyncio
@@ -18,117 +18,83 @@ import msgspec
 from msgspec import Struct
 
 START_S = 60.0
-"""What a process may take beyond its deadline: to import torch takes twenty seconds on a busy machine."""
+"""Time for a process to start, in addition to its deadline: importing torch takes 20 s on a busy machine."""
 
 COMMAND = (sys.executable, "-m", "asyncrl.weights.groups.trial_rank")
 
 
-class TrialPart(Struct, frozen=True, kw_only=True):
-    """What one rank is to do."""
+class TrialPart(Struct, frozen=True):
+    """Task of one rank."""
 
     backend: str
     device: str
     rank: int
     store: str
-    """A file that both ranks can write, for their addresses."""
+    """File that both ranks can write, for the rendezvous."""
     num_bytes: int
     deadline_s: float
-    """For everything, the group included."""
+    """Limit for forming the group and the broadcasts."""
 
 
 class TrialResult(Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """Result of one rank, or of the whole trial."""
 
     checksum: str = ""
-    """sha256 of the bytes that rank 0 has sent and the other one received."""
+    """sha256 of the bytes that rank 0 sent or rank 1 received."""
     seconds: float = 0.0
-    """Of one broadcast on the connected group."""
+    """Duration of one broadcast, after connecting."""
     failure: str = ""
-    """Why there is no checksum; otherwise empty."""
+    """Error message; empty if the broadcast succeeded."""
 
 
-class Trial(Struct, frozen=True, kw_only=True):
-    """How both went together."""
-
-    backend: str
-    devices: tuple[str, str]
-    num_bytes: int
-    seconds: float = 0.0
-    """Of one broadcast on the connected group."""
-    bytes_per_s: float = 0.0
-    """From the first device to the second."""
-    failure: str = ""
-    """Empty if every byte arrived."""
-
-
-async def trial(backend: str, devices: tuple[str, str], num_bytes: int, deadline_s: float) -> Trial:
-    """
-    Broadcast from the first device to the second over this machine's loopback, and compare checksums.
-
-    Args:
-        backend: ``gloo``, ``nccl`` or ``hccl``.
-        devices: ``cpu``, ``cuda:0``, ``npu:1``; a process for each.
-        num_bytes: How much moves.
-        deadline_s: For the group and the broadcast.
-    """
+async def trial(backend: str, devices: tuple[str, str], num_bytes: int, deadline_s: float) -> TrialResult:
+    """Broadcast from the first device (such as ``cuda:0``) to the second over the loopback, and compare checksums."""
     with TemporaryDirectory(prefix="asyncrl-trial-") as folder:
-        parts = [
-            TrialPart(
-                backend=backend,
-                device=device,
-                rank=rank,
-                store=f"{folder}/store",
-                num_bytes=num_bytes,
-                deadline_s=deadline_s,
-            )
-            for rank, device in enumerate(devices)
-        ]
-        outcomes = await _play(parts, deadline_s + START_S)
-    seconds, failure = max(outcome.seconds for outcome in outcomes), verdict(outcomes)
-    rate = 0.0 if failure else num_bytes / seconds
-    return Trial(
-        backend=backend, devices=devices, num_bytes=num_bytes, seconds=seconds, bytes_per_s=rate, failure=failure
-    )
+        store = f"{folder}/store"
+        parts = [TrialPart(backend, device, rank, store, num_bytes, deadline_s) for rank, device in enumerate(devices)]
+        results = await _run_ranks(parts, deadline_s + START_S)
+    return combine(results)
 
 
-def verdict(outcomes: list[TrialResult]) -> str:
-    """What is wrong with what the ranks report; empty if nothing is."""
-    for outcome in outcomes:
-        if outcome.failure:
-            return outcome.failure
-    if len({outcome.checksum for outcome in outcomes}) > 1:
-        return "the broadcast ended without an error, but what arrived is not what was sent"
-    return ""
+def combine(results: list[TrialResult]) -> TrialResult:
+    """The slowest rank's result if the ranks' checksums agree, otherwise a failure."""
+    for result in results:
+        if result.failure:
+            return result
+    if len({result.checksum for result in results}) > 1:
+        failure = "the broadcast reported no error, but the received bytes differ from the sent bytes"
+        return TrialResult(failure=failure)
+    return max(results, key=lambda result: result.seconds)
 
 
-async def _play(parts: list[TrialPart], timeout_s: float) -> list[TrialResult]:
-    """What all report; only what the first one that failed reports: the others then wait for it in vain."""
-    ranks = [asyncio.create_task(_rank(part)) for part in parts]
-    outcomes = []
+async def _run_ranks(parts: list[TrialPart], timeout_s: float) -> list[TrialResult]:
+    """The results of all ranks, or of the first failed rank alone: the others only wait for it."""
+    ranks = [asyncio.create_task(_run_rank(part)) for part in parts]
+    results = []
     try:
         async with asyncio.timeout(timeout_s):
             for ended in asyncio.as_completed(ranks):
-                outcomes.append(await ended)
-                if outcomes[-1].failure:
-                    return outcomes[-1:]
+                results.append(await ended)
+                if results[-1].failure:
+                    return results[-1:]
     except TimeoutError:
-        return [TrialResult(failure=f"a process was still busy after {timeout_s:g} s, and was killed")]
+        return [TrialResult(failure=f"a process was still running after {timeout_s:g} s and was killed")]
     finally:
         for rank in ranks:
             rank.cancel()
         await asyncio.gather(*ranks, return_exceptions=True)
-    return outcomes
+    return results
 
 
-async def _rank(part: TrialPart) -> TrialResult:
+async def _run_rank(part: TrialPart) -> TrialResult:
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     try:
-        answer, complaint = await process.communicate(msgspec.json.encode(part))
+        answer, errors = await process.communicate(msgspec.json.encode(part))
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        last = next(reversed(complaint.decode(errors="replace").strip().splitlines()), "no message")
-        return TrialResult(failure=f"the process of rank {part.rank} ended with {process.returncode}: {last}")
+        last = next(reversed(errors.decode(errors="replace").strip().splitlines()), "no message")
+        return TrialResult(failure=f"the process of rank {part.rank} exited with code {process.returncode}: {last}")
     return msgspec.json.decode(answer, type=TrialResult)

@@ -1,4 +1,4 @@
-"""One rank of a collective trial: reads a `TrialPart` on stdin, writes a `TrialResult` to stdout."""
+"""One rank of a collective trial, as a process: reads a `TrialPart` on stdin, writes a `TrialResult` to stdout."""
 
 import hashlib
 import os
@@ -23,24 +23,23 @@ LOOPBACK = "127.0.0.1"
 SIZE = 2
 
 
-def play(part: TrialPart) -> TrialResult:
-    """Do one rank's part."""
+def run_part(part: TrialPart) -> TrialResult:
     deadline = Deadline(part.deadline_s)
-    distributed: Any = torch.distributed  # its stubs do not know the store
+    distributed: Any = torch.distributed  # the stubs lack FileStore
     store = distributed.FileStore(part.store, SIZE)
     store.set_timeout(timedelta(seconds=part.deadline_s))
     try:
         device = torch_device(part.device)
         group = form(part.backend, store, part.rank, SIZE, interface=LOOPBACK, deadline=deadline, device=device)
-        outcome = _exchange(group, part, device, deadline)
+        result = _exchange(group, part, device, deadline)
         group.close()
-    except (AsyncrlError, RuntimeError) as error:  # torch raises the latter for whatever went wrong
+    except (AsyncrlError, RuntimeError) as error:  # torch raises RuntimeError for every failure
         return TrialResult(failure=next(iter(str(error).splitlines()), type(error).__name__))
-    return outcome
+    return result
 
 
 def _exchange(group: Group, part: TrialPart, device: torch.device, deadline: Deadline) -> TrialResult:
-    """Twice, because the first broadcast opens connections."""
+    """Broadcast twice and time the second: the first opens connections."""
     payload = torch.frombuffer(bytearray(random.Random(0).randbytes(part.num_bytes)), dtype=torch.uint8)
     buffer = torch.zeros(part.num_bytes, dtype=torch.uint8, device=device)
     start_s = 0.0
@@ -60,8 +59,8 @@ def _checksum(buffer: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    # Libraries of collectives write what they please to stdout; only the answer may go there.
-    with os.fdopen(os.dup(1), "wb") as answers:
+    # Collective libraries write to stdout, where only the result may go: redirect their output to stderr.
+    with os.fdopen(os.dup(1), "wb") as stdout:
         os.dup2(2, 1)
-        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialPart)
-        answers.write(msgspec.json.encode(play(asked)))
+        part = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialPart)
+        stdout.write(msgspec.json.encode(run_part(part)))

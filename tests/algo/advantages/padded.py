@@ -57,7 +57,7 @@ class Padded:
 
     @property
     def rows(self) -> list[NDArray[np.int64]]:
-        """Of each group."""
+        """Rows of each group."""
         return [np.flatnonzero(self.group == group) for group in np.unique(self.group)]
 
     def outcomes(self) -> list[Outcome]:
@@ -116,7 +116,7 @@ def _mask(rng: Generator, num_rows: int, width: int) -> Array:
     """Tokens, then perhaps a tool's and more tokens, then padding. At least two tokens in all; rows may have none."""
     mask = np.zeros((num_rows, width))
     for row in mask:
-        length = rng.choice([0, rng.integers(1, width + 1), width], p=[0.1, 0.7, 0.2])
+        length = rng.choice([0, int(rng.integers(1, width + 1)), width], p=[0.1, 0.7, 0.2])
         row[:length] = 1
         for _ in range(rng.integers(0, 3)):
             begin = rng.integers(0, width)
@@ -131,7 +131,8 @@ def _with_garbage(step: Padded, rng: Generator) -> Padded:
         return None if values is None else np.where(step.mask == 1, values, rng.normal(size=values.shape) * 1e3)
 
     names = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
-    return replace(step, **{name: spoiled(getattr(step, name)) for name in names})
+    spoilt: dict[str, Any] = {name: spoiled(getattr(step, name)) for name in names}
+    return replace(step, **spoilt)
 
 
 # ── what several formulas have in common ───────────────────────────────────────────────
@@ -220,7 +221,8 @@ def gpg(step: Padded) -> Array:
 
 
 def gdpo(step: Padded, *, reward_weights: dict[str, float]) -> Array:
-    combined = sum(weight * _standardized(step, step.metrics[key]) for key, weight in reward_weights.items())
+    weighted = [weight * _standardized(step, step.metrics[key]) for key, weight in reward_weights.items()]
+    combined = np.sum(weighted, axis=0)
     return whiten(combined[:, None] * step.mask, step.mask)
 
 
@@ -241,7 +243,7 @@ def gae(step: Padded, *, gamma: float, lam: float) -> Array:
 
 
 def gae_before_whitening(step: Padded, gamma: float, lam: float) -> Array:
-    """What is masked is stepped over: value and advantage of the next token stay what they are."""
+    """Masked positions are skipped: value and advantage of the next token are unchanged."""
     found = np.zeros_like(step.mask)
     next_value, running = np.zeros(len(step.mask)), np.zeros(len(step.mask))
     for column in reversed(range(step.mask.shape[1])):

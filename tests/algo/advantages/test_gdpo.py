@@ -6,8 +6,8 @@ from asyncrl.algo.outcomes import Advantages, Outcome
 from asyncrl.errors import AsyncrlError
 
 
-def group(*metrics: dict[str, float], score: float = 0.0) -> list[Outcome]:
-    return [Outcome(group_id=1, length=2, reward=score, metrics=each) for each in metrics]
+def group(*metrics: dict[str, float], reward: float = 0.0) -> list[Outcome]:
+    return [Outcome(group_id=1, length=2, reward=reward, metrics=each) for each in metrics]
 
 
 def flat(advantages: Advantages) -> np.ndarray:
@@ -34,14 +34,14 @@ def test_rewards_that_are_all_equal_teach_exactly_nothing() -> None:
     assert not flat(gdpo(group({"right": 0.1}, {"right": 0.1}), reward_weights={"right": 1.0})).any()
 
 
-def test_the_score_is_a_reward_too() -> None:
-    step = [Outcome(group_id=1, length=1, reward=score) for score in (1.0, 0.0)]
+def test_the_reward_of_the_verdict_is_one_of_the_metrics() -> None:
+    step = [Outcome(group_id=1, length=1, reward=reward) for reward in (1.0, 0.0)]
 
-    assert flat(gdpo(step, reward_weights={"score": 1.0}))[0] > 0
+    assert flat(gdpo(step, reward_weights={"reward": 1.0}))[0] > 0
 
 
 def test_a_verdict_without_the_metric_is_told_with_what_it_has() -> None:
-    with pytest.raises(AsyncrlError, match="names 'format', but a verdict of group 1 has only score, right"):
+    with pytest.raises(AsyncrlError, match="names 'format', but a verdict of group 1 has only right, reward"):
         gdpo(group({"right": 1.0}, {"right": 1.0}), reward_weights={"format": 1.0})
 
 

@@ -43,7 +43,7 @@ def test_grpo_passk_rewards_only_the_best_and_by_its_lead() -> None:
 
 
 def test_grpo_passk_refuses_a_group_of_one_by_its_id() -> None:
-    with pytest.raises(AsyncrlError, match=r"group 9 has only one; use schedule\.group_size of at least 2"):
+    with pytest.raises(AsyncrlError, match=r"group 9 has only one; set schedule\.group_size to at least 2"):
         grpo_passk(group(0, 1) + group(1, group_id=9))
 
 

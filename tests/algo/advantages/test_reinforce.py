@@ -1,16 +1,18 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from asyncrl.algo.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline
-from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
+from asyncrl.algo.outcomes import Advantages, Outcome
 from asyncrl.errors import AsyncrlError
 
 
-def outcome(group_id: int, length: int, score: float) -> Outcome:
-    return Outcome(group_id=group_id, length=length, reward=score)
+def outcome(group_id: int, length: int, reward: float) -> Outcome:
+    return Outcome(group_id=group_id, length=length, reward=reward)
 
 
-def test_rewards_to_come_are_whitened_over_the_step() -> None:
+def test_returns_are_whitened_over_the_step() -> None:
     # G = .5 1 | 0, mean .5, variance (0 + .25 + .25) / 2 = .25
     parts = reinforce_plus_plus([outcome(1, 2, 1.0), outcome(2, 1, 0.0)], gamma=0.5)
 
@@ -25,7 +27,7 @@ def test_the_mean_is_over_tokens_and_not_over_trajectories() -> None:
     assert short == pytest.approx([-2 / 3 / np.sqrt(4 / 3)] * 2)
 
 
-def test_a_group_of_one_keeps_what_it_got_before_whitening() -> None:
+def test_a_group_of_one_keeps_its_reward_before_whitening() -> None:
     # 2 | 0 0, whitened: mean 2/3, variance (16 + 4 + 4) / 9 / 2 = 4/3
     alone, *equal = reinforce_plus_plus_baseline([outcome(1, 1, 2.0), outcome(2, 1, 5.0), outcome(2, 1, 5.0)])
 
@@ -33,7 +35,7 @@ def test_a_group_of_one_keeps_what_it_got_before_whitening() -> None:
     assert np.concatenate(equal) == pytest.approx([-2 / 3 / np.sqrt(4 / 3)] * 2)
 
 
-def test_a_step_that_got_the_same_everywhere_teaches_exactly_nothing() -> None:
+def test_a_step_of_equal_rewards_has_advantages_of_exactly_zero() -> None:
     step = [outcome(place // 2, 3, 0.1) for place in range(6)]
 
     for function in (reinforce_plus_plus, reinforce_plus_plus_baseline):
@@ -41,6 +43,17 @@ def test_a_step_that_got_the_same_everywhere_teaches_exactly_nothing() -> None:
 
 
 @pytest.mark.parametrize("function", [reinforce_plus_plus, reinforce_plus_plus_baseline])
-def test_a_step_of_one_token_is_refused_by_the_estimators_name(function) -> None:
+def test_a_step_of_one_token_is_refused_by_the_estimators_name(function: Callable[..., Advantages]) -> None:
     with pytest.raises(AsyncrlError, match=f"{function.__name__} compares the tokens"):
         function([outcome(1, 1, 1.0)])
+
+
+def test_returns_are_compared_with_the_greedy_answer() -> None:
+    # rewards -.5 0 3, returns 2.5 3 3, greedy 1
+    outcome = Outcome(group_id=1, length=3, reward=3.0, baseline=1.0, penalties=np.array([0.5, 0.0, 0.0]))
+
+    assert remax([outcome])[0].tolist() == [1.5, 2.0, 2.0]
+
+
+def test_a_trajectory_as_good_as_the_greedy_answer_has_advantage_zero() -> None:
+    assert remax([Outcome(group_id=1, length=2, reward=0.1, baseline=0.1)])[0].tolist() == [0.0, 0.0]

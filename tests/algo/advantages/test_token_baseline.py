@@ -8,7 +8,7 @@ HALF = float(np.log(0.5))
 
 
 def outcome(score: float, weights: list[float], importance: list[float] | None = None) -> Outcome:
-    """Whose tokens have these weights: with p = 1/2, w = sum of squares."""
+    """Outcome whose tokens have these weights: with p = 1/2, w is the sum of squares."""
     return Outcome(
         group_id=1,
         length=len(weights),

@@ -5,8 +5,8 @@ import torch
 
 from asyncrl.algo.correction.metrics import importance_metrics, mismatch_metrics, rejection_metrics
 from asyncrl.algo.ragged import Ragged
+from asyncrl.config.correction import Importance, thresholds
 from asyncrl.config.sections import Correction
-from asyncrl.config.thresholds import Importance, thresholds
 
 SEQUENCES = Ragged([3, 0, 1])
 

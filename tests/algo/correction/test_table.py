@@ -82,7 +82,7 @@ def norm(w: Rectangle, m: Rectangle, level: str) -> float:
 
 
 def measured(d: Rectangle, m: Rectangle, option: str) -> Rectangle:
-    """Of each token, spread over its row where it is the row's."""
+    """Divergence of each token, or of its row spread over the tokens."""
     scope, _, k = option.rpartition("_")
     c = np.clip(d, -20, 20)
     value = {"k1": -c, "k2": c * c / 2, "k3": np.exp(c) - 1 - c}[k]
@@ -131,6 +131,7 @@ def test_importance_weights(level: str, threshold: str, normalize: bool) -> None
             expected = expected / norm(expected, step.mask, level)
         got = correct(step.ours, step.theirs, step.sequences)
         assert got.keep is None
+        assert got.weights is not None
         np.testing.assert_allclose(got.weights, expected[step.mask > 0], rtol=1e-6, atol=1e-6)
 
 
@@ -224,7 +225,7 @@ def of_rejection(step: Step, option: str, threshold: str) -> dict[str, float]:
         "seq_fraction_high": (row_values > high).mean(),
         "seq_fraction_low": (row_values < low).mean(),
         "masked_fraction": dropped[tokens].mean(),
-        "seq_masked_fraction": dropped.any(1)[rows].mean(),
+        "seq_masked_fraction": np.any(dropped, axis=1)[rows].mean(),
         **{f"seq_{key}": number for key, number in of_rows(row_values, 0.0).items()},
     }
 
@@ -250,7 +251,7 @@ def test_metrics_of_rejections(options: str, texts: str) -> None:
             expected |= {f"rollout_rs_{option}_{key}": value for key, value in found.items()}
             dropped |= tokens & ~passes(step.d, m, option, text)
         expected["rollout_rs_masked_fraction"] = dropped[tokens].mean()
-        expected["rollout_rs_seq_masked_fraction"] = dropped.any(1)[m.sum(1) > 0].mean()
+        expected["rollout_rs_seq_masked_fraction"] = np.any(dropped, axis=1)[m.sum(1) > 0].mean()
         got = correct.metrics(step.ours, step.theirs, step.sequences)
         assert got.keys() == expected.keys()
         assert [key for key in got if not close(got[key], expected[key])] == []

@@ -5,7 +5,7 @@ import torch
 
 from asyncrl.algo.correction.weights import LIMIT, importance_weights
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.thresholds import Importance
+from asyncrl.config.correction import Importance
 
 TWO = Ragged([2, 0, 1])
 """Tokens a, b of the first; none of the second; c of the third."""

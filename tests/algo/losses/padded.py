@@ -1,9 +1,9 @@
 """
-An independent way to the same numbers: float64 NumPy on rectangles with a mask, as the papers' code has it.
+Independent reference formulas: float64 NumPy on rectangles with a mask, as in the papers' code.
 
-A formula gets log-probs twice: those that are differentiated, and the same ones where a gradient is stopped. Its
-gradient comes from central differences that move only the first; so nothing here shares code, layout or autograd with
-what is tested. What the mask hides (tools, padding) is filled with numbers that would be noticed.
+A formula gets log-probs twice: those to differentiate, and the same ones where a gradient is stopped. Its gradient
+comes from central differences that change only the first, so nothing here shares code, layout or autograd with the
+code under test. Masked positions (tools, padding) hold numbers that would be noticed in a result.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class Padded:
     def lengths(self) -> NDArray[np.int64]:
         return self.mask.sum(1)
 
-    def flat(self, rectangle: Rectangle, **options: Any) -> torch.Tensor:
-        """What the mask shows, trajectories end to end."""
+    def flat(self, rectangle: NDArray[Any], **options: Any) -> torch.Tensor:
+        """Unmasked numbers, trajectories end to end."""
         return torch.tensor(rectangle[self.mask], **options)
 
     def tokens(self, dtype: torch.dtype = torch.float64) -> Tokens:

@@ -3,7 +3,8 @@ from math import log
 import pytest
 
 from asyncrl.algo.losses.dppo import dppo_kl, dppo_tv
-from tests.algo.losses.worked import of_ratios
+from asyncrl.algo.losses.tokens import LossFunction
+from tests.algo.losses.worked import grad_of, of_ratios
 
 
 @pytest.mark.parametrize(
@@ -17,12 +18,14 @@ from tests.algo.losses.worked import of_ratios
         pytest.param(0.5, 1.8, -1.0, 1.8, id="bad token that went up: pushed down"),
     ],
 )
-def test_tokens_are_left_out_by_the_probability_they_moved(old_probability, ratio, advantage, grad) -> None:
+def test_tokens_are_left_out_by_the_probability_they_moved(
+    old_probability: float, ratio: float, advantage: float, grad: float
+) -> None:
     tokens = of_ratios(ratio, advantages=[advantage], old_probability=old_probability)
     losses = dppo_tv(tokens).losses
     losses.sum().backward()
 
-    assert tokens.logprobs.grad.item() == pytest.approx(grad)
+    assert grad_of(tokens.logprobs).item() == pytest.approx(grad)
     assert losses.item() == pytest.approx(grad * (log(old_probability * ratio)))
 
 
@@ -38,7 +41,9 @@ def test_tokens_are_left_out_by_the_probability_they_moved(old_probability, rati
         pytest.param(0.6, 1.0, False, id="good token: whatever it moved down"),
     ],
 )
-def test_tokens_are_left_out_by_the_divergence_of_two_outcomes(ratio, advantage, is_left_out) -> None:
+def test_tokens_are_left_out_by_the_divergence_of_two_outcomes(
+    ratio: float, advantage: float, is_left_out: bool
+) -> None:
     tokens = of_ratios(ratio, advantages=[advantage], old_probability=0.5)
     result = dppo_kl(tokens, clip_low=0.05, clip_high=0.05)
     assert result.metrics["clip_fraction"].item() == is_left_out
@@ -46,7 +51,7 @@ def test_tokens_are_left_out_by_the_divergence_of_two_outcomes(ratio, advantage,
 
 
 @pytest.mark.parametrize("loss", [dppo_tv, dppo_kl])
-def test_metrics_tell_left_out_from_cut(loss) -> None:
+def test_metrics_tell_left_out_from_cut(loss: LossFunction) -> None:
     tokens = of_ratios(30.0, 1.0, 900.0, advantages=[1.0, 1.0, 1.0], old_probability=1e-3)
     assert loss(tokens).metrics["clip_fraction"].tolist() == [False, False, True]
     assert loss(tokens).metrics["ratio_cap_fraction"].tolist() == [True, False, False]

@@ -3,7 +3,7 @@ from math import exp
 import pytest
 
 from asyncrl.algo.losses.sapo import sapo
-from tests.algo.losses.worked import of_ratios
+from tests.algo.losses.worked import grad_of, of_ratios
 
 
 def test_on_policy_it_is_the_plain_policy_gradient() -> None:
@@ -13,7 +13,7 @@ def test_on_policy_it_is_the_plain_policy_gradient() -> None:
 
     # 4/τ · sigmoid(0) = 2/τ, and its slope is 1 whatever τ
     assert losses.tolist() == pytest.approx([-4.0, 3.0])
-    assert tokens.logprobs.grad.tolist() == pytest.approx([-2.0, 3.0])
+    assert grad_of(tokens.logprobs).tolist() == pytest.approx([-2.0, 3.0])
 
 
 def test_the_gate_falls_on_both_sides_and_sooner_for_bad_tokens() -> None:
@@ -24,7 +24,7 @@ def test_the_gate_falls_on_both_sides_and_sooner_for_bad_tokens() -> None:
         gate = 1 / (1 + exp(-tau * (ratio - 1)))
         return 4 * gate * (1 - gate) * ratio
 
-    good, bad, fallen = tokens.logprobs.grad.tolist()
+    good, bad, fallen = grad_of(tokens.logprobs).tolist()
     assert good == pytest.approx(-weight(3.0, 1.0))
     assert bad == pytest.approx(weight(3.0, 2.0))
     assert fallen == pytest.approx(-weight(0.2, 1.0))

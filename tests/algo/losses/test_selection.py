@@ -1,4 +1,5 @@
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_the_clip_leaves_a_token_without_an_advantage_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_match_the_masked_formulas(seed) -> None:
+def test_both_match_the_masked_formulas(seed: int) -> None:
     batch = random_padded(seed)
     shown = batch.mask
     number = int(shown.sum())
@@ -115,7 +116,7 @@ def test_both_match_the_masked_formulas(seed) -> None:
 @pytest.mark.parametrize("name", SELECTIONS)
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_the_same_tokens_are_picked_in_whatever_order(name, random) -> None:
+def test_the_same_tokens_are_picked_in_whatever_order(name: str, random: Random) -> None:
     step = random_step()
     order = np.array(random.sample(range(len(step.keys)), len(step.keys)))
     np.testing.assert_array_equal(SELECTIONS[name](reordered(step, order)), SELECTIONS[name](step)[order])
@@ -123,10 +124,10 @@ def test_the_same_tokens_are_picked_in_whatever_order(name, random) -> None:
 
 def test_each_seed_picks_others_and_every_token_is_picked_by_some() -> None:
     step = replace(random_step(), logprobs=random_step().old_logprobs)
-    counts = sum(
-        clip_cov_selection(replace(step, seed=seed), cov_ratio=0.05, cov_low=0.1, cov_high=9.0).astype(int)
-        for seed in range(200)
-    )
+    picks = [
+        clip_cov_selection(replace(step, seed=seed), cov_ratio=0.05, cov_low=0.1, cov_high=9.0) for seed in range(200)
+    ]
+    counts = np.sum(picks, axis=0)
     eligible = clip_cov_selection(step, cov_ratio=1.0, cov_low=0.1, cov_high=9.0)
     expected = 200 * 20 / eligible.sum()
     assert counts[~eligible].sum() == 0

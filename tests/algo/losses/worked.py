@@ -1,4 +1,4 @@
-"""Tokens for examples worked by hand: given by their ratios."""
+"""Tokens with given ratios, for examples computed by hand."""
 
 from collections.abc import Sequence
 from math import log
@@ -16,7 +16,7 @@ def of_ratios(
     selected: Sequence[bool] | None = None,
     old_probability: float = 0.1,
 ) -> Tokens:
-    """One trajectory a token, unless ``lengths`` says otherwise; the old policy gave each ``old_probability``."""
+    """One trajectory per token, unless ``lengths`` is given; the old policy gives each ``old_probability``."""
     old = torch.full((len(ratios),), log(old_probability), dtype=torch.float64)
     return Tokens(
         logprobs=(old + torch.tensor([log(ratio) for ratio in ratios], dtype=torch.float64)).requires_grad_(),
@@ -25,3 +25,8 @@ def of_ratios(
         sequences=Ragged(lengths or [1] * len(ratios)),
         is_selected=None if selected is None else torch.tensor(selected),
     )
+
+
+def grad_of(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad

@@ -1,4 +1,4 @@
-"""Prompts are asked in the order of the data, each once, and as many as the steps need."""
+"""Prompts are admitted in data order, each once, as many as the steps need."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def book() -> AdmissionBook:
     return AdmissionBook(Prompts(), group_size=2, num_needed=3)  # type: ignore[arg-type]
 
 
-def test_ids_are_dense_and_a_dropped_group_is_made_up_for(book: AdmissionBook) -> None:
+def test_ids_are_dense_and_a_dropped_group_is_replaced(book: AdmissionBook) -> None:
     admitted = [book.admit(version) for version in (0, 0, 1)]
     assert [record for _, record in admitted] == [Admitted(0, 0, 0, 0), Admitted(1, 0, 1, 0), Admitted(2, 0, 2, 1)]
     assert [(group.prompt.text, group.min_version, len(group.slots)) for group, _ in admitted] == [

@@ -1,4 +1,4 @@
-"""Which complete groups a step gets, and that it gets the same ones for ever."""
+"""Each step gets the right complete groups, and the same ones when it asks again."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_a_dropped_group_is_not_waited_for(order: str) -> None:
 
 
 def a_bounded(groups_per_step: int, max_staleness: int, *versions: int) -> tuple[BatchBook, list[Group]]:
-    """Groups open that were admitted at these versions; one step a version."""
+    """Book with open groups admitted at these versions, with one step per version."""
     book = BatchBook(groups_per_step, "completion", StalenessBound(max_staleness, groups_per_step, 1))
     groups = [Group(i, Prompt(text="?"), 1, min_version=version) for i, version in enumerate(versions)]
     for group in groups:
@@ -124,7 +124,7 @@ def test_a_group_is_waited_for_at_the_last_step_that_may_take_it() -> None:
 
 
 def test_a_younger_group_that_is_due_too_is_counted_with_the_older_ones() -> None:
-    """Three of version 1 and one of version 0: step 2 has room for two, so two go now, the oldest among them."""
+    """Three groups of version 1, one of version 0: step 2 takes two, so two go into step 1, the oldest among them."""
     book, (a, b, c, d) = a_bounded(2, 1, 0, 1, 1, 1)
     book.next_step = 1
     complete(book, b, c, d)
@@ -145,7 +145,7 @@ def test_a_group_that_is_due_and_dropped_is_not_waited_for() -> None:
     assert book.form(0) == [b]
 
 
-def test_more_groups_due_than_a_step_takes_is_a_broken_promise() -> None:
+def test_more_groups_due_than_a_step_takes_is_a_broken_invariant() -> None:
     book, groups = a_bounded(1, 0, 0, 0)
     complete(book, *groups)
 
@@ -154,13 +154,13 @@ def test_more_groups_due_than_a_step_takes_is_a_broken_promise() -> None:
 
 
 @pytest.mark.parametrize("order", ["fifo", "completion"])
-def test_a_group_that_begins_anew_is_the_youngest_and_incomplete(order: str) -> None:
+def test_a_restarted_group_is_the_youngest_and_incomplete(order: str) -> None:
     book = BatchBook(1, order)
     a, b = opened(book, 2)
     complete(book, a, b)
 
     book.dropped(a)
-    a.begin_anew(1)
+    a.restart(1)
     book.admitted(a)
 
     assert list(book) == [b, a]

@@ -7,7 +7,7 @@ from asyncrl.errors import RunFailed
 
 
 @pytest.mark.parametrize(("window", "limit"), [(1, LEAST_IN_A_ROW), (16, 32), (100, 200)])
-def test_more_drops_in_a_row_than_two_windows_end_the_run(window, limit):
+def test_more_drops_in_a_row_than_two_windows_end_the_run(window: int, limit: int) -> None:
     drops = DropBook(window)
     for _ in range(limit):
         drops.dropped("reward: no such unit")
@@ -15,7 +15,7 @@ def test_more_drops_in_a_row_than_two_windows_end_the_run(window, limit):
         drops.dropped("reward: no such unit")
 
 
-def test_one_complete_group_starts_the_count_anew():
+def test_one_complete_group_starts_the_count_anew() -> None:
     drops = DropBook(window=1)
     for _ in range(10):
         for _ in range(LEAST_IN_A_ROW):
@@ -24,7 +24,7 @@ def test_one_complete_group_starts_the_count_anew():
 
 
 @pytest.mark.parametrize(("window", "limit"), [(1, LEAST_OVERLONG), (16, 256), (100, 1600)])
-def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window, limit):
+def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window: int, limit: int) -> None:
     drops = DropBook(window)
     for _ in range(limit):
         drops.dropped(OVERLONG)
@@ -32,7 +32,7 @@ def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window, limit):
         drops.dropped(OVERLONG)
 
 
-def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_row():
+def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_row() -> None:
     drops = DropBook(window=1)
     for _ in range(3):
         for _ in range(LEAST_OVERLONG):

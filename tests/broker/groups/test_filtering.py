@@ -1,4 +1,4 @@
-"""Groups that teach nothing: found by their values, told once nothing else comes."""
+"""Groups without a learning signal are filtered; a run in which all are filtered ends."""
 
 from collections.abc import Callable
 from itertools import count
@@ -22,7 +22,7 @@ ids = count()
 def a_group(*rewards: float, correct: tuple[float, ...] = ()) -> Group:
     group = Group(next(ids), Prompt(text="?"), len(rewards), min_version=0)
     for slot, reward, metric in zip(group.slots, rewards, correct or rewards, strict=True):
-        slot.judge(reward, {"correct": metric})
+        slot.score(reward, {"correct": metric})
     return group
 
 
@@ -43,7 +43,7 @@ def test_a_group_whose_rewards_are_all_equal_is_filtered_whatever_they_are() -> 
 
 
 def test_the_metric_decides_where_there_is_one() -> None:
-    """As with a length penalty in the reward: rewards differ, and all are right."""
+    """For example a length penalty in the reward: rewards differ, and all answers are right."""
     all_right = a_group(1.0, 0.5, correct=(1.0, 1.0))
     one_right = a_group(0.5, 0.5, correct=(1.0, 0.0))
 
@@ -63,7 +63,7 @@ def test_without_a_filter_nothing_is_filtered_and_nothing_said() -> None:
     assert book.metrics(0) == {}
 
 
-def test_a_group_is_looked_at_once() -> None:
+def test_a_group_is_tested_once() -> None:
     book, group = a_filter(), a_group(1.0, 1.0)
 
     assert filtered(book, group) == [group]
@@ -115,7 +115,6 @@ FILTERED = a_config(run={"steps": 2}, schedule={"groups_per_step": 1, "group_siz
 
 
 def a_run(config: Config, verdict: Callable[[Unit], float]) -> Cluster:
-    """To its end."""
     cluster = Cluster(config)
     cluster.start_trainer()
     cluster.start_rollout("a")
@@ -140,10 +139,10 @@ def test_for_each_filtered_group_exactly_one_more_is_admitted() -> None:
         {"group_id": 0, "reason": ZERO_VARIANCE}
     ]
     assert cluster.scheduler.window.num_open == 0
-    assert [cluster.scheduler.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [1.0, 0.0]
+    assert [cluster.scheduler.training.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [1.0, 0.0]
 
 
-def test_the_last_verdict_of_a_group_is_on_record_before_its_end() -> None:
+def test_the_last_reward_of_a_group_is_recorded_before_its_drop() -> None:
     kinds = [type(record) for record in a_run(FILTERED, told_apart).records]
 
     assert kinds[kinds.index(Dropped) - 1] is Rewarded

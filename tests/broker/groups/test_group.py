@@ -1,4 +1,4 @@
-"""A group knows what it still lacks."""
+"""States of slots, and completion of a group."""
 
 import gc
 
@@ -10,7 +10,7 @@ from asyncrl.messages import Prompt, ScoredTrajectory, SpoolRef, TrajectorySumma
 REF = SpoolRef("spool", 0, 0, 8, 0)
 
 
-def test_indices_are_told_apart_by_state_and_the_group_is_complete_with_the_last_verdict() -> None:
+def test_a_group_is_complete_with_its_last_reward() -> None:
     group = Group(7, Prompt(text="?"), 3, min_version=2)
     group.slots[1].state = State.LEASED
 
@@ -20,24 +20,24 @@ def test_indices_are_told_apart_by_state_and_the_group_is_complete_with_the_last
     assert group.is_complete
 
 
-def test_lengths_are_those_of_what_is_stored() -> None:
+def test_lengths_are_of_stored_trajectories() -> None:
     group = Group(7, Prompt(text="?"), 3, min_version=2)
     group.slots[2].summary = TrajectorySummary(9, 4, 2, 2, 1, "stop")
 
     assert group.lengths == [9]
 
 
-def test_only_a_stored_trajectory_is_a_sample() -> None:
+def test_only_a_stored_trajectory_goes_into_a_batch() -> None:
     slot = Group(7, Prompt(text="?"), 1, min_version=0).slots[0]
     with pytest.raises(ValueError, match="not stored"):
-        slot.sample()
+        slot.scored_trajectory()
 
     slot.ref, slot.summary, slot.reward = REF, TrajectorySummary(9, 4, 2, 2, 1, "stop"), 0.5
 
-    assert slot.sample() == ScoredTrajectory(Unit(7, 0), REF, 0.5, {}, slot.summary)
+    assert slot.scored_trajectory() == ScoredTrajectory(Unit(7, 0), REF, 0.5, {}, slot.summary)
 
 
-def test_the_collector_has_nothing_to_look_at_in_a_group() -> None:
+def test_the_garbage_collector_tracks_nothing_in_a_group() -> None:
     group = Group(7, Prompt(text="?"), 3, min_version=2)
 
     gc.collect()

@@ -1,6 +1,7 @@
-"""The arithmetic of max_staleness, and that it is enough that what is due goes into a step."""
+"""Arithmetic of ``max_staleness``; taking the due groups suffices."""
 
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -45,36 +46,33 @@ def test_the_last_step_is_the_one_before_the_trainer_is_too_many_versions_ahead(
         pytest.param({1: 2, 2: 1}, 0, [], id="far from due"),
     ],
 )
-def test_what_is_due_with_two_a_step_and_one_version_of_lag(
+def test_what_is_due_with_two_a_step_and_one_version_of_staleness(
     num_open: dict[int, int], step: int, due: list[tuple[int, int]]
 ) -> None:
     assert StalenessBound(1, 2, 1).due(num_open, step) == due
 
 
 class Pool:
-    """The versions at which groups were admitted, as a window admits them and steps consume them."""
+    """Versions at which groups were admitted by a window and consumed by steps."""
 
     def __init__(self, window: int, per_step: int, publish: int, max_staleness: int) -> None:
         self.window, self.per_step, self.publish = window, per_step, publish
         self.bound = StalenessBound(max_staleness, per_step, publish)
         self.open: list[int] = []
         self.unretired: list[int] = []
-        """Steps."""
         self.step = self.version = 0
 
     def admit(self) -> None:
-        """As many as the window holds."""
         room = self.window - len(self.open) - self.per_step * len(self.unretired)
         self.open += [self.version] * room
 
     def publish_one(self) -> None:
-        """The next version goes live, if its steps are done."""
         if (self.version + 1) * self.publish <= self.step:
             self.version += 1
             self.unretired = [step for step in self.unretired if step >= self.version * self.publish]
 
     def consume(self, dice: Random) -> None:
-        """What is due, and any others."""
+        """Consume the due groups, and random others."""
         due = self.bound.due(Counter(self.open), self.step)
         assert all(number <= self.per_step for _, number in due), "more are due than a step takes"
         if len(self.open) < self.per_step:
@@ -97,7 +95,7 @@ class Pool:
     spare=st.integers(0, 6),
     seed=st.integers(0, 2**32),
 )
-def test_where_the_window_fits_the_lag_those_due_always_fit_into_a_step(
+def test_in_a_window_that_fits_the_due_groups_always_fit_into_a_step(
     per_step: int, publish: int, max_staleness: int, spare: int, seed: int
 ) -> None:
     least, most = per_step * publish, (max_staleness + 1) * per_step * publish
@@ -126,7 +124,7 @@ def test_too_old_are_those_admitted_below_the_oldest_version_that_the_step_may_c
     assert stragglers.overdue([c, d], step=4, live_version=4) == [c]
 
 
-def test_nothing_begins_anew_with_a_version_that_would_be_too_old_again() -> None:
+def test_no_group_restarts_with_a_version_that_would_be_too_old_again() -> None:
     stragglers = Stragglers(StalenessBound(0, 2, 1))
     a, b = groups(0, 0)
 
@@ -136,12 +134,12 @@ def test_nothing_begins_anew_with_a_version_that_would_be_too_old_again() -> Non
     assert stragglers.may_form(step=1, live_version=1)
 
 
-def test_groups_are_looked_at_only_when_some_may_have_become_too_old() -> None:
+def test_groups_are_iterated_over_only_when_some_may_be_too_old() -> None:
     stragglers = Stragglers(StalenessBound(0, 2, 2))
-    never = iter([])  # Raises nothing, but is used up by whoever looks.
+    never: Iterator[Group] = iter([])
     looked = groups(0)
 
     assert stragglers.overdue(looked, step=1, live_version=0) == []
     assert stragglers.overdue(looked, step=2, live_version=1) == looked
-    assert stragglers.overdue(iter(looked), step=2, live_version=1) == [], "they have begun anew"
+    assert stragglers.overdue(iter(looked), step=2, live_version=1) == [], "they have restarted"
     assert stragglers.overdue(never, step=3, live_version=1) == []

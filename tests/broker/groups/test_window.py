@@ -1,4 +1,4 @@
-"""Never more groups open than floor((1 + S) P T), and none leaves before the weights it made are live."""
+"""At most floor((1 + S) P T) groups are open, and none retires before the weights it contributed to are live."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Work goes to whoever has most room for it."""
+"""Work goes to the node with the most credits."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,10 +1,12 @@
-"""Leases for credits, and what becomes of them: given, progressed, lost, failed, cancelled, found again."""
+"""Leases: granted, progressed, lost, failed, cancelled, adopted."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from asyncrl.actor.message import Message
+from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.ledger.records import Progressed, Reissued
@@ -18,7 +20,6 @@ from asyncrl.messages import (
     Held,
     Hello,
     Lease,
-    Message,
     Prompt,
     ResumePoint,
     SpoolRef,
@@ -31,30 +32,29 @@ from tests.broker.driver import a_config
 REF = SpoolRef("spool", 3, 64, 100, 7)
 SUMMARY = TrajectorySummary(5, 4, 0, 0, 1, "unfinished")
 EARLIER, OURS = 1 << 32, 2 << 32
-"""What tokens of two lives of the broker begin with."""
+"""High bits of the lease ids of two broker terms."""
 
 
-class Table:
-    """Dispatcher of the second life of a broker, with groups of two trajectories and nodes that ask for them."""
+class Desk:
+    """Dispatcher in broker term 2, with groups of two trajectories."""
 
     def __init__(self, *, node_ttl_s: float = 10.0) -> None:
         self.config = a_config(broker={"node_ttl_s": node_ttl_s})
-        self.groups: dict[int, Group] = {}
+        self.groups = GroupBook()
         self.out = Outbox()
         self.nodes = NodeBook(2.0, node_ttl_s)
-        self.evaluation = EvaluationBook(Evaluation(), [], 4)
-        self.dispatcher = Dispatcher(
-            self.config, self.evaluation, lambda unit: self.groups.get(unit.group_id), self.out, 2
-        )
+        self.evaluation = EvaluationBook(Evaluation(), [], 4, self.groups)
+        self.dispatcher = Dispatcher(self.config, self.groups, self.evaluation, self.out, 2)
 
     def group(self, group_id: int, min_version: int = 0) -> Group:
-        """One more that wants two trajectories."""
-        group = self.groups[group_id] = Group(group_id, Prompt(text="?"), 2, min_version=min_version)
+        """Open one more group."""
+        group = Group(group_id, Prompt(text="?"), 2, min_version=min_version)
+        self.groups.add(group)
         self.dispatcher.wanted(group)
         return group
 
     def node(self, name: str, held: Sequence[Held] = (), credit_limit: int = 8) -> Node:
-        """A rollout at version 0 that has said Hello and offered credits."""
+        """Join a rollout at version 0 with credits."""
         node = self.nodes.join(f"{name}.0", Hello(PROTOCOL, "rollout", name, "0"), 0.0)
         node.policy_version = 0
         node.credit_limit = credit_limit
@@ -63,7 +63,6 @@ class Table:
         return node
 
     def grant(self, now_s: float = 0.0) -> list[tuple[str, Any]]:
-        """What is given now."""
         self.dispatcher.grant(self.nodes, now_s)
         return self.sent()
 
@@ -71,10 +70,10 @@ class Table:
         return [(outgoing.peer, outgoing.message) for outgoing in self.out.drain()[0]]
 
 
-def leased(table: Table, group_id: int = 0) -> tuple[Group, Node, Lease]:
-    """A group in the hands of the node ``a``."""
-    group, node = table.group(group_id), table.node("a")
-    ((_, lease),) = table.grant()
+def leased(desk: Desk, group_id: int = 0) -> tuple[Group, Node, Lease]:
+    """A group leased to the node ``a``."""
+    group, node = desk.group(group_id), desk.node("a")
+    ((_, lease),) = desk.grant()
     return group, node, lease
 
 
@@ -82,26 +81,26 @@ def progress(index: int, lease_id: int, num_tokens: int = 5) -> StoredItem:
     return StoredItem(Unit(0, index), lease_id, REF, replace(SUMMARY, num_tokens=num_tokens))
 
 
-# ── from what is on disk ────────────────────────────────────────────────────────────────────
+# ── resumed ────────────────────────────────────────────────────────────────────
 
 
-def test_the_lease_after_a_loss_names_what_is_on_disk_of_it() -> None:
-    table = Table()
-    group, node, lease = leased(table)
+def test_the_lease_after_a_loss_resumes_from_the_part_on_disk() -> None:
+    desk = Desk()
+    group, node, lease = leased(desk)
     assert lease.resume_from == []
-    table.dispatcher.progressed(progress(1, lease.lease_id))
-    table.dispatcher.leases.settle(lease.lease_id, 0)
+    desk.dispatcher.progressed(progress(1, lease.lease_id))
+    desk.dispatcher.leases.settle(lease.lease_id, 0)
     group.slots[0].store(REF, replace(SUMMARY, finish_reason="stop"))
-    assert table.dispatcher.revoke(node, "node_lost") == 1
-    _, records, _ = table.out.drain()
+    assert desk.dispatcher.revoke(node, "node_lost") == 1
+    _, records, _ = desk.out.drain()
     assert records == [
         Progressed(Unit(0, 1), lease.lease_id, REF, SUMMARY),
         Reissued(Unit(0, 1), lease.lease_id, "node_lost"),
     ]
 
-    table.nodes.leave(node.peer)
-    table.node("b")
-    ((peer, again),) = table.grant()
+    desk.nodes.leave(node.peer)
+    desk.node("b")
+    ((peer, again),) = desk.grant()
 
     assert (peer, again.indices, again.resume_from) == ("b.0", [1], [ResumePoint(1, REF)])
     assert again.seed == lease.seed, "it goes on drawing from where it was"
@@ -109,96 +108,96 @@ def test_the_lease_after_a_loss_names_what_is_on_disk_of_it() -> None:
 
 
 def test_the_newest_progress_counts() -> None:
-    table = Table()
-    group, _, lease = leased(table)
+    desk = Desk()
+    group, _, lease = leased(desk)
     newer = replace(REF, offset=512)
-    table.dispatcher.progressed(progress(0, lease.lease_id))
-    table.dispatcher.progressed(replace(progress(0, lease.lease_id, 9), ref=newer))
+    desk.dispatcher.progressed(progress(0, lease.lease_id))
+    desk.dispatcher.progressed(replace(progress(0, lease.lease_id, 9), ref=newer))
     slot = group.slots[0]
     assert slot.summary
     assert (slot.ref, slot.summary.num_tokens, slot.state) == (newer, 9, State.LEASED)
 
 
 def test_progress_of_a_lease_that_ended_is_left_alone() -> None:
-    table = Table()
-    group, _, lease = leased(table)
-    table.dispatcher.expire(1000.0)
-    table.dispatcher.progressed(progress(0, lease.lease_id))
+    desk = Desk()
+    group, _, lease = leased(desk)
+    desk.dispatcher.expire(1000.0)
+    desk.dispatcher.progressed(progress(0, lease.lease_id))
     assert group.slots[0].ref is None
-    ((_, again),) = table.grant(1000.0)
-    table.dispatcher.progressed(progress(0, lease.lease_id))
-    table.dispatcher.progressed(progress(0, 77))
+    ((_, again),) = desk.grant(1000.0)
+    desk.dispatcher.progressed(progress(0, lease.lease_id))
+    desk.dispatcher.progressed(progress(0, 77))
     assert group.slots[0].ref is None
     assert again.lease_id != lease.lease_id
-    table.dispatcher.progressed(replace(progress(0, lease.lease_id), unit=Unit(99, 0)))
-    assert not [record for record in table.out.drain()[1] if isinstance(record, Progressed)]
+    desk.dispatcher.progressed(replace(progress(0, lease.lease_id), unit=Unit(99, 0)))
+    assert not [record for record in desk.out.drain()[1] if isinstance(record, Progressed)]
 
 
-def test_what_failed_is_begun_anew_and_its_tokens_are_counted() -> None:
-    table = Table()
-    group, _, lease = leased(table)
-    table.dispatcher.progressed(progress(0, lease.lease_id))
-    table.dispatcher.leases.settle(lease.lease_id, 0)
-    table.dispatcher.failed(group.slots[0], lease.lease_id)
-    assert table.out.drain()[1][-1] == Reissued(Unit(0, 0), lease.lease_id, "failed", 5)
-    ((_, again),) = table.grant()
+def test_a_failed_trajectory_restarts_and_its_tokens_are_counted() -> None:
+    desk = Desk()
+    group, _, lease = leased(desk)
+    desk.dispatcher.progressed(progress(0, lease.lease_id))
+    desk.dispatcher.leases.settle(lease.lease_id, 0)
+    desk.dispatcher.failed(group.slots[0], lease.lease_id)
+    assert desk.out.drain()[1][-1] == Reissued(Unit(0, 0), lease.lease_id, "failed", 5)
+    ((_, again),) = desk.grant()
     assert (again.indices, again.resume_from) == ([0], [])
 
 
-# ── found again ─────────────────────────────────────────────────────────────────────────────
+# ── adopted ─────────────────────────────────────────────────────────────────────────────
 
 
 def held(group_id: int, index: int, lease_id: int = EARLIER + 5, oldest_version: int = 0) -> Held:
     return Held(Unit(group_id, index), lease_id, oldest_version)
 
 
-def test_what_a_node_still_works_on_stays_its_own() -> None:
-    table = Table()
-    group = table.group(0)
-    table.dispatcher.expect({"a"})
-    table.node("b")
-    assert table.grant() == [], "a may hold it"
+def test_a_node_keeps_the_trajectories_it_still_samples() -> None:
+    desk = Desk()
+    group = desk.group(0)
+    desk.dispatcher.expect({"a"})
+    desk.node("b")
+    assert desk.grant() == [], "a may hold it"
 
-    node = table.node("a", [held(0, 0), held(0, 1)])
+    node = desk.node("a", [held(0, 0), held(0, 1)])
 
-    assert table.grant() == []
+    assert desk.grant() == []
     assert [slot.lease_id for slot in group.slots] == [EARLIER + 5] * 2
     assert (node.granted, node.credits) == (2, 6)
-    (lease,) = table.dispatcher.leases.revoke("a.0")
+    (lease,) = desk.dispatcher.leases.revoke("a.0")
     assert (lease.lease_id, lease.open) == (EARLIER + 5, (0, 1))
 
 
 def test_an_adopted_lease_is_renewed_expires_and_is_lost_like_any_other() -> None:
-    table = Table()
-    group, _ = table.group(0), table.node("a", [held(0, 0), held(0, 1)])
-    lease_s = table.config.schedule.lease_s
-    table.dispatcher.leases.renew("a.0", lease_s - 1)
-    table.dispatcher.expire(lease_s + 1)
+    desk = Desk()
+    group, _ = desk.group(0), desk.node("a", [held(0, 0), held(0, 1)])
+    lease_s = desk.config.schedule.lease_s
+    desk.dispatcher.leases.renew("a.0", lease_s - 1)
+    desk.dispatcher.expire(lease_s + 1)
     assert group.indices(State.LEASED) == [0, 1]
-    table.dispatcher.expire(2 * lease_s)
+    desk.dispatcher.expire(2 * lease_s)
     assert group.indices(State.MISSING) == [0, 1]
 
 
 def test_only_what_nobody_holds_is_given_to_others() -> None:
-    table = Table()
-    table.group(0)
-    table.node("a", [held(0, 0)], credit_limit=1)
-    table.node("b")
-    ((peer, lease),) = table.grant()
+    desk = Desk()
+    desk.group(0)
+    desk.node("a", [held(0, 0)], credit_limit=1)
+    desk.node("b")
+    ((peer, lease),) = desk.grant()
     assert (peer, lease.indices) == ("b.0", [1])
 
 
-def test_what_is_no_longer_wanted_is_cancelled() -> None:
-    table = Table()
-    table.group(0)
-    newer = table.group(1, min_version=3)
-    table.groups[1].slots[1].store(REF, SUMMARY)
+def test_unwanted_trajectories_are_cancelled() -> None:
+    desk = Desk()
+    desk.group(0)
+    newer = desk.group(1, min_version=3)
+    newer.slots[1].store(REF, SUMMARY)
     items = [held(0, 0), held(7, 0), held(1, 0, oldest_version=2), held(1, 1, oldest_version=3), held(0, 9)]
     items.append(Held(Unit(0, 1, "held_out"), EARLIER + 6, 0))
 
-    node = table.node("a", items)
+    node = desk.node("a", items)
 
-    ((peer, cancelled),) = table.sent()
+    ((peer, cancelled),) = desk.sent()
     assert peer == "a.0"
     assert cancelled == Cancelled([], [item.unit for item in items[1:]])
     assert newer.indices(State.MISSING) == [0], "too old for a group admitted anew"
@@ -206,28 +205,28 @@ def test_what_is_no_longer_wanted_is_cancelled() -> None:
 
 
 def test_a_trajectory_given_to_another_meanwhile_is_cancelled() -> None:
-    table = Table()
-    group, _, lease = leased(table)
-    table.node("late", [held(0, 0)])
-    assert ("late.0", Cancelled([], [Unit(0, 0)])) in table.sent()
+    desk = Desk()
+    group, _, lease = leased(desk)
+    desk.node("late", [held(0, 0)])
+    assert ("late.0", Cancelled([], [Unit(0, 0)])) in desk.sent()
     assert group.slots[0].is_leased_by(lease.lease_id)
 
 
-def test_nothing_is_leased_until_all_who_were_there_have_spoken() -> None:
-    table = Table()
-    table.group(0)
-    table.dispatcher.expect({"a", "b"})
-    table.node("a")
-    assert table.grant() == []
-    table.node("b")
-    assert len(table.grant()) == 1
+def test_nothing_is_leased_until_all_earlier_rollouts_have_reported() -> None:
+    desk = Desk()
+    desk.group(0)
+    desk.dispatcher.expect({"a", "b"})
+    desk.node("a")
+    assert desk.grant() == []
+    desk.node("b")
+    assert len(desk.grant()) == 1
 
 
-def test_one_who_never_comes_back_is_waited_for_as_long_as_a_silent_node() -> None:
-    table = Table(node_ttl_s=3.0)
-    table.group(0)
-    table.dispatcher.expect({"a", "gone"})
-    table.node("a")
-    assert table.grant(now_s=100.0) == []
-    assert table.grant(now_s=102.9) == []
-    assert len(table.grant(now_s=103.0)) == 1
+def test_a_rollout_that_never_comes_back_is_waited_for_as_long_as_a_silent_node() -> None:
+    desk = Desk(node_ttl_s=3.0)
+    desk.group(0)
+    desk.dispatcher.expect({"a", "gone"})
+    desk.node("a")
+    assert desk.grant(now_s=100.0) == []
+    assert desk.grant(now_s=102.9) == []
+    assert len(desk.grant(now_s=103.0)) == 1

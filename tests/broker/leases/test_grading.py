@@ -1,4 +1,4 @@
-"""Every stored trajectory gets to a reward node, and one that was lost goes first."""
+"""Every stored trajectory is graded; those of a lost node go first."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def book(slots: list[Slot]) -> GradeBook:
     return book
 
 
-def test_the_group_that_waits_longest_is_judged_first_and_each_settles_once(book: GradeBook, slots: list[Slot]) -> None:
+def test_the_group_that_waits_longest_is_graded_first_and_each_settles_once(book: GradeBook, slots: list[Slot]) -> None:
     assert book.assign("r", 8) == slots[:2]
     assert (len(book), book.num_waiting) == (4, 2)
 
@@ -29,7 +29,7 @@ def test_the_group_that_waits_longest_is_judged_first_and_each_settles_once(book
     assert len(book) == 3
 
 
-def test_what_a_lost_node_had_in_hand_is_judged_next_in_its_old_order(book: GradeBook, slots: list[Slot]) -> None:
+def test_trajectories_of_a_lost_node_are_graded_next_in_their_old_order(book: GradeBook, slots: list[Slot]) -> None:
     book.assign("lost", 1)
     book.assign("other", 1)
     book.assign("lost", 1)
@@ -39,15 +39,14 @@ def test_what_a_lost_node_had_in_hand_is_judged_next_in_its_old_order(book: Grad
     assert [book.assign("r", 8) for _ in range(2)] == [[slots[0]], slots[2:]]
 
 
-def test_a_node_is_handed_no_more_than_it_takes(book: GradeBook, slots: list[Slot]) -> None:
+def test_a_node_is_assigned_no_more_than_it_takes(book: GradeBook, slots: list[Slot]) -> None:
     assert [book.assign("r", 1) for _ in range(3)] == [[slots[0]], [slots[1]], [slots[2]]]
     assert book.is_waiting
     assert book.assign("r", 1) == [slots[3]]
-    assert not book.is_waiting
-    assert book
+    assert (book.is_waiting, bool(book)) == (False, True)
 
 
-def test_nothing_of_a_dropped_group_waits_or_is_in_hand(book: GradeBook, slots: list[Slot]) -> None:
+def test_nothing_of_a_dropped_group_is_queued_or_graded(book: GradeBook, slots: list[Slot]) -> None:
     group = Group(0, Prompt(text="?"), 2, min_version=0)
     book.assign("r", 1)
     held_out = Slot(Unit(0, 0, "held_out"))

@@ -1,4 +1,4 @@
-"""A lease ends by its results, by time, or with its node; what is open in it then is given back."""
+"""A lease ends by its results, by time, or with its node; its open indices are returned."""
 
 import pytest
 
@@ -10,18 +10,18 @@ def book() -> LeaseBook:
     return LeaseBook(broker_term=1, lease_s=10.0)
 
 
-def tokens(leases: list[OpenLease]) -> list[int]:
+def ids(leases: list[OpenLease]) -> list[int]:
     return [lease.lease_id for lease in leases]
 
 
-def test_tokens_of_a_later_broker_are_higher_than_all_earlier_ones() -> None:
+def test_lease_ids_of_a_later_broker_are_higher_than_all_earlier_ones() -> None:
     first = LeaseBook(1, 10.0)
     last = max(first.next_id() for _ in range(1000))
 
     assert LeaseBook(2, 10.0).next_id() > last
 
 
-def test_no_two_leases_share_a_token(book: LeaseBook) -> None:
+def test_no_two_leases_share_an_id(book: LeaseBook) -> None:
     assert (
         book.grant("a", 0, "train", [0], 0.0).lease_id < book.next_id() < book.grant("a", 0, "train", [1], 0.0).lease_id
     )
@@ -73,8 +73,8 @@ def test_cancelling_a_group_spares_the_same_number_of_the_other_split(book: Leas
     train = book.grant("a", 3, "train", [0], 0.0)
     held_out = book.grant("a", 3, "held_out", [0], 0.0)
 
-    assert tokens(book.cancel(3, "train")) == [train.lease_id]
-    assert tokens(book.revoke("a")) == [held_out.lease_id]
+    assert ids(book.cancel(3, "train")) == [train.lease_id]
+    assert ids(book.revoke("a")) == [held_out.lease_id]
 
 
 def test_cancelling_a_group_takes_all_that_is_left_of_it_in_the_order_granted(book: LeaseBook) -> None:
@@ -82,13 +82,13 @@ def test_cancelling_a_group_takes_all_that_is_left_of_it_in_the_order_granted(bo
     book.grant("b", 4, "train", [0], 0.0)
     book.revoke("a")
 
-    assert tokens(book.cancel(3, "train")) == [first.lease_id, second.lease_id]
-    assert lost.lease_id not in tokens(book.cancel(3, "train"))
+    assert ids(book.cancel(3, "train")) == [first.lease_id, second.lease_id]
+    assert lost.lease_id not in ids(book.cancel(3, "train"))
     assert len(book) == 1
 
 
-def test_tokens_of_an_earlier_broker_are_told_apart() -> None:
+def test_lease_ids_of_an_earlier_broker_are_recognized() -> None:
     earlier, book = LeaseBook(broker_term=2, lease_s=10.0), LeaseBook(broker_term=3, lease_s=10.0)
 
-    assert book.granted(book.next_id())
-    assert not book.granted(earlier.next_id())
+    assert book.is_current_term(book.next_id())
+    assert not book.is_current_term(earlier.next_id())

@@ -1,4 +1,4 @@
-"""A lease says everything a rollout needs, and distinct seeds."""
+"""A lease message has everything a rollout needs, with distinct seeds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def lease_on(split: Split, **evaluation: object) -> Lease:
     return lease_message(config, group, LeaseBook(1, 60.0).grant("ann", 3, split, [1, 0], now_s=0.0))
 
 
-def test_training_samples_as_the_run_says() -> None:
+def test_training_uses_the_sampling_of_the_run() -> None:
     lease = lease_on("train")
 
     assert lease.sampling == Sampling(9, 0.7, 1.0, 5, ["."])
@@ -30,7 +30,7 @@ def test_an_evaluation_is_greedy_over_everything_and_stops_at_the_same_strings()
     assert lease_on("held_out").sampling == Sampling(20, 0.0, 1.0, 0, ["."])
 
 
-def test_an_evaluation_of_several_samples_draws_them_as_it_says() -> None:
+def test_an_evaluation_of_several_completions_uses_its_own_sampling() -> None:
     lease = lease_on("held_out", samples=4, temperature=0.6, top_p=0.95, top_k=20)
     assert lease.sampling == Sampling(20, 0.6, 0.95, 20, ["."])
 
@@ -45,7 +45,7 @@ def test_no_two_trajectories_of_a_split_share_a_seed(run: int, group: int, size:
     assert all(0 <= seed < 2**63 for seed in mine | theirs)
 
 
-def test_the_last_of_a_group_that_is_only_compared_with_is_decoded_greedily() -> None:
+def test_the_greedy_baseline_is_the_last_of_its_group() -> None:
     config = a_config(algorithm={"advantage": "remax"})
     group = Group(4, Prompt(text="?"), 3, min_version=0, num_greedy=config.greedy_per_group)
 

@@ -1,4 +1,4 @@
-"""The oldest group is first, whenever it came back."""
+"""The oldest group is first, whenever it was queued."""
 
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.waiting import WaitingGroups
@@ -15,7 +15,7 @@ def lease(group: Group) -> Group:
     return group
 
 
-def test_what_was_lost_comes_before_what_is_fresh_and_the_oldest_first() -> None:
+def test_lost_trajectories_come_before_fresh_groups_and_the_oldest_first() -> None:
     waiting = WaitingGroups(map(a_group, (5, 6)))
     waiting.add(a_group(3))
     waiting.add(a_group(1))

@@ -1,4 +1,4 @@
-"""A ledger that adds up has no problems, and whatever is done to it is named."""
+"""A consistent ledger has no problems, and each inconsistency is reported."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from asyncrl.config.sections import Schedule
 from asyncrl.messages import Split, SpoolRef, TrajectorySummary, Unit
 
 SCHEDULE = Schedule(groups_per_step=2, group_size=2, staleness=1.0)
-"""Its window holds four groups."""
+"""The window holds four groups."""
 
 
 def admitted(group_id: int) -> Admitted:
@@ -35,13 +35,13 @@ def result(group_id: int, index: int, num_tokens: int = 10, version: int = 0, sp
     return Result(Unit(group_id, index, split), 1, SpoolRef("s", 0, 0, 1, 0), summary)
 
 
-def verdict(group_id: int, index: int, split: Split = "train") -> Rewarded:
+def rewarded(group_id: int, index: int, split: Split = "train") -> Rewarded:
     return Rewarded(Unit(group_id, index, split), 1.0)
 
 
 def finished(group_id: int, *lengths: int, version: int = 0) -> list[AnyRecord]:
     results = [result(group_id, index, length, version) for index, length in enumerate(lengths)]
-    return [*results, *(verdict(group_id, index) for index in range(len(lengths)))]
+    return [*results, *(rewarded(group_id, index) for index in range(len(lengths)))]
 
 
 GOOD: list[AnyRecord] = [
@@ -64,7 +64,7 @@ GOOD: list[AnyRecord] = [
     VersionLive(2, next_step=2),
     Committed(0, "step_000001"),
     result(0, 0, split="held_out"),
-    verdict(0, 0, split="held_out"),
+    rewarded(0, 0, split="held_out"),
 ]
 """Two steps of two groups; group 2 dropped, group 5 open; one held-out prompt."""
 
@@ -112,7 +112,7 @@ def test_staleness_is_a_histogram_of_trained_trajectories():
     assert good.staleness_max == 1
 
 
-def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live():
+def test_a_step_trains_its_own_version_even_if_that_never_went_live():
     skipped = without(VersionLive(1, next_step=1))
     assert audited(skipped).staleness == {0: 6, 1: 2}
 
@@ -127,14 +127,14 @@ def test_a_step_trained_the_version_of_its_own_place_also_if_that_was_never_live
         (0, "reissue", 2, ["2 trained trajectories were older than 0 versions (max_staleness)"]),
     ],
 )
-def test_what_is_older_than_max_lag_is_counted_and_a_problem_unless_it_was_allowed(
+def test_trajectories_over_max_staleness_are_counted_and_are_a_problem_unless_allowed(
     max_staleness, on_straggler, over, problems
 ):
     found = audit(GOOD, replace(SCHEDULE, max_staleness=max_staleness, on_straggler=on_straggler))
     assert (found.over_max_staleness, found.problems) == (over, problems)
 
 
-def test_a_group_that_began_anew_has_one_result_a_unit_since_then_and_its_first_ones_are_counted_by_length():
+def test_a_restarted_group_counts_its_new_results_and_the_lengths_of_the_old_ones():
     records = [*GOOD, *finished(5, 40, 300), Restarted(5, 2, [40, 300]), *finished(5, 50, 60, version=2)]
     found = audited([*records, Taken(2, [5, 9]), admitted(6)])
 
@@ -159,19 +159,19 @@ def test_tokens_are_trained_or_thrown_away():
     assert good.tokens_thrown_away == {"dropped": 200, "duplicates": 18, "reissued": 7, "restarted": 0}
 
 
-def test_an_empty_ledger_adds_up():
+def test_an_empty_ledger_is_consistent():
     empty = audited([])
     assert (empty.issued, empty.peak_open, empty.staleness_max, empty.lengths, empty.problems) == (0, 0, 0, [], [])
 
 
 @pytest.mark.parametrize("length", range(len(GOOD)))
-def test_a_run_that_was_killed_adds_up_wherever_that_was(length):
+def test_a_run_killed_anywhere_is_consistent(length):
     so_far = audited(GOOD[:length])
     assert so_far.problems == []
     assert so_far.issued == so_far.trained + sum(so_far.dropped.values()) + so_far.open
 
 
-def test_it_survives_json():
+def test_an_audit_survives_json():
     good = audited(GOOD)
     assert msgspec.json.decode(msgspec.json.encode(good), type=Audit) == good
 
@@ -209,10 +209,10 @@ def test_it_survives_json():
         pytest.param([*GOOD, result(3, 1)], ["unit 3/1 has 2 results"], id="two results"),
         pytest.param(
             [*GOOD, Restarted(3, 2, []), Restarted(2, 2, [])],
-            ["group 3 began anew, but it was not open", "group 2 began anew, but it was not open"],
-            id="begun anew when it was over",
+            ["group 3 was restarted, but it was not open", "group 2 was restarted, but it was not open"],
+            id="restarted after its end",
         ),
-        pytest.param([*GOOD, verdict(3, 1)], ["unit 3/1 has 2 verdicts"], id="two verdicts"),
+        pytest.param([*GOOD, rewarded(3, 1)], ["unit 3/1 has 2 rewards"], id="two rewards"),
         pytest.param(
             [*GOOD, result(0, 0, split="held_out")], ["unit 0/0 (held-out) has 2 results"], id="two held-out results"
         ),
@@ -220,11 +220,11 @@ def test_it_survives_json():
             without(result(1, 0, 30)), ["unit 1/0 was trained in step 0, but has no result"], id="without a result"
         ),
         pytest.param(
-            without(verdict(4, 1)), ["unit 4/1 was trained in step 1, but has no verdict"], id="without a verdict"
+            without(rewarded(4, 1)), ["unit 4/1 was trained in step 1, but has no reward"], id="without a reward"
         ),
         pytest.param(
             without(Taken(0, [0, 1])),
-            ["step 0 was skipped: it was given no batch, but step 1 was", "5 groups were open at once, but the window "
+            ["step 0 was skipped: it got no batch, but step 1 did", "5 groups were open at once, but the window "
              "holds 4"],
             id="step skipped",
         ),
@@ -238,7 +238,7 @@ def test_it_survives_json():
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_add_up_is_named(records, problems):
+def test_each_inconsistency_is_named(records, problems):
     assert audited(records).problems == problems
 
 

@@ -1,12 +1,12 @@
-"""What failed for good is found again in the dataset."""
+"""Dead letters and their dataset rows."""
 
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
-from asyncrl.broker.ledger.records import Admitted, FailedAttempt
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAttempt
 from asyncrl.messages import Unit
 
 
 def test_a_dead_letter_names_the_row_of_its_prompt():
-    records = [
+    records: list[AnyRecord] = [
         Admitted(7, epoch=1, row=42, policy_version=3),
         FailedAttempt(Unit(7, 2), "rollout", "out of memory", 1, False),
         FailedAttempt(Unit(7, 2), "rollout", "out of memory again", 2, True),
@@ -25,8 +25,8 @@ def test_a_dead_letter_names_the_row_of_its_prompt():
     ]
 
 
-def test_a_held_out_prompt_has_no_place_among_the_training_rows():
-    records = [
+def test_a_held_out_dead_letter_has_no_row():
+    records: list[AnyRecord] = [
         Admitted(7, epoch=1, row=42, policy_version=3),
         FailedAttempt(Unit(7, 0, "held_out"), "reward", "hung", 1, True),
     ]

@@ -1,10 +1,10 @@
-"""A record is promised when it is on disk, and counted once."""
+"""Records are acknowledged once they are durable, and are written once."""
 
 import asyncio
 import resource
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.broker.ledger.ledger import ROWS_AT_ONCE, Ledger
-from asyncrl.broker.ledger.reader import LedgerReader
+from asyncrl.broker.ledger.ledger import ROWS_PER_STATEMENT, Ledger
+from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -41,12 +41,12 @@ def result(group_id: int, index: int = 0, lease_id: int = 1) -> Result:
     return Result(Unit(group_id, index), lease_id, SpoolRef("s0", 0, 16, 100, 7), SUMMARY)
 
 
-def verdict(group_id: int, index: int = 0) -> Rewarded:
+def rewarded(group_id: int, index: int = 0) -> Rewarded:
     return Rewarded(Unit(group_id, index), 0.5, {"correct": 1.0})
 
 
-def write(path: Path, *calls: list[Record]) -> Ledger:
-    """All calls at once, in order, until they are durable; then close."""
+def write(path: Path, *calls: Sequence[Record]) -> Ledger:
+    """Commit all calls at once, in order, then close."""
 
     async def run() -> Ledger:
         ledger = Ledger(path)
@@ -58,24 +58,23 @@ def write(path: Path, *calls: list[Record]) -> Ledger:
 
 
 def read(path: Path) -> list[AnyRecord]:
-    with LedgerReader(path) as reader:
-        return list(reader.records())
+    return list(read_records(path))
 
 
 def test_records_are_read_in_the_order_they_were_committed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "ledger.sqlite"
 
-    write(path, [admitted(0), admitted(1)], [result(1)], [verdict(1), Taken(0, [1, 0])])
+    write(path, [admitted(0), admitted(1)], [result(1)], [rewarded(1), Taken(0, [1, 0])])
 
-    assert read(path) == [admitted(0), admitted(1), result(1), verdict(1), Taken(0, [1, 0])]
+    assert read(path) == [admitted(0), admitted(1), result(1), rewarded(1), Taken(0, [1, 0])]
 
 
 FEW = st.integers(0, 3)
-"""Ids that meet often, so that many calls are refused."""
+"""Few ids, so that many calls are refused."""
 RECORDS = st.one_of(
     st.builds(admitted, FEW),
     st.builds(result, FEW, FEW),
-    st.builds(verdict, FEW, FEW),
+    st.builds(rewarded, FEW, FEW),
     st.builds(Taken, FEW, st.lists(FEW, max_size=2)),
     st.builds(Dropped, FEW, st.just("failed"), FEW),
     st.builds(Committed, FEW, st.text(max_size=5)),
@@ -84,8 +83,8 @@ RECORDS = st.one_of(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(RECORDS, max_size=3), max_size=6))
-def test_whatever_is_committed_is_read_and_nothing_else(calls: list[list[AnyRecord]]) -> None:
-    """Calls the database refuses leave no trace; all others are there, whole and in order."""
+def test_exactly_the_committed_records_are_read(calls: list[list[AnyRecord]]) -> None:
+    """Refused calls leave no trace; all others are there, whole and in order."""
 
     async def run(path: Path) -> list[AnyRecord]:
         ledger = Ledger(path)
@@ -127,7 +126,7 @@ def test_a_commit_that_returned_is_seen_by_another_connection(tmp_path: Path) ->
     ("twice", "message"),
     [
         pytest.param([result(3, lease_id=2)], "result/train/3/0: it is there", id="a second result of a unit"),
-        pytest.param([verdict(3)], "verdict/train/3/0: it is there", id="a second verdict of a unit"),
+        pytest.param([rewarded(3)], "rewarded/train/3/0: it is there", id="a second reward of a unit"),
         pytest.param([admitted(3)], "admitted/3: it is there", id="a group admitted again"),
         pytest.param([Taken(0, [4])], "taken/0: it is there", id="another batch for the same step"),
         pytest.param([Taken(1, [3])], "end group 3 by taken/1: it has ended by taken/0", id="a group in two batches"),
@@ -138,7 +137,7 @@ def test_a_commit_that_returned_is_seen_by_another_connection(tmp_path: Path) ->
 def test_the_database_refuses_to_count_twice(tmp_path: Path, twice: list[Record], message: str) -> None:
     """The call is refused as a whole; calls in the same transaction are not touched."""
     path = tmp_path / "ledger.sqlite"
-    before: list[Record] = [admitted(3), result(3), verdict(3), Taken(0, [3])]
+    before: list[Record] = [admitted(3), result(3), rewarded(3), Taken(0, [3])]
 
     async def run() -> None:
         ledger = Ledger(path)
@@ -157,9 +156,9 @@ def test_the_database_refuses_to_count_twice(tmp_path: Path, twice: list[Record]
     assert read(path) == [*before, admitted(9), admitted(11)]
 
 
-def test_a_call_of_more_records_than_one_statement_takes_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_call_with_more_records_than_one_statement_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    many: list[Record] = [admitted(group_id) for group_id in range(3 * ROWS_AT_ONCE + 1)]
+    many: list[Record] = [admitted(group_id) for group_id in range(3 * ROWS_PER_STATEMENT + 1)]
 
     async def run() -> None:
         ledger = Ledger(path)
@@ -172,17 +171,17 @@ def test_a_call_of_more_records_than_one_statement_takes_is_there_whole_or_not_a
     assert read(path) == many
 
 
-def test_a_group_that_begins_anew_has_results_again_and_each_once(tmp_path: Path) -> None:
+def test_a_restarted_group_has_each_result_once_again(tmp_path: Path) -> None:
     path, again = tmp_path / "ledger.sqlite", replace(result(1), num_restarts=1)
 
-    write(path, [admitted(1), result(1), Restarted(1, 2, [9]), again, replace(verdict(1), num_restarts=1)])
+    write(path, [admitted(1), result(1), Restarted(1, 2, [9]), again, replace(rewarded(1), num_restarts=1)])
 
     assert read(path)[2:4] == [Restarted(1, 2, [9]), again]
     with pytest.raises(BrokenInvariant, match="result/train/1~1/0: it is there already"):
         write(path, [replace(again, lease_id=2)])
 
 
-def test_what_may_recur_is_not_refused(tmp_path: Path) -> None:
+def test_a_repeatable_record_is_not_refused(tmp_path: Path) -> None:
     """A trainer that resumed says Commit again."""
     path = tmp_path / "ledger.sqlite"
 
@@ -191,13 +190,12 @@ def test_what_may_recur_is_not_refused(tmp_path: Path) -> None:
     assert len(read(path)) == 2
 
 
-def test_each_opening_is_a_new_epoch_of_the_same_run(tmp_path: Path) -> None:
+def test_each_opening_is_a_new_broker_term(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
 
     first, second = write(path), write(path)
 
     assert (first.broker_term, second.broker_term) == (1, 2)
-    assert first.run_id == second.run_id
 
 
 def test_an_older_broker_cannot_write_once_a_newer_one_has_opened_the_ledger(tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_an_older_broker_cannot_write_once_a_newer_one_has_opened_the_ledger(tmp
 
     async def run() -> None:
         older, newer = Ledger(path), Ledger(path)
-        with pytest.raises(RunFailed, match=r"another broker \(epoch 2\)"):
+        with pytest.raises(RunFailed, match=r"another broker \(term 2\)"):
             await older.commit([admitted(0)])
         await newer.commit([admitted(1)])
         older.close()
@@ -215,7 +213,7 @@ def test_an_older_broker_cannot_write_once_a_newer_one_has_opened_the_ledger(tmp
     assert read(path) == [admitted(1)]
 
 
-def test_a_full_disk_is_told_to_every_waiter_and_to_later_callers(tmp_path: Path) -> None:
+def test_a_full_disk_fails_every_waiting_and_later_call(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -224,7 +222,7 @@ def test_a_full_disk_is_told_to_every_waiter_and_to_later_callers(tmp_path: Path
         await ledger.commit([admitted(0)])
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # less than one of them
         try:
-            big = [ledger.append([admitted(i) for i in range(1000 * call, 1000 * call + 900)]) for call in range(1, 4)]
+            big = [ledger.commit([admitted(i) for i in range(1000 * call, 1000 * call + 900)]) for call in range(1, 4)]
             outcomes = await asyncio.gather(*big, return_exceptions=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -291,17 +289,17 @@ def other_schema(path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("open_it", [Ledger, LedgerReader])
+@pytest.mark.parametrize("open_it", [Ledger, lambda path: next(read_records(path))])
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         pytest.param(lambda path: path.write_text("dear diary\n" * 99), "not a database", id="not a database"),
         pytest.param(foreign_database, "not an asyncrl ledger", id="another program's"),
-        pytest.param(other_schema, "has ledger schema 99, this asyncrl uses 1", id="another schema"),
+        pytest.param(other_schema, "has ledger schema 99, this asyncrl uses 2", id="another schema"),
         pytest.param(lambda path: path.mkdir(), "ledger", id="a directory"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused(
+def test_a_foreign_file_is_refused(
     tmp_path: Path, open_it: Callable[[Path], object], spoil: Callable[[Path], object], message: str
 ) -> None:
     path = tmp_path / "ledger.sqlite"
@@ -311,8 +309,8 @@ def test_a_file_that_is_not_ours_is_refused(
         open_it(path)
 
 
-def test_looking_makes_no_ledger(tmp_path: Path) -> None:
+def test_reading_creates_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger"):
-        LedgerReader(tmp_path / "ledger.sqlite")
+        next(read_records(tmp_path / "ledger.sqlite"))
 
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Records survive the disk as they are, and hold what an audit asks."""
+"""Encoding of records, their keys, and their use in an audit."""
 
 import msgspec
 import pytest
@@ -23,8 +23,8 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
     decode,
     encode,
-    key,
-    retired,
+    ended_groups,
+    unique_key,
 )
 from asyncrl.errors import LedgerError
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
@@ -94,8 +94,8 @@ def test_bytes_that_are_no_record_are_refused_in_one_sentence() -> None:
             decode(raw)
 
 
-def test_what_can_happen_once_has_a_key_and_what_may_recur_has_none() -> None:
-    assert [key(record) for record in LIFE] == [
+def test_an_event_that_happens_once_has_a_key_and_one_that_may_repeat_has_none() -> None:
+    assert [unique_key(record) for record in LIFE] == [
         None,
         "admitted/0",
         "admitted/1",
@@ -104,8 +104,8 @@ def test_what_can_happen_once_has_a_key_and_what_may_recur_has_none() -> None:
         "result/train/0/0",
         "result/train/0/1",
         None,
-        "verdict/train/0/0",
-        "verdict/train/0/1",
+        "rewarded/train/0/0",
+        "rewarded/train/0/1",
         "result/train/1/0",
         None,
         "taken/0",
@@ -114,17 +114,17 @@ def test_what_can_happen_once_has_a_key_and_what_may_recur_has_none() -> None:
     ]
 
 
-def test_what_comes_after_a_group_began_anew_has_keys_of_its_own() -> None:
+def test_records_after_a_restart_of_their_group_have_other_keys() -> None:
     again = [replace(record, num_restarts=2) for record in LIFE if isinstance(record, Result | Rewarded)]
 
-    assert [key(record) for record in again] == [
-        "result/train/0~2/0", "result/train/0~2/1", "verdict/train/0~2/0", "verdict/train/0~2/1", "result/train/1~2/0"
+    assert [unique_key(record) for record in again] == [
+        "result/train/0~2/0", "result/train/0~2/1", "rewarded/train/0~2/0", "rewarded/train/0~2/1", "result/train/1~2/0"
     ]  # fmt: skip
-    assert retired(Restarted(0, 3, [8])) == []
+    assert ended_groups(Restarted(0, 3, [8])) == []
 
 
 def test_a_group_ends_when_it_is_taken_or_dropped() -> None:
-    assert [group_id for record in LIFE for group_id in retired(record)] == [1, 0]
+    assert [group_id for record in LIFE for group_id in ended_groups(record)] == [1, 0]
 
 
 def test_an_audit_needs_nothing_but_the_records() -> None:

@@ -10,7 +10,7 @@ def nodes(**roles: Role) -> NodeBook:
     return book
 
 
-def test_who_asked_is_told_once_when_the_node_has_left() -> None:
+def test_each_asker_is_answered_once_when_the_node_has_left() -> None:
     book, there = DepartureBook(), nodes(a="rollout", r="reward")
     assert book.ask("a", "operator", there) is there.get("a.0")
     assert book.ask("a", "another", there) is there.get("a.0")
@@ -20,7 +20,7 @@ def test_who_asked_is_told_once_when_the_node_has_left() -> None:
     assert book.left("a.0") == []
 
 
-def test_who_cannot_be_asked_is_said_with_those_who_can() -> None:
+def test_a_node_that_cannot_be_drained_is_refused_with_those_that_can() -> None:
     book, there = DepartureBook(), nodes(a="rollout", r="reward", t="trainer")
     assert book.ask("b", "o", there) == "there is no node b; those that can be drained are: a, r"
     assert book.ask("b", "o", nodes()) == "there is no node b; those that can be drained are: none"

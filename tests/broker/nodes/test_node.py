@@ -1,4 +1,4 @@
-"""Who is connected, and who has been silent for too long."""
+"""Connected nodes, their order, credits and silence."""
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.messages import PROTOCOL, Hello, Role
@@ -24,7 +24,7 @@ def test_any_message_is_a_sign_of_life() -> None:
     assert book.heard("nobody.0", 5.0) is None
 
 
-def test_a_node_falls_quiet_once_and_is_given_nothing_until_it_is_heard() -> None:
+def test_a_node_falls_quiet_once_and_gets_no_work_until_it_is_heard() -> None:
     book = NodeBook(notice_s=2.0, ttl_s=10.0)
     node = join(book, "reward", "r")
     node.credit_limit = 4

@@ -1,4 +1,4 @@
-"""A run's files, over two lives of its broker, by a clock that is a number."""
+"""A run's files across a restart of its broker, with a fake clock."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.broker.driver import a_config, a_scheduler
 
 
 class Life:
-    """Of one broker, which began at ``now_s`` by its own clock."""
+    """One broker process, started at ``now_s`` of its own clock."""
 
     def __init__(self, directory: RunDirectory, now_s: float) -> None:
         config = a_config()
@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path, "run")
 
 
-def test_the_time_of_a_run_goes_on_where_an_earlier_life_left_it(directory) -> None:
+def test_the_time_of_a_run_continues_after_a_restart(directory: RunDirectory) -> None:
     first = Life(directory, now_s=100.0)
     first.now_s += 7.0
     first.report.event("node.joined", node="a")
@@ -42,7 +42,7 @@ def test_the_time_of_a_run_goes_on_where_an_earlier_life_left_it(directory) -> N
     assert second.event("node.left")["time_s"] == 8.0
 
 
-def test_a_step_has_one_line_however_often_it_is_said(directory) -> None:
+def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -> None:
     first = Life(directory, now_s=0.0)
     first.report.swapped(Live(-1, 0.25, 0.5))
     line = first.report.step(Stepped(0, 0, {"loss": 0.5}), [])
@@ -57,7 +57,7 @@ def test_a_step_has_one_line_however_often_it_is_said(directory) -> None:
     assert second.event("step.repeated")["step"] == 0
 
 
-def test_the_summary_is_written_once_and_tells_of_all_lives(directory) -> None:
+def test_the_summary_is_written_once_and_covers_all_restarts(directory: RunDirectory) -> None:
     Life(directory, now_s=0.0).report.step(Stepped(0, 0, {}), [])
     life = Life(directory, now_s=0.0)
     life.report.step(Stepped(1, 1, {}), [])
@@ -71,7 +71,9 @@ def test_the_summary_is_written_once_and_tells_of_all_lives(directory) -> None:
     assert len([event for event in directory.read_events() if event["event"] == "run.finished"]) == 1
 
 
-def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(directory, monkeypatch) -> None:
+def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RunFailed("cannot write summary.json: No space left on device")
 

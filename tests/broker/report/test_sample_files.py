@@ -1,4 +1,4 @@
-"""What a step consumed is kept as it was stored; what cannot be read is passed over, not invented."""
+"""Samples files hold the stored trajectories; a step with unreadable payloads is skipped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from asyncrl.observe.samples import SamplesWriter
 
 
 class Payloads:
-    """A spool that has what it is given, or nothing."""
+    """A spool with the given trajectories, or none."""
 
     def __init__(self, *trajectories: Trajectory) -> None:
         self._trajectories = list(trajectories)
@@ -67,11 +67,11 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
     assert row["completion_ids"] == [2, 3]
 
 
-def test_a_step_whose_payloads_are_gone_is_passed_over(tmp_path: Path) -> None:
+def test_a_step_without_payloads_is_skipped(tmp_path: Path) -> None:
     assert written(tmp_path, a_group(Prompt(text="2 + 2?"))) == []
 
 
-def test_a_full_disk_costs_a_look_at_the_step_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_skips_the_samples_of_the_step(tmp_path: Path) -> None:
     folder = tmp_path / "samples"
     folder.write_text("where a folder should be")
 

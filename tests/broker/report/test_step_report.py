@@ -1,17 +1,18 @@
-"""The numbers of a step, worked by hand."""
+"""A step's metrics, computed by hand."""
 
 import math
+from typing import Any
 
 import pytest
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.nodes.node import Node
-from asyncrl.broker.report.step_report import Swaps, Totals, WaitShares, batch_metrics, line
+from asyncrl.broker.report.step_report import RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.messages import Beat, Live, Prompt, Stepped, TrajectorySummary
 
 
 def a_group() -> Group:
-    """Two trajectories: 10 tokens by version 4, right; 30 tokens by versions 3 and 4, cut and wrong."""
+    """Two trajectories: 10 tokens by version 4, correct; 30 tokens by versions 3 and 4, truncated and wrong."""
     group = Group(0, Prompt(text="?"), 2, min_version=3)
     right, wrong = group.slots
     right.summary, right.reward, right.metrics = TrajectorySummary(10, 5, 4, 4, 1, "stop"), 1.5, {"correct": 1.0}
@@ -19,7 +20,7 @@ def a_group() -> Group:
     return group
 
 
-def test_what_a_batch_was_made_of() -> None:
+def test_batch_metrics() -> None:
     assert batch_metrics([a_group()], policy_version=5) == {
         "reward": 0.75,
         "accuracy": 0.5,
@@ -33,7 +34,7 @@ def test_what_a_batch_was_made_of() -> None:
     }
 
 
-def test_what_verdicts_say_beside_the_reward_is_a_mean_over_those_that_say_it() -> None:
+def test_a_verifier_metric_is_a_mean_over_the_trajectories_that_have_it() -> None:
     group = a_group()
     group.slots[0].metrics = {"correct": 1.0, "form": 0.5, "terse": 0.2}
     group.slots[1].metrics = {"correct": 0.0, "form": 0.1}
@@ -44,7 +45,7 @@ def test_what_verdicts_say_beside_the_reward_is_a_mean_over_those_that_say_it() 
     )
 
 
-def test_what_is_only_compared_with_is_no_part_of_the_batch() -> None:
+def test_greedy_trajectories_are_no_part_of_the_batch() -> None:
     group = Group(0, Prompt(text="?"), 3, min_version=3, num_greedy=1)
     for slot, reward in zip(group.slots, (1.0, 0.0, 1.0), strict=True):
         slot.summary, slot.reward = TrajectorySummary(10, 5, 4, 4, 1, "stop"), reward
@@ -67,7 +68,7 @@ def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
 
 def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
     node = Node("a.0", "a", "0", "rollout", 0.0)
-    shares = WaitShares()
+    shares = WaitShare()
     node.beat = Beat(busy_s=3.0, wait_s=1.0)
     assert shares.share([node]) == pytest.approx(0.25)
 
@@ -77,17 +78,17 @@ def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
 
 
 def test_a_swap_is_as_slow_as_its_slowest_rollout() -> None:
-    swaps = Swaps()
+    swap_times = SwapTimes()
     for live in (Live(0, 9.0, 9.0), Live(1, 0.2, 1.0), Live(1, 0.1, 3.0), Live(2, 0.5, 0.5)):
-        swaps.add(live)
+        swap_times.add(live)
 
-    assert swaps.of(1) == {"pause_s": 0.2, "receive_s": 3.0}
-    assert swaps.of(2) == {"pause_s": 0.5, "receive_s": 0.5}
-    assert swaps.of(1) == {"pause_s": 0.0, "receive_s": 0.0}, "earlier versions are forgotten"
+    assert swap_times.metrics(1) == {"pause_s": 0.2, "receive_s": 3.0}
+    assert swap_times.metrics(2) == {"pause_s": 0.5, "receive_s": 0.5}
+    assert swap_times.metrics(1) == {"pause_s": 0.0, "receive_s": 0.0}, "earlier versions are forgotten"
 
 
 def test_totals_of_a_run() -> None:
-    totals = Totals()
+    totals = RunTotals()
     assert totals.staleness_mean == 0.0
     lines = [
         {"step": 0.0, "tokens": 40.0, "staleness_max": 2.0, "staleness_mean": 1.5},
@@ -96,26 +97,26 @@ def test_totals_of_a_run() -> None:
     for done in lines:
         totals.add(done)
 
-    assert Totals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
+    assert RunTotals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
     assert [step in totals for step in range(3)] == [True, True, False]
     assert (totals.steps, totals.tokens, totals.staleness_max, totals.staleness_mean) == (2, 50, 2, 1.0)
 
 
 def test_the_gap_of_a_run_is_over_the_tokens_of_the_steps_that_have_one() -> None:
     step = {"tokens": 40.0, "staleness_max": 0.0, "staleness_mean": 0.0}
-    gaps = [
+    gaps: list[dict[str, Any]] = [
         {"logprob_gap_mean": 0.5, "logprob_gap_max": 2.0, "logprob_gap_tokens": 10.0},
         {},
         {"logprob_gap_mean": 0.25, "logprob_gap_max": 0.75, "logprob_gap_tokens": 30.0},
         {"logprob_gap_mean": None, "logprob_gap_max": None, "logprob_gap_tokens": 5.0},
         {"logprob_gap_mean": math.nan, "logprob_gap_max": math.nan, "logprob_gap_tokens": 5.0},
     ]
-    totals = Totals([step | {"step": float(number)} | gap for number, gap in enumerate(gaps)])
+    totals = RunTotals([step | {"step": float(number)} | gap for number, gap in enumerate(gaps)])
 
     assert (totals.logprob_gap_mean, totals.logprob_gap_max) == (0.3125, 2.0)
-    assert (Totals().logprob_gap_mean, Totals().logprob_gap_max) == (None, None)
+    assert (RunTotals().logprob_gap_mean, RunTotals().logprob_gap_max) == (None, None)
 
 
 @pytest.mark.parametrize(("max_staleness", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])
-def test_the_share_over_max_lag_is_of_trajectories(max_staleness: int, over: float) -> None:
+def test_the_share_over_max_staleness_counts_trajectories(max_staleness: int, over: float) -> None:
     assert batch_metrics([a_group()], policy_version=5, max_staleness=max_staleness)["over_max_staleness"] == over

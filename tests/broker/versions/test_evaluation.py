@@ -1,7 +1,8 @@
-"""When the held-out prompts are asked, and what is made of the answers."""
+"""Evaluations are due at the right versions, and their results are right."""
 
 import pytest
 
+from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import Evaluated, Prompt, SpoolRef, TrajectorySummary, Unit
@@ -14,22 +15,21 @@ def a_book(
     every: int = 0, *, at_start: bool = False, at_end: bool = False, num_prompts: int = 2, samples: int = 1
 ) -> EvaluationBook:
     config = Evaluation(every_versions=every, at_start=at_start, at_end=at_end, samples=samples, temperature=1.0)
-    return EvaluationBook(config, [Prompt(text=str(i)) for i in range(num_prompts)], FINAL)
+    return EvaluationBook(config, [Prompt(text=str(i)) for i in range(num_prompts)], FINAL, GroupBook())
 
 
 def a_unit(group_id: int, index: int = 0) -> Unit:
     return Unit(group_id, index, "held_out")
 
 
-def answer(
+def complete(
     book: EvaluationBook, group_id: int, index: int = 0, *, reward: float, tokens: int = 10, cut: bool = False
 ) -> Evaluated | None:
-    """One completion, and its verdict; the answer it votes for is its reward."""
-    group = book.group(group_id)
-    assert group
-    slot = group.slots[index]
+    """Store and reward one completion; its answer is its reward."""
+    assert book.ongoing
+    slot = book.ongoing.groups[group_id].slots[index]
     slot.store(REF, TrajectorySummary(tokens, 4, 0, 0, 1, "length" if cut else "stop"))
-    slot.judge(reward, {"correct": reward}, f"{reward:g}")
+    slot.score(reward, {"correct": reward}, f"{reward:g}")
     return book.settle(slot.unit, failed=False)
 
 
@@ -51,25 +51,29 @@ def test_an_evaluation_is_due(book: EvaluationBook, versions: list[int]) -> None
         book.version_live(version)
         if ongoing := book.start("a", version):
             due.append(version)
-            for group_id in list(ongoing.open):
-                book.settle(a_unit(group_id), failed=True)
+            for group in ongoing.groups:
+                book.settle(group.slots[0].unit, failed=True)
 
     assert due == versions
 
 
-def test_one_that_was_due_at_a_version_nobody_wrote_down_is_made_at_the_next() -> None:
+def test_an_evaluation_due_at_an_unrecorded_version_is_made_at_the_next() -> None:
     book = a_book(3)
-    due = [version for version in (0, 2, 4, 5) if (book.version_live(version), book.start("a", version))[1]]
+    due = []
+    for version in (0, 2, 4, 5):
+        book.version_live(version)
+        if book.start("a", version):
+            due.append(version)
     assert due == [4]
 
 
-def test_accuracy_is_over_the_prompts_that_have_a_verdict() -> None:
+def test_accuracy_is_over_the_prompts_that_have_a_reward() -> None:
     book = a_book(at_start=True, num_prompts=4)
     book.version_live(0)
     book.start("a", 0)
-    assert answer(book, 0, reward=1.0, tokens=10) is None
-    assert answer(book, 1, reward=0.0, tokens=20, cut=True) is None
-    assert answer(book, 2, reward=0.0, tokens=30) is None
+    assert complete(book, 0, reward=1.0, tokens=10) is None
+    assert complete(book, 1, reward=0.0, tokens=20, cut=True) is None
+    assert complete(book, 2, reward=0.0, tokens=30) is None
     assert not book.is_finished
 
     result = book.settle(a_unit(3), failed=True)
@@ -93,26 +97,26 @@ def test_a_prompt_settles_once() -> None:
     assert book.settle(a_unit(1), failed=True)
 
 
-def test_each_prompt_is_asked_as_often_as_there_are_samples() -> None:
+def test_each_prompt_has_one_group_of_as_many_completions_as_configured() -> None:
     book = a_book(at_start=True, samples=3)
     book.version_live(0)
     ongoing = book.start("a", 0)
 
     assert ongoing
-    assert [(group.group_id, group.size, group.split) for group in ongoing.open.values()] == [
+    assert [(group.group_id, group.size, group.split) for group in ongoing.groups] == [
         (0, 3, "held_out"),
         (1, 3, "held_out"),
     ]
 
 
-def test_of_several_samples_the_result_says_how_often_they_are_right() -> None:
+def test_several_completions_of_a_prompt_give_avg_pass_and_maj_at_k() -> None:
     book = a_book(at_start=True, samples=2)
     book.version_live(0)
     book.start("a", 0)
-    assert answer(book, 0, 0, reward=1.0) is None
-    assert answer(book, 1, 1, reward=0.0) is None
-    assert answer(book, 0, 1, reward=0.0) is None
-    result = answer(book, 1, 0, reward=0.0)
+    assert complete(book, 0, 0, reward=1.0) is None
+    assert complete(book, 1, 1, reward=0.0) is None
+    assert complete(book, 0, 1, reward=0.0) is None
+    result = complete(book, 1, 0, reward=0.0)
 
     assert result
     assert (result.accuracy, result.num_prompts) == (0.25, 2)
@@ -120,20 +124,20 @@ def test_of_several_samples_the_result_says_how_often_they_are_right() -> None:
     assert (found["avg@2"], found["pass@1"], found["pass@2"], found["maj@2"]) == (0.25, 0.25, 0.5, 0.25)
 
 
-def test_a_sample_that_failed_for_good_takes_no_other_with_it() -> None:
+def test_a_completion_that_failed_for_good_leaves_the_others_of_its_prompt() -> None:
     book = a_book(at_start=True, num_prompts=1, samples=3)
     book.version_live(0)
     book.start("a", 0)
-    answer(book, 0, 2, reward=1.0)
+    complete(book, 0, 2, reward=1.0)
     assert book.settle(a_unit(0, 1), failed=True) is None
     assert book.settle(a_unit(0, 1), failed=True) is None, "it is told twice"
-    result = answer(book, 0, 0, reward=0.0)
+    result = complete(book, 0, 0, reward=0.0)
 
     assert result
     assert (result.accuracy, result.num_prompts, result.metrics["failed"]) == (0.5, 1, 1.0)
 
 
-def test_a_lost_node_restarts_it_with_new_ids_on_another() -> None:
+def test_an_evaluation_lost_with_its_node_restarts_on_another_with_new_ids() -> None:
     book = a_book(at_start=True)
     book.version_live(0)
     book.start("lost", 0)
@@ -146,26 +150,24 @@ def test_a_lost_node_restarts_it_with_new_ids_on_another() -> None:
     again = book.start("other", 1)
     assert again
     assert again.policy_version == 1
-    assert set(again.open).isdisjoint(lost.open)
+    assert [group.group_id for group in (*lost.groups, *again.groups)] == [0, 1, 2, 3]
 
 
-def test_what_falls_due_meanwhile_is_one_evaluation_afterwards() -> None:
+def test_evaluations_that_fall_due_meanwhile_become_one_afterwards() -> None:
     book = a_book(1, num_prompts=1)
     book.version_live(1)
     book.start("a", 1)
     book.version_live(2)
     book.version_live(3)
     assert book.start("b", 3) is None
-    assert not book.is_waiting
 
     book.settle(a_unit(0), failed=True)
 
-    assert book.is_waiting
     assert book.start("b", 3)
     assert not book.is_waiting
 
 
-def test_what_an_earlier_life_measured_is_not_owed_and_its_ids_are_not_given_again() -> None:
+def test_an_evaluation_of_an_earlier_broker_is_not_repeated_and_its_ids_are_not_reused() -> None:
     book = a_book(1, num_prompts=2)
     book.version_live(1)
     book.used(2)
@@ -176,11 +178,11 @@ def test_what_an_earlier_life_measured_is_not_owed_and_its_ids_are_not_given_aga
     ongoing = book.start("a", 2)
 
     assert ongoing
-    assert list(ongoing.open) == [3, 4]
+    assert [group.group_id for group in ongoing.groups] == [3, 4]
     assert book.results == [Evaluated(1, 0.5, 2)]
 
 
-def test_a_result_of_an_earlier_version_leaves_the_later_one_owed() -> None:
+def test_a_result_of_an_earlier_version_leaves_the_later_one_due() -> None:
     book = a_book(1)
     book.version_live(1)
     book.version_live(2)

@@ -1,4 +1,4 @@
-"""One transfer at a time; a group is reused while its members are the same; who is late is named."""
+"""One transfer at a time; a group is reused while its members are the same; late members are named."""
 
 import pytest
 
@@ -11,7 +11,7 @@ DEADLINE_S = 30.0
 
 
 class Stage:
-    """A TransferBook, a trainer, and rollouts that do as they are told."""
+    """A TransferBook, a trainer, and obedient rollouts."""
 
     def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
         self.book = TransferBook(DEADLINE_S, swaps_at_once=swaps_at_once)
@@ -57,7 +57,7 @@ class Stage:
             self.book.live(name, node.policy_version)
 
     def finish(self) -> OngoingTransfer | None:
-        """Everybody in the transfer under way does as asked."""
+        """All members complete the ongoing transfer."""
         receivers = self.ongoing.peers[1:]
         self.report(*self.ongoing.peers)
         self.swap(*receivers)
@@ -116,7 +116,7 @@ def test_nothing_is_sent_without_a_trainer_or_rollouts_or_a_version() -> None:
     assert members(stage.start()) == ["trainer", "a"]
 
 
-def test_the_epoch_is_kept_while_the_members_are_the_same() -> None:
+def test_the_transfer_group_is_kept_while_the_members_are_the_same() -> None:
     stage = Stage("a", "b")
     transfer_groups = []
     for version in range(3):
@@ -126,7 +126,7 @@ def test_the_epoch_is_kept_while_the_members_are_the_same() -> None:
     assert transfer_groups == [1, 1, 1]
 
 
-def test_a_loss_makes_a_new_epoch_without_the_lost() -> None:
+def test_a_loss_makes_a_new_transfer_group_without_the_lost() -> None:
     stage = Stage("a", "b")
     first = transfer_group(stage.publish(0))
     stage.finish()
@@ -138,7 +138,7 @@ def test_a_loss_makes_a_new_epoch_without_the_lost() -> None:
     assert members(second) == ["trainer", "b"]
 
 
-def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
+def test_a_failed_transfer_is_repeated_in_a_new_transfer_group() -> None:
     stage = Stage("a", "b")
     first = transfer_group(stage.publish(0))
     stage.report("a")
@@ -152,7 +152,7 @@ def test_a_transfer_that_broke_is_made_again_in_a_new_epoch() -> None:
     assert members(again) == ["trainer", "a", "b"]
 
 
-def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> None:
+def test_a_rollout_that_has_the_version_from_a_failed_try_is_not_waited_for() -> None:
     stage = Stage("a", "b")
     stage.publish(0)
     stage.report("a")
@@ -167,7 +167,7 @@ def test_who_has_the_version_from_a_broken_try_already_is_not_waited_for() -> No
     assert stage.book.conclude([]), "a swaps once, and says Live once"
 
 
-def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_gets_it_again() -> None:
+def test_a_version_that_failed_for_one_rollout_is_live_with_the_others_and_only_that_one_gets_it_again() -> None:
     stage = Stage("a", "b")
     first = transfer_group(stage.publish(0))
     stage.report("trainer", "a")
@@ -186,7 +186,7 @@ def test_what_broke_for_one_rollout_alone_is_live_with_the_others_and_it_alone_g
     assert members(stage.ongoing) == ["trainer", "a", "b"]
 
 
-def test_a_rollout_that_breaks_alone_time_after_time_is_given_up_and_the_run_goes_on() -> None:
+def test_a_rollout_that_keeps_failing_alone_is_given_up_and_the_run_goes_on() -> None:
     stage = Stage("a", "bad")
     for version in range(MAX_FAILURES):
         assert stage.book.given_up() == []
@@ -202,7 +202,7 @@ def test_a_rollout_that_breaks_alone_time_after_time_is_given_up_and_the_run_goe
     assert members(stage.publish(MAX_FAILURES)) == ["trainer", "a"]
 
 
-def test_what_broke_for_every_rollout_that_is_left_is_made_again() -> None:
+def test_a_transfer_that_failed_for_all_rollouts_left_is_repeated() -> None:
     stage = Stage("a", "b")
     stage.publish(0)
     stage.report("trainer", "a")
@@ -247,7 +247,7 @@ def test_joiners_are_brought_up_to_date_one_after_the_other() -> None:
     assert order == ["b", "c"]
 
 
-def test_who_has_not_reported_in_twice_the_deadline_is_named() -> None:
+def test_members_that_have_not_reported_in_twice_the_deadline_are_named() -> None:
     stage = Stage("a", "b")
     stage.publish(0)
     stage.report("trainer", "a")
@@ -262,7 +262,7 @@ def test_who_has_not_reported_in_twice_the_deadline_is_named() -> None:
     assert members(stage.publish(1)) == ["trainer", "a"]
 
 
-def test_who_has_the_weights_and_does_not_swap_is_named_too() -> None:
+def test_a_rollout_that_has_the_weights_and_does_not_swap_is_named_too() -> None:
     stage = Stage("a", "b")
     stage.publish(0)
     stage.report("trainer", "a", "b")
@@ -272,7 +272,7 @@ def test_who_has_the_weights_and_does_not_swap_is_named_too() -> None:
     assert stage.book.expired(60.0, []) == ["b"]
 
 
-def test_who_is_held_has_its_time_from_its_release() -> None:
+def test_the_time_limit_of_a_held_rollout_starts_at_its_release() -> None:
     stage = Stage("a")
     stage.publish(0)
     stage.report("trainer", "a")
@@ -282,7 +282,7 @@ def test_who_is_held_has_its_time_from_its_release() -> None:
     assert stage.book.expired(1060.0, []) == ["a"]
 
 
-def test_who_lets_generations_finish_first_may_take_as_long_as_they_do() -> None:
+def test_rollouts_that_let_generations_finish_first_have_no_swap_deadline() -> None:
     stage = Stage("a", swaps_at_once=False)
     stage.publish(0)
     assert stage.book.expired(60.0, []) == ["a", "trainer"]
@@ -316,7 +316,7 @@ def test_if_all_receivers_are_lost_the_next_to_join_gets_the_version_anew() -> N
     assert stage.finish()
 
 
-def test_reports_of_an_earlier_epoch_count_for_nothing() -> None:
+def test_reports_of_an_earlier_transfer_group_are_ignored() -> None:
     stage = Stage("a")
     old = transfer_group(stage.publish(0))
     stage.fail()

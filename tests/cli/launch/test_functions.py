@@ -1,6 +1,8 @@
-"""Functions of a person's own are looked at in a process of their own, before anything starts."""
+"""The user's functions are checked in a process of their own."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,12 +37,12 @@ def a_run(**sections):
     return decode({"model": {"path": "m"}, "data": {"train": "t"}} | sections)
 
 
-def test_what_fits_is_taken_and_leaves_no_trace_in_this_process(mine) -> None:
+def test_valid_functions_are_accepted_and_not_imported_here(mine: Path) -> None:
     check_functions(a_run(algorithm={"loss": f"{mine}:loss"}, reward={"function": f"{mine}:score"}))
     assert "seen" not in sys.modules
 
 
-def test_built_in_names_need_no_process(monkeypatch) -> None:
+def test_built_in_names_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     check_functions(a_run())
 
@@ -55,7 +57,7 @@ def test_built_in_names_need_no_process(monkeypatch) -> None:
     ],
     ids=str,
 )
-def test_what_does_not_is_one_sentence(mine, sections, sentence) -> None:
+def test_invalid_functions_are_refused_in_one_sentence(mine: Path, sections: dict[str, Any], sentence: str) -> None:
     sections = {
         name: {
             key: value.replace("MINE", str(mine)) if isinstance(value, str) else value for key, value in part.items()

@@ -1,4 +1,4 @@
-"""Several rollouts of one machine: kept alive, drained together, and the first cause is the exit code's."""
+"""Several rollouts on one machine: restarted, drained together; the first failure decides the exit code."""
 
 import asyncio
 from pathlib import Path
@@ -10,15 +10,15 @@ from asyncrl.actor.zmq_link import ZmqHub
 from asyncrl.cli.launch.replicas import Replicas, run_replicas
 from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
-from asyncrl.messages import Hello, Welcome
+from asyncrl.messages import CODEC, Hello, Welcome
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))
 WAIT = 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done'
-"""A replica that serves until it is told to leave, and then leaves."""
+"""Shell script of a replica that runs until SIGTERM, then exits with 0."""
 
 
 def run(*scripts: str, stop: bool = False) -> None:
-    """Replicas that do these; told to leave once each has begun, if ``stop``."""
+    """Run replicas with these scripts; with ``stop`` drain them once each has started."""
 
     async def scene() -> None:
         stopping = asyncio.Event()
@@ -34,20 +34,20 @@ def run(*scripts: str, stop: bool = False) -> None:
     asyncio.run(scene())
 
 
-def test_it_ends_when_all_have_left():
+def test_the_run_ends_when_all_replicas_have_left():
     run("exit 0", "exit 0")
 
 
-def test_told_to_leave_they_all_do():
+def test_all_replicas_are_drained_together():
     run(WAIT, WAIT, stop=True)
 
 
-def test_the_message_names_the_first_that_stays_away_and_its_last_words():
+def test_the_error_names_the_first_failed_replica_and_its_message():
     with pytest.raises(RunFailed, match=r"^gpu-0 exited with 70: the engine died$"):
         run('echo "asyncrl: the engine died"; exit 70', "exit 0")
 
 
-def test_while_one_stays_away_the_others_go_on(tmp_path):
+def test_the_other_replicas_continue_after_one_has_failed(tmp_path):
     died = f"{tmp_path}/died"
     with pytest.raises(RunFailed, match="gpu-0 was killed by SIGKILL"):
         run(
@@ -64,13 +64,13 @@ def test_the_exit_code_is_that_of_the_cause(code, error):
     assert type(raised.value) is error
 
 
-def test_a_mistake_in_the_configuration_makes_all_leave_and_nothing_is_started_again(tmp_path):
+def test_a_configuration_error_ends_all_replicas_without_a_restart(tmp_path):
     with pytest.raises(ConfigError, match="gpu-1 exited with 78"):
         run(WAIT, f"echo x >> {tmp_path}/starts; exit 78")
     assert (tmp_path / "starts").read_text() == "x\n"
 
 
-def test_what_goes_wrong_while_leaving_is_told():
+def test_a_failure_while_draining_is_reported():
     with pytest.raises(RunFailed, match="gpu-1 exited with 70"):
         run(WAIT, WAIT.replace("exit 0", "exit 70"), stop=True)
 
@@ -79,10 +79,10 @@ def test_what_goes_wrong_while_leaving_is_told():
 
 
 def ask(config: Config, *, count: int | None = None, only: list[str] | None = None) -> None:
-    """Start replicas by the configuration of a broker that answers one Hello."""
+    """Start replicas with the configuration that a fake broker sends."""
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0")
+        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
         answering = asyncio.create_task(answer(hub, config))
         try:
             stopping = asyncio.Event()
@@ -109,7 +109,7 @@ def vllm(each: int) -> Config:
     )
 
 
-def test_what_one_replica_needs_is_asked_of_the_broker(monkeypatch):
+def test_the_number_of_devices_per_replica_comes_from_the_broker(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ConfigError, match=r"--replicas = 4 with .*tensor_parallel_size = 2 needs 8 devices, .* has 2"):
         ask(vllm(2), count=4)
@@ -119,7 +119,7 @@ def test_what_one_replica_needs_is_asked_of_the_broker(monkeypatch):
         ask(vllm(2), only=["1"])
 
 
-def test_each_gets_a_name_and_devices_of_its_own(monkeypatch):
+def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     asked = []
 

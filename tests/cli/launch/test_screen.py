@@ -1,10 +1,10 @@
-"""What a person sees of a run: short lines, with a bar only where somebody watches."""
+"""Terminal output of a run: short lines, with a progress bar on a terminal only."""
 
 import io
 
 from rich.console import Console
 
-from asyncrl.cli.launch.screen import Screen, step_line
+from asyncrl.cli.launch.screen import LEGEND, Screen, step_line
 from asyncrl.messages import Evaluated, Progress
 
 METRICS = {
@@ -32,7 +32,7 @@ def screen_on(*, is_terminal: bool) -> tuple[Screen, io.StringIO]:
     return Screen(console, steps=60), written
 
 
-def test_a_step_is_the_line_of_the_example():
+def test_a_step_line_equals_the_example():
     line = step_line(progress(40), eta_s=4.9)
     assert line in (step_line.__doc__ or "")
     assert line.startswith("step  41/60 v40 reward .512")
@@ -56,7 +56,7 @@ def test_a_step_line_fits_120_columns_even_with_large_numbers():
     assert line.endswith("eta 99:59:59")
 
 
-def test_numbers_are_short_without_being_wrong():
+def test_numbers_are_short_and_correct():
     def reward(value: float) -> str:
         return step_line(progress(0, reward=value), 0.0).split()[4]
 
@@ -80,6 +80,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
         screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
         screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
     assert written.getvalue().splitlines() == [
+        *LEGEND.splitlines(),
         step_line(progress(0), 0.0),
         "eval v10  held-out accuracy 25.0% of 64  len 12",
         "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
@@ -88,7 +89,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
     ]
 
 
-def test_on_a_terminal_a_bar_says_how_far_it_is():
+def test_on_a_terminal_a_bar_shows_progress():
     screen, written = screen_on(is_terminal=True)
     with screen:
         screen.step(progress(29))
@@ -96,9 +97,9 @@ def test_on_a_terminal_a_bar_says_how_far_it_is():
         assert "30/60" in written.getvalue()
 
 
-def test_the_time_left_is_guessed_from_the_pace_after_the_first_step():
+def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
     """Steps 0 at 10 s, 1 at 12 s, 2 at 14 s: 57 more at 2 s each."""
     screen, written = screen_on(is_terminal=False)
     for step, time_s in enumerate((10.0, 12.0, 14.0)):
         screen.step(progress(step, time_s=time_s))
-    assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()] == ["0:00", "1:56", "1:54"]
+    assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[2:]] == ["0:00", "1:56", "1:54"]

@@ -1,6 +1,7 @@
-"""How a run ends, with children that are only played. Whole runs are in tests/integration."""
+"""The end of a run, with fake children. Whole runs are in tests/integration."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.cli.launch import supervisor
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.messages import Exited
+from asyncrl.observe.run_directory import RunDirectory
 
 
-class Played:
-    """A child that leaves when it is told to, or when somebody ends it."""
+class FakeChild:
+    """A child that leaves at once, or when it is ended."""
 
     def __init__(self, name: str, *, leaves: bool = True, pid: int | None = 1) -> None:
         self.name = name
@@ -32,8 +34,8 @@ class Played:
         self._gone.set()
 
 
-def a_supervisor(*children: Played) -> Supervisor:
-    """Of a run that is over, which its broker knows."""
+def a_supervisor(*children: FakeChild) -> Supervisor:
+    """A supervisor whose run is over, linked to the broker."""
     nothing: Any = None
     made = Supervisor(nothing, nothing, nothing, None, [])
     made._children = list(children)  # type: ignore[arg-type]
@@ -45,7 +47,7 @@ def a_supervisor(*children: Played) -> Supervisor:
 
 def test_a_run_whose_children_have_all_left_already_ends() -> None:
     async def main() -> None:
-        children = [Played("broker-0", pid=None), Played("trainer-0", pid=None)]
+        children = [FakeChild("broker-0", pid=None), FakeChild("trainer-0", pid=None)]
         await a_supervisor(*children)._end_children()
         assert not any(child.is_ended for child in children)
 
@@ -53,30 +55,59 @@ def test_a_run_whose_children_have_all_left_already_ends() -> None:
 
 
 @pytest.mark.parametrize("broker", [1, None], ids=["with its broker", "whose broker is gone"])
-def test_a_node_that_is_still_loading_when_the_broker_has_left_is_made_to(monkeypatch, broker) -> None:
-    monkeypatch.setattr(supervisor, "PART_S", 0.01)
+def test_a_node_still_loading_when_the_broker_has_left_is_ended(
+    monkeypatch: pytest.MonkeyPatch, broker: int | None
+) -> None:
+    monkeypatch.setattr(supervisor, "NODES_LEAVE_S", 0.01)
 
     async def main() -> None:
-        left, loading = Played("reward-0"), Played("rollout-0", leaves=False)
+        left, loading = FakeChild("reward-0"), FakeChild("rollout-0", leaves=False)
         async with asyncio.timeout(supervisor.LEAVE_S / 2):
-            await a_supervisor(Played("broker-0", pid=broker), left, loading)._end_children()
+            await a_supervisor(FakeChild("broker-0", pid=broker), left, loading)._end_children()
         assert (left.is_ended, loading.is_ended) == (False, True)
 
     asyncio.run(main())
 
 
-def test_what_happens_before_the_broker_is_met_is_told_when_it_is() -> None:
+def test_messages_before_the_first_link_are_sent_on_it() -> None:
     async def main() -> None:
         made = a_supervisor()
         link, made._link = made._link, None
-        news = Exited("the run", "was interrupted", restarting=False)
-        await made._tell(news)
-        assert made._news == [news]
+        message = Exited("the run", "was interrupted", restarting=False)
+        await made._send(message)
+        assert made._unsent == [message]
 
         made._link = link
-        await made._tell(news)
-        assert made._news == [news], "said at once"
+        await made._send(message)
+        assert made._unsent == [message], "sent at once"
+        assert link is not None
         await link.aclose()
-        await made._tell(news)
+        await made._send(message)
 
     asyncio.run(main())
+
+
+def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(tmp_path: Path) -> None:
+    slept: list[float] = []
+    waited: list[tuple[str, float]] = []
+
+    class FakeScreen:
+        def waiting(self, what: str, waited_s: float) -> None:
+            waited.append((what, waited_s))
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        made._has_begun = len(slept) == 4
+
+    nothing: Any = None
+    screen: Any = FakeScreen()
+    made = Supervisor(nothing, RunDirectory(tmp_path), screen, None, [], sleep=sleep)
+    made._children = [FakeChild("broker-0"), FakeChild("trainer-0")]  # type: ignore[list-item]
+
+    async def main() -> None:
+        made._ended = asyncio.get_running_loop().create_future()
+        await made._report_waiting()
+
+    asyncio.run(main())
+    assert slept == [5.0, 5.0, 10.0, 20.0]
+    assert waited == [("trainer-0 to start", seconds) for seconds in (5.0, 10.0, 20.0)]

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.data.prepare.dapo_math import DAPO_MATH
-from asyncrl.data.prepare.published import Prepared, prepare
+from asyncrl.data.prepare.published import PrepareResult, prepare
 from asyncrl.data.table import open_rows
 from asyncrl.errors import DataError
 
@@ -21,7 +21,7 @@ def a_row(question: str, answer: Any, index: str = "0-1") -> dict[str, Any]:
     }
 
 
-def prepared(folder: Path, *rows: dict[str, Any], **choices: Any) -> Prepared:
+def prepared(folder: Path, *rows: dict[str, Any], **choices: Any) -> PrepareResult:
     pq.write_table(pa.Table.from_pylist(list(rows)), folder / "dapo.parquet")
     return prepare(DAPO_MATH, folder / "dapo.parquet", folder / "out.parquet", **choices)
 
@@ -50,6 +50,6 @@ def test_each_prompt_comes_once_and_its_words_are_left_alone(tmp_path: Path) -> 
         (a_row("?", "5") | {"prompt": []}, "'prompt' is not a chat"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+def test_a_bad_row_is_named_with_its_reason(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
     with pytest.raises(DataError, match=f"row 0: {reason}$"):
         prepared(tmp_path, row)

@@ -19,8 +19,8 @@ PICTURE = b"\x89PNG..."
 def folder_of(split: Path, number: int, **others: Any) -> Path:
     folder = split / str(number)
     folder.mkdir(parents=True)
-    about = {"annotat_text": f"Find $x_{number}$.", "choices": ["12", "13 ", "14", "15"], "answer": "B"} | others
-    (folder / "data.json").write_bytes(msgspec.json.encode(about))
+    info = {"annotat_text": f"Find $x_{number}$.", "choices": ["12", "13 ", "14", "15"], "answer": "B"} | others
+    (folder / "data.json").write_bytes(msgspec.json.encode(info))
     (folder / "img_diagram.png").write_bytes(PICTURE)
     return folder
 
@@ -40,7 +40,7 @@ def test_a_folder_becomes_a_row_with_its_picture(tmp_path: Path) -> None:
     assert row["extra_info"] == {"split": "train", "index": 0, "answer": "13", "question": "<image>Find $x_9$."}
 
 
-def test_parquet_that_has_the_answers_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_parquet_with_answers_is_converted_too(tmp_path: Path) -> None:
     rows = [{"images": [{"bytes": PICTURE, "path": "a.png"}], "problem": "<image>Find $x$.", "answer": "5"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
@@ -54,19 +54,19 @@ def test_parquet_that_has_the_answers_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"answer": "E"}, "its answer 'E' is none of its choices"),
-        ({"answer": "AB"}, "its answer 'AB' is none of its choices"),
-        ({"choices": None}, "its answer 'B' is none of its choices"),
+        ({"answer": "E"}, "its answer 'E' is not one of its choices"),
+        ({"answer": "AB"}, "its answer 'AB' is not one of its choices"),
+        ({"choices": None}, "its answer 'B' is not one of its choices"),
         ({"annotat_text": ""}, "'annotat_text' is missing, or not text"),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, others: dict[str, Any], reason: str) -> None:
+def test_a_bad_folder_is_named_with_its_reason(tmp_path: Path, others: dict[str, Any], reason: str) -> None:
     folder = folder_of(tmp_path / "train", 3, **others)
     with pytest.raises(DataError, match=f"{folder}: {reason}$"):
         prepare(GEO3K, tmp_path / "train", tmp_path / "out.parquet")
 
 
-def test_a_missing_picture_and_broken_json_are_said(tmp_path: Path) -> None:
+def test_folders_with_a_missing_picture_or_broken_json_are_bad_rows(tmp_path: Path) -> None:
     (folder_of(tmp_path / "train", 1) / "img_diagram.png").unlink()
     (folder_of(tmp_path / "train", 2) / "data.json").write_text("{")
     folder_of(tmp_path / "train", 3)
@@ -90,5 +90,5 @@ def test_published_rows_are_written_and_known_to_have_images(tmp_path: Path) -> 
     inspection = inspect(tmp_path / "out.parquet")
 
     assert (report.num_rows, report.bad) == (report.num_read, [])
-    assert {row.reason for row in inspection.bad} == {"it has images, and only text can be asked"}
+    assert {row.reason for row in inspection.bad} == {"it has images, but prompts must be text"}
     assert len(inspection.bad) == inspection.num_rows == report.num_rows

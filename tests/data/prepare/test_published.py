@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow
-from asyncrl.data.prepare.published import Prepared, Problem, Published, prepare, text_of
+from asyncrl.data.prepare.published import PrepareResult, Problem, PublishedDataset, prepare, text_of
 from asyncrl.data.prompts import train_stream
 from asyncrl.data.table import Row, open_rows
 from asyncrl.errors import DataError
@@ -22,7 +22,7 @@ def problem(row: Row) -> Problem:
     return Problem(prompt=question, answer=answer, extra={"level": len(question)})
 
 
-TOY = Published(data_source="toy", problem=problem, instruction="Answer in one word.")
+TOY = PublishedDataset(data_source="toy", problem=problem, instruction="Answer in one word.")
 
 
 def toy(folder: Path, *lines: str) -> Path:
@@ -31,7 +31,7 @@ def toy(folder: Path, *lines: str) -> Path:
     return path
 
 
-def first(folder: Path, line: str, published: Published = TOY, **choices: Any) -> dict[str, Any]:
+def first(folder: Path, line: str, published: PublishedDataset = TOY, **choices: Any) -> dict[str, Any]:
     prepare(published, toy(folder, line), folder / "out.parquet", **choices)
     return open_rows(folder / "out.parquet")[0]
 
@@ -73,7 +73,7 @@ def test_an_instruction_goes_behind_the_last_message_of_a_chat(tmp_path: Path) -
     line = '{"chat": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "why?"}]}'
 
     assert first(tmp_path, line)["prompt"] == [TURNS[0], {"role": "user", "content": "why? Answer in one word."}]
-    with pytest.raises(DataError, match="line 1: a chat of 2 messages is not one text"):
+    with pytest.raises(DataError, match="line 1: a chat of 2 messages cannot be plain text"):
         first(tmp_path, line, is_chat=False)
 
 
@@ -123,9 +123,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # ── prompts that come several times ─────────────────────────────────────────────────────────
 
 
-def repeating(folder: Path, **choices: Any) -> Prepared:
+def repeating(folder: Path, **choices: Any) -> PrepareResult:
     one, two, other = '{"q": "who?", "a": "you"}', '{"q": "why?", "a": "so"}', '{"q": "who?", "a": "me"}'
-    published = Published(data_source="toy", problem=problem, repeats=True)
+    published = PublishedDataset(data_source="toy", problem=problem, repeats=True)
     return prepare(published, toy(folder, one, two, one, one, other), folder / "out.parquet", **choices)
 
 
@@ -136,5 +136,7 @@ def test_a_prompt_that_repeats_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_prompt_with_a_second_answer_is_a_bad_row(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 5: its answer is 'me', but 'you' in .* line 1, which asks the same$"):
+    with pytest.raises(
+        DataError, match=r"line 5: its answer is 'me', but 'you' in .* line 1, which has the same prompt"
+    ):
         repeating(tmp_path)

@@ -1,4 +1,4 @@
-"""Which accelerators a machine has, and which replica gets which: never one twice, never more than there are."""
+"""Accelerators are found and assigned to replicas: none twice, and never more than there are."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_a_machine_without_accelerators_has_a_cpu(tmp_path):
     assert (find("auto", {}, tmp_path).kind, find("auto", {}, tmp_path).ids) == ("cpu", ())
 
 
-def test_devices_are_numbered_anew_in_a_container_that_was_given_one_of_many(tmp_path):
+def test_device_numbers_in_a_container_start_at_zero(tmp_path):
     assert find("auto", {}, machine(tmp_path, "nvidia3")).ids == ("0",)
 
 
@@ -74,11 +74,11 @@ def test_hidden_devices_are_not_there(tmp_path, value):
 
 
 def test_a_device_named_twice_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES names device 1 twice"):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES lists device 1 twice"):
         find("auto", {"CUDA_VISIBLE_DEVICES": "1,0,1"}, tmp_path)
 
 
-def test_guessing_can_be_overruled(tmp_path):
+def test_a_configured_kind_overrides_the_detected_one(tmp_path):
     both = machine(tmp_path, *NVIDIA, *ASCEND)
     assert [find(wanted, {}, both).kind for wanted in ("auto", "cpu", "cuda", "npu")] == ["cuda", "cpu", "cuda", "npu"]
     assert find("npu", {}, both).ids == ("0", "1", "2")
@@ -170,7 +170,7 @@ def test_only_what_is_visible_can_be_chosen():
     visible = Devices("cuda", ("4", "5"), "CUDA_VISIBLE_DEVICES=4,5")
     with pytest.raises(ConfigError, match=r"--devices names '0', but there are 4, 5 \(CUDA_VISIBLE_DEVICES=4,5\)"):
         chosen(visible, ["4", "0"])
-    with pytest.raises(ConfigError, match="--devices names device 4 twice"):
+    with pytest.raises(ConfigError, match="--devices lists device 4 twice"):
         chosen(visible, ["4", "4"])
     with pytest.raises(ConfigError, match=r"there are none \(it has no accelerator\)"):
         chosen(Devices("cpu"), ["0"])
@@ -191,6 +191,7 @@ FOUR = Devices("cuda", ("0", "1", "2", "3"), "by hand")
 
 def test_the_trainer_takes_the_first_devices_and_rollouts_get_the_others():
     trainer, left = apart(FOUR, Trainer(device="cuda", ranks=2))
+    assert trainer is not None
     assert (trainer.ids, left.ids) == (("0", "1"), ("2", "3"))
     assert [one.ids for one in share(left, vllm(), 2)] == [("2",), ("3",)]
 
@@ -206,7 +207,7 @@ def test_too_few_devices_for_the_trainer_are_refused_with_both_numbers():
         apart(FOUR, Trainer(device="npu"))
 
 
-def test_what_the_trainer_has_is_missing_where_rollouts_want_it():
+def test_rollouts_cannot_get_the_trainers_devices():
     _, left = apart(FOUR, Trainer(device="cuda", ranks=3))
     with pytest.raises(ConfigError, match=r"has 1 \(by hand, less 3 devices for the trainer\)"):
         share(left, vllm(), 2)

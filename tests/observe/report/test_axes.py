@@ -43,13 +43,13 @@ def test_no_tick_stands_between_two_steps() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [5.0], [-3.0, -3.0]])
-def test_values_that_do_not_differ_still_have_an_axis(values: list[float]) -> None:
+def test_equal_values_still_have_an_axis(values: list[float]) -> None:
     for axis in (tight_axis(values, 0, 100), round_axis(values, 0, 100)):
         assert axis.low < axis.high
         assert all(0 < axis.place(value) < 100 for value in values)
 
 
-def test_what_is_always_zero_lies_at_the_foot_of_an_axis_that_begins_there() -> None:
+def test_values_that_are_all_zero_lie_at_the_bottom_of_an_axis_from_zero() -> None:
     axis = round_axis([0.0, 0.0], 220, -180, zero=True)
     assert (axis.low, axis.high, axis.place(0.0)) == (0, 1, 220)
 

@@ -58,19 +58,19 @@ def test_a_band_is_drawn_behind_its_line_and_widens_the_axis() -> None:
     assert "100 %" in texts(root)
 
 
-def test_a_point_tells_its_numbers_on_hover() -> None:
+def test_a_point_shows_its_values_on_hover() -> None:
     root = ET.fromstring(line_chart("Reward", [Series(points=[(0, 0.25), (3, 0.5)], label="tiny")]))
 
     assert [title.text for title in root.iter(f"{SVG}title")] == ["tiny, step 0: 0.25", "tiny, step 3: 0.5"]
 
 
-def test_labels_cannot_become_part_of_the_picture() -> None:
+def test_labels_cannot_inject_svg() -> None:
     root = ET.fromstring(line_chart("<b>&", [Series(points=[(0, 1)], label="<script>")], x_label='"x"'))
 
     assert {"<b>&", "<script>", '"x"'} <= set(texts(root))
 
 
-def test_one_point_is_seen() -> None:
+def test_a_single_point_is_visible() -> None:
     root = ET.fromstring(line_chart("Reward", [Series(points=[(7, 0.5)])]))
 
     dot = root.find(f"{SVG}circle")

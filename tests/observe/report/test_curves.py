@@ -42,7 +42,7 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
     assert len(charts) == 9
 
 
-def test_what_only_some_runs_have_is_drawn_and_never_missed(make_run: MakeRun) -> None:
+def test_optional_curves_are_drawn_if_recorded_and_not_reported_as_empty(make_run: MakeRun) -> None:
     run = read_run(make_run().path)
     lines = [{**line, "reward/form": 0.5, "reward/terse": 0.2, "entropy": 1.0} for line in run.metrics]
     charts, empty = draw([structs.replace(run, metrics=lines)])
@@ -53,7 +53,7 @@ def test_what_only_some_runs_have_is_drawn_and_never_missed(make_run: MakeRun) -
     assert not any("critic" in title for title in empty)
 
 
-def test_one_run_names_parts_and_several_name_runs(make_run: MakeRun) -> None:
+def test_labels_name_the_part_and_with_several_runs_the_run(make_run: MakeRun) -> None:
     one, two = (read_run(make_run(name).path) for name in ("first", "second"))
     alone = "".join(draw([one])[0])
     together = "".join(draw([one, two])[0])

@@ -43,7 +43,7 @@ def test_the_same_numbers_come_out_of_the_steps_alone(make_run: MakeRun) -> None
     assert headline(read_run(make_run().path)) == EXPECTED
 
 
-def test_what_went_wrong_is_counted(make_run: MakeRun) -> None:
+def test_failures_are_counted(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("node.lost", node="rollout-0", cause="no beat")
     directory.append_event("node.exited", node="rollout-0", cause="signal 9", restarting=True)

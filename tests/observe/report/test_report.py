@@ -15,7 +15,7 @@ VOID = {"meta", "br"}
 
 
 class Tags(HTMLParser):
-    """Every tag opened, after a check that each is closed in its turn."""
+    """Collects the opened tags and checks that each one is closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -42,9 +42,7 @@ def report(*runs: RunDirectory) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_a_finished_run_is_one_page_that_needs_nothing_else(
-    make_run: MakeRun, summary: Callable[..., RunSummary]
-) -> None:
+def test_a_finished_run_is_one_self_contained_page(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
     directory.write_summary(summary())
     html = report(directory)
@@ -59,10 +57,12 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(
     assert "<th>held-out accuracy after</th><td>75.0 %</td>" in html
     assert "<th>log-prob gap, mean</th><td>2e-06</td>" in html
     assert "<th>schedule.staleness</th><td>1.0</td>" in html
-    assert "none of note" in html
+    assert "no notable events" in html
 
 
-def test_a_failed_run_says_why_and_what_went_before(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
+def test_a_failed_run_shows_its_cause_and_the_events_before(
+    make_run: MakeRun, summary: Callable[..., RunSummary]
+) -> None:
     directory = make_run()
     directory.append_event("node.exited", node="rollout-0", cause="killed by signal 9", restarting=False)
     directory.append_event("run.finished", status="failed", cause="rollout-0 exited")
@@ -75,12 +75,12 @@ def test_a_failed_run_says_why_and_what_went_before(make_run: MakeRun, summary: 
         "<th>node.exited</th><td>20.0 s</td><td>node=rollout-0   cause=killed by signal 9   restarting=false</td>"
         in html
     )
-    assert "2 of note" in html
+    assert "2 notable events" in html
 
 
-def test_a_run_that_goes_on_and_an_empty_one_are_pages_too(make_run: MakeRun) -> None:
+def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
     directory = make_run()
-    assert "the run is still going, or it was killed" in report(directory)
+    assert "the run is still running, or it was killed" in report(directory)
 
     shutil.rmtree(directory.path)
     directory.path.mkdir()
@@ -90,22 +90,22 @@ def test_a_run_that_goes_on_and_an_empty_one_are_pages_too(make_run: MakeRun) ->
     assert "Not recorded: Reward, mean of the step;" in html
 
 
-def test_several_runs_stand_side_by_side_with_what_differs(make_run: MakeRun) -> None:
+def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run: MakeRun) -> None:
     html = report(make_run("sync", staleness=0.0), make_run("async", staleness=1.0))
 
     Tags(html)
     assert "<thead><tr><th></th><th>sync</th><th>async</th></tr></thead>" in html
     assert "<tr><th>wall time</th><td>20.0 s</td><td>20.0 s</td></tr>" in html
     assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
-    assert "what differs" in html
-    assert '<p class="quiet">sync: none of note</p>' in html
+    assert "differing settings" in html
+    assert '<p class="quiet">sync: no notable events</p>' in html
 
 
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
     assert "The runs have the same config." in report(make_run("a"), make_run("b"))
 
 
-def test_nothing_a_run_recorded_can_become_part_of_the_page(make_run: MakeRun) -> None:
+def test_nothing_a_run_recorded_can_inject_html(make_run: MakeRun) -> None:
     nasty = "<script>alert('&')</script>"
     directory = make_run("<i>run")
     directory.config.write_text(f'[model]\npath = "{nasty}"\n["{nasty}"]\nx = 1\n')
@@ -124,7 +124,7 @@ def test_a_flood_of_events_is_cut_to_the_last_ones(make_run: MakeRun) -> None:
         directory.append_event("group.dropped", group_id=group_id, reason="too many failures")
     html = report(directory)
 
-    assert f"{SHOWN + 50} of note, the last {SHOWN} of them:" in html
+    assert f"{SHOWN + 50} notable events; the last {SHOWN}:" in html
     assert html.count("<th>group.dropped</th>") == SHOWN
     assert f"group_id={SHOWN + 49} " in html
     assert "group_id=49 " not in html

@@ -1,4 +1,4 @@
-"""A tracker that writes down what it is told, and the run it is told of."""
+"""A tracker that records its calls, and a run to track."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,31 +20,33 @@ steps_per_publish = 2
 options = { api_key = "hush", url = "http://verifier" }
 """
 
+Follow = Callable[[Tracker], Follower]
 
-class Diary:
-    """Never fails, unless ``breaks`` names what it is to fail at."""
+
+class RecordingTracker:
+    """Records its calls; the call named by ``breaks`` raises."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.breaks = ""
 
     def start(self, run: Tracked, /) -> None:
-        self._say("start", run.name)
+        self._record("start", run.name)
         self.run = run
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        self._say("log", step, dict(metrics))
+        self._record("log", step, dict(metrics))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
-        self._say("event", step, kind)
+        self._record("event", step, kind)
 
     def finish(self, summary: RunSummary | None, /) -> None:
-        self._say("finish", summary and summary.status)
+        self._record("finish", summary and summary.status)
 
-    def _say(self, what: str, *rest: Any) -> None:
+    def _record(self, what: str, *rest: Any) -> None:
         if what == self.breaks:
             raise OSError("no network")
-        self.said.append((what, *rest))
+        self.calls.append((what, *rest))
 
 
 @pytest.fixture
@@ -55,11 +57,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def follow(run: RunDirectory) -> Callable[[Tracker], Follower]:
-    """A started follower, as a new process would be."""
+def follow(run: RunDirectory) -> Follow:
+    """Starts a new follower, as a new process would."""
 
     def start(tracker: Tracker) -> Follower:
-        follower = Follower(run, tracker, "diary", Deadline(60.0))
+        follower = Follower(run, tracker, "tracker", Deadline(60.0))
         follower.start()
         return follower
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def slack(*, channel="ops"):
 
 
 @pytest.fixture(autouse=True)
-def everything_is_installed(monkeypatch) -> None:
+def all_packages_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "find_spec", lambda name: object())
 
 
@@ -39,7 +40,7 @@ def test_a_tracker_that_comes_with_asyncrl_takes_its_options() -> None:
     assert isinstance(make_tracker("tensorboard", {"log_dir": "x"}), TensorBoard)
 
 
-def test_ones_own_is_a_function_that_returns_it(own) -> None:
+def test_a_path_names_a_function_that_returns_the_tracker(own: str) -> None:
     check_trackers(Trackers(use=[own], options={own: {"channel": "rl"}}))
     assert make_tracker(own, {"channel": "rl"}).channel == "rl"  # type: ignore[attr-defined]
     assert label(own) == "slack"
@@ -48,9 +49,9 @@ def test_ones_own_is_a_function_that_returns_it(own) -> None:
 @pytest.mark.parametrize(
     ("trackers", "message"),
     [
-        pytest.param({"use": ["wanbd"]}, r"names 'wanbd', expected .*did you mean 'wandb'\?", id="misspelt"),
+        pytest.param({"use": ["wanbd"]}, r"names 'wanbd': expected .*did you mean 'wandb'\?", id="misspelt"),
         pytest.param({"use": ["wandb", "wandb"]}, "names 'wandb' twice", id="twice"),
-        pytest.param({"options": {"wandb": {"mode": "offline"}}}, "only read if trackers.use names it", id="unused"),
+        pytest.param({"options": {"wandb": {"mode": "offline"}}}, "trackers.use does not name 'wandb'", id="unused"),
         pytest.param(
             {"use": ["mlflow"], "options": {"mlflow": {"url": "x"}}}, "'url'; it takes uri, experiment", id="option"
         ),
@@ -60,12 +61,12 @@ def test_ones_own_is_a_function_that_returns_it(own) -> None:
         pytest.param({"use": ["nowhere.py:slack"]}, "there is no file", id="no such file"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(trackers, message) -> None:
+def test_bad_settings_are_refused(trackers: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_trackers(Trackers(**trackers))
 
 
-def test_what_is_not_installed_is_named_with_the_extra(monkeypatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"'wandb', which is not installed: pip install 'asyncrl\[tracking\]'"):
         check_trackers(Trackers(use=["wandb"]))

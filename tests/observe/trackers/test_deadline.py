@@ -12,7 +12,7 @@ def timers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
-def test_a_call_that_comes_back_is_let_be() -> None:
+def test_a_call_that_returns_in_time_does_not_expire() -> None:
     expired: list[str] = []
     with Deadline(60.0, expired.append).on("wandb.log"):
         pass
@@ -20,7 +20,7 @@ def test_a_call_that_comes_back_is_let_be() -> None:
     assert not timers()
 
 
-def test_one_that_does_not_is_named() -> None:
+def test_a_call_that_hangs_is_named() -> None:
     expired: list[str] = []
     told = threading.Event()
 

@@ -1,14 +1,16 @@
 import pytest
 
+from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.mlflow import MLflow
+from asyncrl.observe.trackers.tracker import Tracked
 
-pytest.importorskip("mlflow", reason="for want of the extra `tracking`")
+pytest.importorskip("mlflow", reason="needs the extra `tracking`")
 pytest.importorskip("sqlalchemy", reason="mlflow-skinny keeps no database of its own")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_what_was_written_is_read_back_as_one_run_also_if_another_process_went_on(tracked, ended) -> None:
+def test_two_processes_write_one_run(tracked: Tracked, ended: RunSummary) -> None:
     from mlflow import MlflowClient
 
     first = MLflow()

@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 
+from asyncrl.observe.run_directory import RunSummary
 from asyncrl.observe.trackers.tensorboard import TensorBoard
+from asyncrl.observe.trackers.tracker import Tracked
 
-pytest.importorskip("tensorboard", reason="for want of the extra `tracking`")
+pytest.importorskip("tensorboard", reason="needs the extra `tracking`")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -15,7 +19,7 @@ def read(folder):
     return found
 
 
-def test_what_was_written_is_read_back_also_if_another_process_went_on(tracked, ended) -> None:
+def test_two_processes_write_one_run(tracked: Tracked, ended: RunSummary) -> None:
     first = TensorBoard()
     first.start(tracked)
     first.log(1, {"train/reward": 0.25, "train/loss": 1.0})
@@ -34,7 +38,7 @@ def test_what_was_written_is_read_back_also_if_another_process_went_on(tracked, 
     assert b'"status": "finished"' in found.Tensors("summary")[0].tensor_proto.string_val[0]
 
 
-def test_the_folder_may_be_elsewhere(tracked, tmp_path) -> None:
+def test_the_folder_can_be_set(tracked: Tracked, tmp_path: Path) -> None:
     tracker = TensorBoard(log_dir=str(tmp_path / "elsewhere"))
     tracker.start(tracked)
     tracker.log(1, {"train/reward": 0.25})

@@ -28,8 +28,8 @@ def test_there_are_two_modes() -> None:
         WandB(mode="disabled")
 
 
-def test_offline_both_processes_write_one_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="for want of the extra `tracking`")
+def test_two_offline_processes_write_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="needs the extra `tracking`")
     environment = {**os.environ, "WANDB_SILENT": "true"}
     command = [sys.executable, "-c", WRITE.format(folder=str(tmp_path))]
     subprocess.run(command, env=environment, check=True, timeout=100)

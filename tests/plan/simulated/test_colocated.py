@@ -1,14 +1,16 @@
-"""The baseline by hand."""
+"""The baseline against hand-computed results."""
+
+from typing import Any
 
 import pytest
 
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.outcome import SimulationResult
+from asyncrl.plan.result import SimulationResult
 from asyncrl.plan.simulated.colocated import colocated
 from tests.plan.plans import a_plan
 
 
-def baseline(changes: dict | None = None) -> SimulationResult:
+def baseline(changes: dict[str, Any] | None = None) -> SimulationResult:
     plan = a_plan(changes)
     ready = inputs(plan)
     return colocated(plan, ready.lengths, ready.step_s, ready.training)
@@ -23,7 +25,7 @@ def test_all_devices_generate_and_then_all_devices_train():
     assert result.running == pytest.approx(2)
 
 
-def test_it_generates_for_all_steps_of_a_version_at_once():
+def test_the_baseline_generates_for_all_steps_of_a_version_at_once():
     # Four groups on two replicas of four slots: still 10 s, for two steps.
     assert baseline({"schedule.steps_per_publish": 2}).step_s == pytest.approx((10 + 4) / 2)
 

@@ -1,4 +1,4 @@
-"""Where the final answer is."""
+"""Extraction of the final answer."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ def test_the_last_box_with_its_braces_balanced(text: str, expected: str | None) 
         ("", None),
     ],
 )
-def test_what_follows_the_last_answer(text: str, expected: str | None) -> None:
+def test_the_text_after_the_last_answer_mark(text: str, expected: str | None) -> None:
     assert after_answer(text) == expected
 
 

@@ -1,4 +1,4 @@
-"""Two answers that mean the same."""
+"""Equality of answers in LaTeX."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ same_value = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=I
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("given", "answer"),
     [
         ("0.5", "\\frac{1}{2}"),
         ("\\dfrac12", "1/2"),
@@ -29,12 +29,12 @@ same_value = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=I
         ("9^{9^{9}}", "9^{9^{9}}"),
     ],
 )
-def test_different_ways_to_write_one_value(said: str, answer: str) -> None:
-    assert same_value(said, answer)
+def test_different_ways_to_write_one_value(given: str, answer: str) -> None:
+    assert same_value(given, answer)
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("given", "answer"),
     [
         ("", "5"),
         ("4", "5"),
@@ -53,8 +53,8 @@ def test_different_ways_to_write_one_value(said: str, answer: str) -> None:
         ("5" + " " * 400 + "+0" * 400, "5"),
     ],
 )
-def test_what_is_not_the_answer(said: str, answer: str) -> None:
-    assert not same_value(said, answer)
+def test_wrong_answers_are_not_equal(given: str, answer: str) -> None:
+    assert not same_value(given, answer)
 
 
 def test_a_row_without_an_answer_is_an_error_and_not_a_zero() -> None:
@@ -63,7 +63,7 @@ def test_a_row_without_an_answer_is_an_error_and_not_a_zero() -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "\\text{{{}}}", "1 + {}", "x = {}"])
-def test_what_looks_like_python_is_not_run(form: str, tmp_path: Path) -> None:
+def test_text_that_looks_like_python_is_not_run(form: str, tmp_path: Path) -> None:
     same_value(form.format(f"__import__('pathlib').Path('{tmp_path}/owned').touch()"), "5")
 
     assert not (tmp_path / "owned").exists()

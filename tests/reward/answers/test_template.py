@@ -1,4 +1,4 @@
-"""Text with gaps."""
+"""Templates: text with gaps."""
 
 import re
 
@@ -28,12 +28,12 @@ def test_pieces_are_found_in_order_and_do_not_overlap(template: str, text: str, 
 
 
 @given(st.lists(st.text(alphabet="ab", max_size=2), min_size=1, max_size=4), st.text(alphabet="ab", max_size=10))
-def test_it_is_what_a_regular_expression_would_say(pieces: list[str], text: str) -> None:
+def test_it_agrees_with_a_regular_expression(pieces: list[str], text: str) -> None:
     pattern = ".*".join(map(re.escape, pieces))
 
     assert fits("...".join(pieces), text) == bool(re.fullmatch(pattern, text, re.DOTALL))
 
 
-def test_a_piece_too_often_is_seen() -> None:
+def test_a_piece_that_occurs_too_often_is_noticed() -> None:
     assert has_each_once("a...b...a", "a--b--a")
     assert not has_each_once("a...b", "aab")

@@ -1,4 +1,4 @@
-"""What a program is tried with."""
+"""Tests of programs: decoding and comparison."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_spaces_and_empty_lines_are_no_mistakes(output: str, expected: str, pass
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "output", "passes"),
+    ("given", "expected", "output", "passes"),
     [
         ([2, 3], 5, "5", True),
         ("2\n3", "5", "5", True),
@@ -36,8 +36,8 @@ def test_spaces_and_empty_lines_are_no_mistakes(output: str, expected: str, pass
         ([2, 3], 5, "[" * 100_000, False),
     ],
 )
-def test_a_functions_result_is_compared_as_a_value(given: object, wanted: object, output: str, passes: bool) -> None:
-    tests = read_tests(json.dumps({"inputs": [given], "outputs": [wanted], "fn_name": "add"}))
+def test_a_functions_result_is_compared_as_a_value(given: object, expected: object, output: str, passes: bool) -> None:
+    tests = read_tests(json.dumps({"inputs": [given], "outputs": [expected], "fn_name": "add"}))
 
     assert tests.passes(tests.cases[0], output) is passes
     assert "'add'" in tests.program("def add(a, b): ...")
@@ -52,7 +52,7 @@ def test_a_functions_result_is_compared_as_a_value(given: object, wanted: object
         ('{"inputs": ["1"]}', "missing required field `outputs`"),
         ('{"inputs": [], "outputs": []}', "0 inputs"),
         ('{"inputs": ["1"], "outputs": ["1", "2"]}', "1 inputs and 2 outputs"),
-        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a.b"}', "no name of a function"),
+        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a.b"}', "not a function name"),
     ],
 )
 def test_a_row_without_tests_is_an_error_and_not_a_zero(text: str, said: str) -> None:

@@ -1,9 +1,9 @@
-"""The verifier that the row asks for."""
+"""Verifiers chosen by data source."""
 
 import pytest
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 
 

@@ -1,17 +1,19 @@
-"""Programs, run and compared."""
+"""Code verifier: programs are run and their outputs compared."""
 
 import json
 
 import pytest
 
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.verifiers.code import Code, last_block
 
 FOUND = Sandbox.find()
-needs_walls = pytest.mark.skipif(FOUND is None or not FOUND.walls, reason="the kernel gives no namespaces here")
+needs_namespaces = pytest.mark.skipif(
+    FOUND is None or not FOUND.has_namespaces, reason="the kernel gives no namespaces here"
+)
 DOUBLE = json.dumps({"inputs": ["2", "5"], "outputs": ["4", "10"]})
 ADD = json.dumps({"inputs": [[2, 3]], "outputs": [5], "fn_name": "add"})
 
@@ -20,7 +22,7 @@ def fenced(code: str) -> str:
     return f"So:\n```python\n{code}\n```\nDone."
 
 
-@needs_walls
+@needs_namespaces
 @pytest.mark.parametrize(
     ("code", "tests", "score", "passed"),
     [
@@ -39,22 +41,22 @@ def test_scores_worked_by_hand(code: str, tests: str, score: float, passed: floa
     assert verdict == Verdict(score, {"passed": passed, "correct": score})
 
 
-@needs_walls
+@needs_namespaces
 def test_the_score_may_be_the_share_of_tests_passed() -> None:
-    sample = VerifierInput(completion=fenced("n = int(input())\nprint(10 if n == 5 else 0)"), extra={"cases": DOUBLE})
+    inputs = VerifierInput(completion=fenced("n = int(input())\nprint(10 if n == 5 else 0)"), extra={"cases": DOUBLE})
 
-    assert verdict_of(Code(share=True, tests="cases")(sample)) == Verdict(0.5, {"passed": 0.5, "correct": 0.0})
+    assert verdict_of(Code(share=True, tests="cases")(inputs)) == Verdict(0.5, {"passed": 0.5, "correct": 0.0})
 
 
-@needs_walls
-def test_what_could_not_be_tried_in_time_is_no_verdict() -> None:
+@needs_namespaces
+def test_a_deadline_that_passes_before_the_tests_end_is_no_verdict() -> None:
     verifier = Code(cpu_s=2, deadline_s=1.0)
 
     with pytest.raises(VerifierError, match="0 of 2 tests took all of deadline_s = 1 s"):
         verifier(VerifierInput(completion=fenced("print(4)"), answer=DOUBLE))
 
 
-@needs_walls
+@needs_namespaces
 def test_a_row_without_tests_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(VerifierError, match="no tests under 'cases'"):
         Code(tests="cases")(VerifierInput(completion="", answer=DOUBLE))
@@ -77,8 +79,8 @@ def test_the_last_block_of_python_is_the_program(completion: str, code: str) -> 
     assert last_block(completion) == code
 
 
-def test_without_walls_it_does_not_start_unless_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sandbox, "find", classmethod(lambda cls: Sandbox(walls=False)))
+def test_without_namespaces_it_does_not_start_unless_the_option_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "find", classmethod(lambda cls: Sandbox(has_namespaces=False)))
 
     with pytest.raises(ConfigError, match="require_walls = false"):
         resolve("code")
@@ -86,5 +88,5 @@ def test_without_walls_it_does_not_start_unless_told_to(monkeypatch: pytest.Monk
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no program can be run here with '/nonexistent'"):
+    with pytest.raises(ConfigError, match="no program can be run on this machine with '/nonexistent'"):
         resolve("code", {"python": "/nonexistent"})

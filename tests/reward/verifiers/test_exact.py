@@ -1,4 +1,4 @@
-"""Text against text."""
+"""Exact match."""
 
 import pytest
 from hypothesis import given
@@ -35,5 +35,5 @@ def test_the_score_is_equality_up_to_outer_white_space(completion: str, answer: 
     assert score(Exact(), completion, answer) == float(completion.strip() == answer.strip())
 
 
-def test_a_hostile_megabyte_pays_nothing() -> None:
+def test_a_hostile_megabyte_is_not_rewarded() -> None:
     assert score(Exact(after="####"), "#" * 1_000_000, "4") == 0.0

@@ -1,9 +1,9 @@
-"""The shape of a completion."""
+"""Format of a completion."""
 
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput
 from asyncrl.reward.verifiers.format import Format
 

@@ -1,4 +1,4 @@
-"""Geometry: nine tenths for the answer, one for the shape."""
+"""Geometry3K: nine tenths for the answer, one tenth for the format."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The number after ####."""
+"""GSM8K: the number after ####."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_only_the_tail_is_searched() -> None:
 @pytest.mark.parametrize(
     "unit", ["#", "#### ", "1", "1,", "1.", "-", "-$", "#### 1,", "\n", "####", "1.1", "é", "\x00"]
 )
-def test_a_hostile_megabyte_is_judged_and_pays_nothing(unit: str) -> None:
+def test_a_hostile_megabyte_is_judged_and_not_rewarded(unit: str) -> None:
     hostile = unit * (1_000_000 // len(unit))
 
     assert score(STRICT, hostile, "18") == 0.0

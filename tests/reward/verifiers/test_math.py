@@ -1,4 +1,4 @@
-"""Mathematics: where the answer is, and whether it means the reference."""
+"""Mathematics: place and value of the answer."""
 
 import pytest
 
@@ -26,6 +26,6 @@ def test_scores_worked_by_hand(form: str, completion: str, answer: str, expected
     assert verdict_of(Math(form=form)(VerifierInput(completion=completion, answer=answer))).reward == expected
 
 
-def test_what_was_said_is_the_vote() -> None:
+def test_the_extracted_answer_is_reported() -> None:
     assert verdict_of(Math()(VerifierInput(completion="\\boxed{7}", answer="8"))).answer == "7"
     assert verdict_of(Math()(VerifierInput(completion="7", answer="8"))).answer == ""

@@ -1,4 +1,4 @@
-"""Competition mathematics: text against text, written the plain way."""
+"""DAPO's mathematics reward: equality of normalized text."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
-from asyncrl.reward.verifiers.math_dapo import TAIL_CHARS, MathDapo, plain
+from asyncrl.reward.verifiers.math_dapo import TAIL_CHARS, MathDapo, normalized
 
 
 def judged(completion: str, answer: str, *, boxed: bool = False) -> Verdict:
@@ -31,8 +31,8 @@ def judged(completion: str, answer: str, *, boxed: bool = False) -> Verdict:
         ("the 7", "7"),
     ],
 )
-def test_one_way_of_writing(written: str, expected: str) -> None:
-    assert plain(written) == expected
+def test_answers_are_normalized(written: str, expected: str) -> None:
+    assert normalized(written) == expected
 
 
 def test_right_is_one_and_wrong_is_minus_one() -> None:

@@ -1,4 +1,4 @@
-"""Number against number."""
+"""Numeric match."""
 
 import pytest
 from hypothesis import given
@@ -45,5 +45,5 @@ def test_a_number_is_equal_to_itself_however_long(number: float) -> None:
 
 
 @pytest.mark.parametrize("unit", ["1", "1,", "1.", "1e", "-", "1e+", ",", "1e1"])
-def test_a_hostile_megabyte_is_judged_and_pays_nothing(unit: str) -> None:
+def test_a_hostile_megabyte_is_judged_and_not_rewarded(unit: str) -> None:
     assert score(Numeric(), unit * (1_000_000 // len(unit)), "18") == 0.0

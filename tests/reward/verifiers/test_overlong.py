@@ -1,23 +1,23 @@
-"""The price of getting long."""
+"""Length penalty."""
 
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.overlong import Overlong
 
 
 @pytest.mark.parametrize(
-    ("tokens", "price", "overlong"),
+    ("tokens", "penalty", "overlong"),
     [(0, 0.0, 0.0), (80, 0.0, 0.0), (81, -0.1, 1.0), (90, -1.0, 1.0), (100, -2.0, 1.0)],
 )
-def test_the_price_rises_in_a_straight_line_over_the_buffer(tokens: int, price: float, overlong: float) -> None:
+def test_the_penalty_grows_linearly_over_the_buffer(tokens: int, penalty: float, overlong: float) -> None:
     verifier = Overlong(max_tokens=100, buffer=20, factor=2.0)
 
     verdict = verdict_of(verifier(VerifierInput(completion="", num_tokens=tokens)))
 
-    assert verdict.reward == pytest.approx(price)
+    assert verdict.reward == pytest.approx(penalty)
     assert verdict.metrics["overlong"] == overlong
 
 

@@ -1,4 +1,4 @@
-"""A service that judges."""
+"""A verifier behind HTTP."""
 
 import asyncio
 
@@ -6,33 +6,37 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalog import resolve
+from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.service import Service
 
 pytest.importorskip("httpx")
-SAMPLE = VerifierInput(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
+INPUTS = VerifierInput(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
 
 
 def judged(*answers: tuple[int, str], timeout_s: float = 10.0) -> tuple[Verdict | VerifierError, Service]:
     async def judge() -> tuple[Verdict | VerifierError, Service]:
         async with Service(*answers).running() as service:
-            options = {"url": service.url, "wait_s": 0.001, "deadline_s": timeout_s / 2}
+            options: dict[str, str | int | float | bool] = {
+                "url": service.url,
+                "wait_s": 0.001,
+                "deadline_s": timeout_s / 2,
+            }
             async with WorkerPool(Reward(function="remote", options=options, timeout_s=timeout_s)) as pool:
                 try:
-                    return await pool.judge(SAMPLE), service
+                    return await pool.judge(INPUTS), service
                 except VerifierError as error:
                     return error, service
 
     return asyncio.run(judge())
 
 
-def test_the_service_is_sent_the_sample_and_its_answer_is_the_verdict() -> None:
+def test_the_service_is_sent_the_input_and_its_answer_is_the_verdict() -> None:
     verdict, service = judged((503, ""), (200, '{"score": 1, "kind": 0.5}'))
 
     assert verdict == Verdict(1.0, {"correct": 1.0, "kind": 0.5})
-    assert service.questions[-1] == {
+    assert service.requests[-1] == {
         "prompt": "",
         "completion": "4",
         "answer": "5",

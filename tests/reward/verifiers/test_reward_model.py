@@ -1,4 +1,4 @@
-"""A reward model behind an engine."""
+"""Reward model served by an engine."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def judged(body: str, prompt: str | list[dict[str, str]] = "2 + 2?") -> tuple[Ve
             try:
                 return verdict_of(await verifier(VerifierInput(prompt=prompt, completion="4"))), service
             finally:
-                await verifier._endpoint.aclose()
+                await verifier.endpoint.aclose()
 
     return asyncio.run(judge())
 
@@ -27,7 +27,7 @@ def test_the_model_is_shown_the_chat_and_its_output_is_the_score() -> None:
     verdict, service = judged('{"data": [{"index": 0, "label": "L", "probs": [2.5], "num_classes": 1}]}')
 
     assert verdict == Verdict(2.5, {"correct": 1.0})
-    assert service.questions == [
+    assert service.requests == [
         {
             "model": "judge",
             "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
@@ -42,7 +42,7 @@ def test_a_chat_is_continued() -> None:
     verdict, service = judged('{"data": [{"probs": [0.25]}]}', chat)
 
     assert verdict == Verdict(0.25, {"correct": 0.0})
-    assert service.questions[0]["messages"] == [*chat, {"role": "assistant", "content": "4"}]
+    assert service.requests[0]["messages"] == [*chat, {"role": "assistant", "content": "4"}]
 
 
 @pytest.mark.parametrize("body", ["{}", '{"data": []}', '{"data": [{"probs": []}]}', "3"])

@@ -8,11 +8,11 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pipe import FromWorker, Judge, Judged, Load, encode, hung, read, receive
+from asyncrl.reward.workers.pipe import FromWorker, Judge, Judged, Load, encode, hung_message, read, receive
 
 
 def heard(*chunks: bytes) -> list[FromWorker | None]:
-    """What the pool makes of these bytes, up to the first None."""
+    """Messages the pool reads from these bytes, up to the first None."""
 
     async def listen() -> list[FromWorker | None]:
         reader = asyncio.StreamReader()
@@ -28,14 +28,14 @@ def heard(*chunks: bytes) -> list[FromWorker | None]:
 
 
 def test_a_worker_reads_frames_until_the_stream_ends() -> None:
-    sample = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="#### 4", answer="4")))
+    encoded = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="#### 4", answer="4")))
     load = Load(Reward(function="gsm8k", options={"method": "strict"}, timeout_s=0.3))
-    stream = io.BytesIO(encode(load) + encode(Judge([sample, sample])))
+    stream = io.BytesIO(encode(load) + encode(Judge([encoded, encoded])))
 
     assert read(stream) == load
     request = read(stream)
     assert isinstance(request, Judge)
-    assert [msgspec.msgpack.decode(raw, type=VerifierInput).answer for raw in request.samples] == ["4", "4"]
+    assert [msgspec.msgpack.decode(raw, type=VerifierInput).answer for raw in request.inputs] == ["4", "4"]
     assert read(stream) is None
 
 
@@ -53,4 +53,4 @@ def test_half_a_frame_or_nonsense_means_the_worker_is_gone(damaged: bytes) -> No
 
 
 def test_a_hang_is_told_with_its_limit() -> None:
-    assert "within 0.3 s" in hung(0.3)
+    assert "within 0.3 s" in hung_message(0.3)

@@ -46,18 +46,18 @@ def functions(tmp_path: Path) -> Path:
 def judged(
     function: str, *completions: str, workers: int = 1, timeout_s: float = 10.0
 ) -> list[Verdict | BaseException]:
-    """What a pool says of each, all asked at once."""
+    """Outcome of each completion; all are judged concurrently."""
 
     async def judge() -> list[Verdict | BaseException]:
         async with WorkerPool(Reward(function=function, workers=workers, timeout_s=timeout_s)) as pool:
-            samples = [VerifierInput(completion=text, answer="4") for text in completions]
-            return await asyncio.gather(*map(pool.judge, samples), return_exceptions=True)
+            inputs = [VerifierInput(completion=text, answer="4") for text in completions]
+            return await asyncio.gather(*map(pool.judge, inputs), return_exceptions=True)
 
     return asyncio.run(judge())
 
 
 @pytest.mark.parametrize("name", ["score", "score_async"])
-def test_each_failure_fails_its_own_sample_and_says_which(functions: Path, name: str) -> None:
+def test_each_failure_fails_its_own_input(functions: Path, name: str) -> None:
     found = judged(f"{functions}:{name}", "1", "raise", "nan", "hang", "none", "die", "print", "0.5", timeout_s=0.3)
 
     assert found[0] == Verdict(1.0, {"correct": 1.0})
@@ -72,9 +72,9 @@ def test_each_failure_fails_its_own_sample_and_says_which(functions: Path, name:
 
 
 def test_many_at_once_are_judged_once_each_by_several_workers() -> None:
-    samples = [f"#### {n}" for n in range(500)]
+    completions = [f"#### {n}" for n in range(500)]
 
-    found = judged("gsm8k", *samples, workers=2)
+    found = judged("gsm8k", *completions, workers=2)
 
     assert [verdict.reward for verdict in found if isinstance(verdict, Verdict)] == [float(n == 4) for n in range(500)]
 
@@ -84,13 +84,13 @@ def test_a_function_that_cannot_be_loaded_is_a_config_error_at_the_start(functio
         judged(f"{functions}:scores", "1", workers=2)
 
 
-def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) -> None:
+def test_closing_fails_pending_and_later_calls(functions: Path) -> None:
     async def close_while_some_wait() -> list[Verdict | BaseException]:
         pool = WorkerPool(Reward(function=f"{functions}:score", timeout_s=3600.0))
         with pytest.raises(VerifierError, match="was not started"):
             await pool.judge(VerifierInput(completion="1"))
         await pool.start()
-        in_hand = asyncio.create_task(pool.judge(VerifierInput(completion="hang")))
+        being_judged = asyncio.create_task(pool.judge(VerifierInput(completion="hang")))
         await asyncio.sleep(0)
         waiting = asyncio.create_task(pool.judge(VerifierInput(completion="1")))
         await asyncio.sleep(0)
@@ -98,26 +98,26 @@ def test_closing_tells_those_who_wait_and_those_who_come_later(functions: Path) 
         await pool.aclose()
         with pytest.raises(VerifierError, match="was closed"):
             await pool.judge(VerifierInput(completion="1"))
-        return [*await asyncio.gather(in_hand, waiting, return_exceptions=True)]
+        return [*await asyncio.gather(being_judged, waiting, return_exceptions=True)]
 
-    told = asyncio.run(close_while_some_wait())
+    errors = asyncio.run(close_while_some_wait())
 
-    assert ["closed before the verdict" in str(error) for error in told] == [True, True]
+    assert ["closed before the verdict" in str(error) for error in errors] == [True, True]
 
 
-def test_a_caller_that_loses_interest_disturbs_nobody(functions: Path) -> None:
-    async def lose_interest() -> Verdict:
+def test_a_cancelled_call_does_not_affect_others(functions: Path) -> None:
+    async def cancel_one() -> Verdict:
         async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
-            bored = asyncio.create_task(pool.judge(VerifierInput(completion="0")))
+            cancelled = asyncio.create_task(pool.judge(VerifierInput(completion="0")))
             other = asyncio.create_task(pool.judge(VerifierInput(completion="2")))
             await asyncio.sleep(0)
-            bored.cancel()
+            cancelled.cancel()
             return await other
 
-    assert asyncio.run(lose_interest()).reward == 2.0
+    assert asyncio.run(cancel_one()).reward == 2.0
 
 
-def test_a_sample_that_is_no_valid_text_fails_alone() -> None:
+def test_an_input_that_is_no_valid_text_fails_alone() -> None:
     found = judged("gsm8k", "\udcff", "#### 4")
 
     assert "no valid text" in str(found[0])

@@ -1,4 +1,4 @@
-"""A worker as the pool sees it."""
+"""The pool's side of a worker process."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def raw(completion: str) -> msgspec.Raw:
 
 
 def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierError]:
-    """Judge with a worker that does not survive it: which samples were settled, and what was said of the end."""
+    """Judge with a worker that is lost: the inputs that were settled, and the error."""
 
     async def judge() -> tuple[list[int], VerifierError]:
         settled: list[Judged] = []
@@ -64,7 +64,7 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
     ("completion", "said"),
     [("hang", "no verdict within 0.3 s"), ("die", "was killed by signal 9"), ("leave", "exited with code 7")],
 )
-def test_what_came_before_the_end_is_settled_and_the_end_is_named(functions: Path, completion: str, said: str) -> None:
+def test_inputs_before_the_loss_are_settled_and_its_cause_is_named(functions: Path, completion: str, said: str) -> None:
     settled, error = lost_over(f"{functions}:decide", "fine", completion, "fine")
 
     assert settled == [0]
@@ -93,7 +93,7 @@ def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tm
         reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
         await worker.kill()
         with os.fdopen(reader, "rb") as still_open:
-            return still_open.read()  # ends when nobody can write any more
+            return still_open.read()  # ends when no process has it open any more
 
     assert asyncio.run(spawn_and_kill()) == b""
 

@@ -1,4 +1,4 @@
-"""The child process, spoken to by hand."""
+"""A worker process without a pool."""
 
 import os
 import signal
@@ -12,7 +12,17 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pipe import HEADER_BYTES, FromWorker, Judge, Judged, Load, Loaded, Refused, Said, encode
+from asyncrl.reward.workers.pipe import (
+    HEADER_BYTES,
+    FromWorker,
+    Judge,
+    Judged,
+    Load,
+    Loaded,
+    PipeMessage,
+    Refused,
+    encode,
+)
 
 FUNCTIONS = """
 import os, subprocess, sys
@@ -45,12 +55,12 @@ def awaitable(sample):
 
 
 class Child:
-    """A worker, without a pool."""
+    """A worker process and its pipes."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
-    def say(self, message: Said) -> None:
+    def say(self, message: PipeMessage) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(encode(message))
         self._process.stdin.flush()
@@ -95,7 +105,7 @@ def test_prints_of_the_function_and_its_children_do_not_reach_the_pipe(child: Ch
     assert child.judge("a", "b") == [Judged(index, Verdict(1.0, {"correct": 1.0})) for index in (0, 1)]
 
 
-def test_an_exception_is_a_value_with_file_and_line_and_the_worker_goes_on(child: Child, functions: Path) -> None:
+def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(child: Child, functions: Path) -> None:
     child.say(Load(Reward(function=f"{functions}:explode", timeout_s=1.0)))
     child.hear()
     line = FUNCTIONS.splitlines().index("    return int(sample.completion)") + 1
@@ -104,20 +114,20 @@ def test_an_exception_is_a_value_with_file_and_line_and_the_worker_goes_on(child
 
     assert wrong.verdict is None
     assert wrong.retryable
-    assert wrong.fault == (
+    assert wrong.reason == (
         f"the function raised ValueError: invalid literal for int() with base 10: 'two' ({functions}:{line})"
     )
     assert right.verdict == Verdict(2.0, {"correct": 1.0})
 
 
-def test_sys_exit_in_the_function_is_a_value_too(child: Child, functions: Path) -> None:
+def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path) -> None:
     child.say(Load(Reward(function=f"{functions}:leave", timeout_s=1.0)))
     child.hear()
 
     first, second = child.judge("now", "again")
 
-    assert "the function raised SystemExit: now" in first.fault
-    assert "the function raised SystemExit: again" in second.fault
+    assert "the function raised SystemExit: now" in first.reason
+    assert "the function raised SystemExit: again" in second.reason
 
 
 def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None:
@@ -127,17 +137,17 @@ def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None
     assert child.judge("") == [Judged(0, Verdict(0.5, {"correct": 0.0, "terse": 1.0}))]
 
 
-def test_an_async_function_judges_a_batch_together_and_only_the_one_that_waits_too_long_fails(
+def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_fails(
     child: Child, functions: Path
 ) -> None:
     child.say(Load(Reward(function=f"{functions}:waits", timeout_s=0.3)))
 
     assert child.hear() == Loaded(concurrent=True)
     answers = {judged.index: judged for judged in child.judge("hang", "1", "x", "3")}
-    assert "no verdict within 0.3 s" in answers[0].fault
+    assert "no verdict within 0.3 s" in answers[0].reason
     assert answers[1].verdict == Verdict(1.0, {"correct": 1.0})
-    assert "ValueError" in answers[2].fault
-    assert str(functions) in answers[2].fault
+    assert "ValueError" in answers[2].reason
+    assert str(functions) in answers[2].reason
     assert answers[3].verdict == Verdict(3.0, {"correct": 1.0})
 
 
@@ -147,7 +157,7 @@ def test_a_plain_function_may_return_something_to_await(child: Child, functions:
     assert child.hear() == Loaded(concurrent=False)
     right, wrong = child.judge("2", "two")
     assert right.verdict == Verdict(2.0, {"correct": 1.0})
-    assert str(functions) in wrong.fault
+    assert str(functions) in wrong.reason
 
 
 def test_a_function_that_cannot_be_loaded_is_refused_and_the_worker_ends(
@@ -180,10 +190,10 @@ def test_a_hanging_worker_dies_with_its_parent(tmp_path: Path) -> None:
         "import asyncio\n"
         "from asyncrl.config.sections import Reward\n"
         "from asyncrl.reward.workers.pool import WorkerPool\n"
-        "from asyncrl.reward.verifier import Sample\n"
+        "from asyncrl.reward.verifier import VerifierInput\n"
         "async def main():\n"
         f"    async with WorkerPool(Reward(function={str(hang) + ':hang'!r}, timeout_s=3600)) as pool:\n"
-        "        await pool.judge(Sample(completion=''))\n"
+        "        await pool.judge(VerifierInput(completion=''))\n"
         "asyncio.run(main())\n"
     )
 
@@ -192,5 +202,5 @@ def test_a_hanging_worker_dies_with_its_parent(tmp_path: Path) -> None:
         assert parent.stderr.readline() == b"hanging\n"
         os.kill(parent.pid, signal.SIGKILL)
 
-        # The worker holds the other end of this pipe: its end is the end of everything that could write to it.
+        # the worker holds the other end of this pipe, so its death ends the stream
         assert parent.stderr.read() == b""

@@ -1,4 +1,4 @@
-"""A trainer's publisher wired to an engine, whichever way that takes weights."""
+"""A trainer's publisher connected to an engine of either kind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ TRAINER = Member("trainer-0", "t")
 
 
 class Feed:
-    """Publishes as trainer and rollout do it together."""
+    """Publishes weights as trainer and rollout actor do together."""
 
     def __init__(
         self, engine: Engine, member: Member, publisher: Publisher, receiver: WeightReceiver, *, is_in_place: bool
@@ -45,19 +45,18 @@ class Feed:
 
 @asynccontextmanager
 async def feed(engine: Engine, model: PreTrainedModel, weights: Weights) -> AsyncIterator[Feed]:
-    """For as long as the block lasts."""
     hub = MemoryHub()
     trainer, node = hub.connect("trainer"), hub.connect("node")
     member = Member("rollout-0", "r", engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
-    plan = Layout(checkpoint_specs(model, "float32"), weights.bucket_bytes)
-    publisher = Publisher(plan, TRAINER, trainer.send, weights)
+    layout = Layout(checkpoint_specs(model, "float32"), weights.bucket_bytes)
+    publisher = Publisher(layout, TRAINER, trainer.send, weights)
     receiver: WeightReceiver
     if isinstance(engine, MultiProcessEngine):
         receiver = await engine.receiver(member, node.send, weights)
     else:
-        receiver = Receiver(plan, member, node.send, weights)
-    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
-    tasks = [asyncio.create_task(job) for job in jobs]
+        receiver = Receiver(layout, member, node.send, weights)
+    coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         yield Feed(engine, member, publisher, receiver, is_in_place=weights.staging == "bucket")
     finally:

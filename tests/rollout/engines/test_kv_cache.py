@@ -10,7 +10,7 @@ def make_cache() -> KVCache:
     return KVCache(CONFIG, slots=3, positions=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_what_is_written_is_read_back_and_nothing_else():
+def test_only_written_cells_are_read_back():
     cache, written = make_cache(), torch.randn(2, 12)
 
     cache.write(0, torch.tensor([0 * 4 + 2, 1 * 4 + 3]), written)

@@ -7,7 +7,7 @@ from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_tensors
 
 
-def test_specs_say_name_shape_and_dtype(make_model):
+def test_specs_have_name_shape_and_dtype(make_model):
     first = parameters.specs(make_model().bfloat16())[0]
 
     assert first == TensorSpec(name="model.embed_tokens.weight", shape=(64, 32), dtype="bfloat16")
@@ -24,14 +24,14 @@ def test_loading_changes_values_and_keeps_the_parameters(make_model):
     assert torch.equal(model.lm_head.weight, new.model.embed_tokens.weight)
 
 
-def test_missing_and_unknown_names_are_told(make_model):
+def test_missing_and_unknown_names_are_refused(make_model):
     model = make_model()
     weights = dict(model.named_parameters())
     norm = weights.pop("model.norm.weight")
 
-    with pytest.raises(EngineError, match=r"weights lack 'model\.norm\.weight'; send"):
+    with pytest.raises(EngineError, match=r"the weights lack 'model\.norm\.weight'; send"):
         parameters.load(model, weights)
-    with pytest.raises(EngineError, match="weights have 'a' and 1 more, which the model has not"):
+    with pytest.raises(EngineError, match="weights have 'a' and 1 more, unknown to the model"):
         parameters.load(model, weights | {"model.norm.weight": norm, "a": norm, "b": norm})
 
 
@@ -39,13 +39,13 @@ def test_one_wrong_shape_leaves_every_parameter_as_it_was(make_model):
     model, before = make_model(), make_model()
     weights = dict(make_model(seed=1).named_parameters()) | {"model.norm.weight": torch.ones(1)}
 
-    with pytest.raises(EngineError, match=r"is \(1,\), but the model's is \(32,\)"):
+    with pytest.raises(EngineError, match=r"has shape \(1,\), but the model's has \(32,\)"):
         parameters.load(model, weights)
 
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
 
-def test_experts_come_one_by_one_and_land_in_the_tensor_that_holds_them_all(make_model):
+def test_single_experts_are_copied_into_their_fused_tensor(make_model):
     model, new = make_model("qwen3_moe"), make_model("qwen3_moe", seed=1)
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
     weights = {name: tensor.clone() for name, tensor in checkpoint_tensors(new)}

@@ -1,19 +1,20 @@
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from asyncrl.rollout.engines.forward import ModelForward
+from asyncrl.rollout.engines.forward import Forward, ModelForward
 from asyncrl.rollout.engines.kv_cache import KVCache
 from asyncrl.rollout.engines.qwen3 import Qwen3Forward, fits
 
 SLOTS, POSITIONS = 3, 32
 
 
-def cache_for(model) -> KVCache:
+def cache_for(model: PreTrainedModel) -> KVCache:
     return KVCache(model.config, slots=SLOTS, positions=POSITIONS, dtype=model.dtype, device=model.device)
 
 
 @torch.inference_mode()
-def decode(forward, ids, num_steps: int) -> list[torch.Tensor]:
+def decode(forward: Forward, ids: torch.Tensor, num_steps: int) -> list[torch.Tensor]:
     """Logits of a prefill of all but the last tokens, and of ``num_steps`` greedy steps of rows of unequal length."""
     lengths = torch.tensor([8, 5, 2])
     order = torch.tensor([2, 0, 1])
@@ -47,7 +48,7 @@ def test_a_prefill_stores_nothing_for_padding(make_model):
     assert keys.any(dim=1).any(dim=-1).sum(dim=-1).tolist() == [8, 0, 3]
 
 
-def test_the_model_itself_still_computes_the_same_after_it_was_taken_over(make_model):
+def test_the_model_itself_computes_the_same_after_its_parameters_were_fused(make_model):
     model, ids = make_model(), torch.randint(0, 64, (2, 8))
     with torch.inference_mode():
         before = model(ids).logits

@@ -2,22 +2,23 @@ from collections import deque
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import slots
-from asyncrl.rollout.engines.job import Job
 from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.slot_job import SlotJob
 from asyncrl.rollout.engines.slots import PREFILL_TOKENS, SlotTable
 
 VOCAB = 10
 
 
 class CountingForward:
-    """Says that token + 1 follows, and writes down what it was asked to compute."""
+    """Predicts token + 1, and records its calls."""
 
-    def __init__(self, model, slots: int, positions: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, positions: int) -> None:
         self.cache = KVCache(model.config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
         self.prefills: list[list[list[int]]] = []
         self.steps: list[tuple[list[int], list[int], int]] = []
@@ -25,7 +26,7 @@ class CountingForward:
     def prefill(self, slots: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> None:
         self.prefills.append([row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)])
 
-    def step(self, ids, positions, cells, length) -> torch.Tensor:
+    def step(self, ids: torch.Tensor, positions: torch.Tensor, cells: torch.Tensor, length: int) -> torch.Tensor:
         assert (cells - torch.arange(len(ids)) * self.cache.positions).tolist() == positions.tolist()
         self.steps.append((ids.tolist(), positions.tolist(), length))
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float() * 100
@@ -49,9 +50,9 @@ def make_table(make_model):
     return make
 
 
-def job(*prompt_ids: int, max_tokens: int = 3, stop: tuple[str, ...] = ()) -> Job:
+def job(*prompt_ids: int, max_tokens: int = 3, stop: tuple[str, ...] = ()) -> SlotJob:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=list(stop))
-    return Job(Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=0))
+    return SlotJob(Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=0))
 
 
 def ids_of(result: Completion | EngineError) -> list[int]:
@@ -78,10 +79,10 @@ def test_a_prompt_that_is_still_running_is_not_prefilled_again(make_table):
     assert len(forward.prefills) == 1
 
 
-def test_after_new_weights_an_old_prompt_is_prefilled_again(make_table):
+def test_after_new_weights_a_running_prompt_is_prefilled_again(make_table):
     table, forward = make_table()
     table.admit(deque([job(1, 2, 3)]))
-    table.turn(1)
+    table.set_version(1)
 
     table.admit(deque([job(1, 2, 3)]))
 
@@ -139,7 +140,7 @@ def test_a_stop_string_ends_a_row_and_its_neighbour_goes_on(make_table):
     assert len(table) == 1
 
 
-def test_recompute_prefills_what_every_row_has_so_far(make_table):
+def test_recompute_prefills_all_tokens_of_every_row(make_table):
     table, forward = make_table()
     table.admit(deque([job(1, 2, max_tokens=9), job(5, max_tokens=9)]))
     table.step()
@@ -148,10 +149,10 @@ def test_recompute_prefills_what_every_row_has_so_far(make_table):
 
     list(table.recompute())
 
-    assert forward.prefills == [[[1, 2, 3], [5, 6]]]  # the newest token of each is fed by the step to come
+    assert forward.prefills == [[[1, 2, 3], [5, 6]]]  # the next step feeds the newest token of each
 
 
-def test_recompute_leaves_out_who_was_released_meanwhile_and_who_came(make_table, monkeypatch):
+def test_recompute_skips_rows_released_or_admitted_meanwhile(make_table, monkeypatch):
     monkeypatch.setattr(slots, "PREFILL_TOKENS", 3)  # one row at a time
     table, forward = make_table()
     longer, shorter = job(1, 2, max_tokens=9), job(5, max_tokens=9)

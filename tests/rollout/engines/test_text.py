@@ -9,7 +9,7 @@ def test_plain_text_is_given_to_the_tokenizer_as_it_is(tokenizer):
     assert text.encode(tokenizer, Prompt(text="w5 w9 w7")) == [5, 9, 7]
 
 
-def test_a_chat_goes_through_the_template_and_ends_where_the_policy_begins(tokenizer):
+def test_a_chat_goes_through_the_template_with_a_generation_prompt(tokenizer):
     assert text.encode(tokenizer, Prompt(chat=[{"role": "user", "content": "w5 w9"}])) == [1, 5, 9, 2]
 
 
@@ -21,7 +21,7 @@ def test_a_template_gets_its_arguments(tokenizer, monkeypatch):
     assert text.encode(tokenizer, chat, {"thinking": True}) == [5, 7]
 
 
-def test_a_tokenizer_is_that_of_the_directory(tokenizer, tmp_path):
+def test_a_saved_tokenizer_is_loaded(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert text.encode(text.load_tokenizer(str(tmp_path)), Prompt(text="w5 w9")) == [5, 9]
 

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from transformers import PreTrainedModel
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers import TransformersEngine
 from asyncrl.weights.contents.names import checkpoint_tensors
+from tests.rollout.engines.reference import reference_logprobs
 
 FAMILIES = pytest.mark.parametrize("family", ["qwen3", "llama"])
-"""One with its own forward, one that runs through the model's."""
+"""One family with its own forward pass, one that uses the model's."""
 
 
 @pytest.fixture
@@ -40,27 +42,8 @@ def run(engine: Engine, *requests: Request) -> list[Completion]:
     return asyncio.run(all_at_once())
 
 
-def reference_logprobs(model, req: Request, ids: list[int]) -> list[float]:
-    """What each of ``ids`` has under the model's own forward, filters applied one token at a time in plain Python."""
-    sampling = req.sampling
-    with torch.inference_mode():
-        logits = model(torch.tensor([req.prompt_ids + ids])).logits[0, len(req.prompt_ids) - 1 : -1]
-    out = []
-    for row, token in zip(logits / (sampling.temperature or 1.0), ids, strict=True):
-        ranked = row.softmax(-1).tolist()
-        order = sorted(range(len(ranked)), key=lambda i: -ranked[i])[: sampling.top_k or None]
-        total, kept, mass = sum(ranked[i] for i in order), [], 0.0
-        for i in order:
-            kept.append(i)
-            mass += ranked[i] / total
-            if sampling.top_p < 1 and mass >= sampling.top_p:
-                break
-        out.append(float(torch.tensor(ranked[token] / sum(ranked[i] for i in kept)).log()))
-    return out
-
-
 async def after_tokens(engine: TransformersEngine, num_tokens: int) -> None:
-    """Let the engine decode ``num_tokens`` steps: it takes one at each turn of the loop."""
+    """Let the engine decode ``num_tokens`` tokens: it takes one step per turn of the event loop."""
     for _ in range(num_tokens + 1):
         await asyncio.sleep(0)
 
@@ -101,7 +84,7 @@ def test_temperature_zero_is_the_models_own_greedy_and_reports_unscaled_logprobs
     assert done.behavior_logprobs == pytest.approx(reference_logprobs(model, req, expected), abs=1e-4)
 
 
-def test_a_seeded_request_writes_the_same_tokens_alone_and_in_any_company(make_engine):
+def test_a_seeded_request_has_the_same_tokens_alone_and_in_any_batch(make_engine):
     mine = request(5, 9, 7, seed=11, max_tokens=20)
     company = [
         request(4, seed=1, temperature=0.7),
@@ -219,11 +202,11 @@ def test_a_cancelled_request_that_waited_leaves_the_queue(make_engine):
     assert asyncio.run(scenario()) == "<TransformersEngine open running=1 waiting=0>"
 
 
-# ── going on from what was written elsewhere ────────────────────────────────────────────────
+# ── resuming ────────────────────────────────────────────────────────────────────────────────
 
 
 async def written_after(engine: TransformersEngine, num_tokens: int, *requests: Request) -> list[Completion]:
-    """What requests have after so many steps; nobody wants the rest of them."""
+    """Unfinished completions after ``num_tokens`` steps; the requests are then cancelled."""
     tasks = [asyncio.create_task(engine.generate(req)) for req in requests]
     await after_tokens(engine, num_tokens)
     written = [engine.written(req) for req in requests]
@@ -233,70 +216,70 @@ async def written_after(engine: TransformersEngine, num_tokens: int, *requests: 
     return [completion for completion in written if completion]
 
 
-def going_on(req: Request, begun: Completion) -> Request:
-    return replace(req, resume_from=begun)
+def resuming(req: Request, prefix: Completion) -> Request:
+    return replace(req, resume_from=prefix)
 
 
 @FAMILIES
-def test_a_completion_handed_over_is_the_one_it_would_have_been(make_engine, family):
+def test_a_resumed_completion_equals_the_uninterrupted_one(make_engine, family):
     requests = [request(5, 9, 7, seed=n, max_tokens=20) for n in range(3)] + [request(*range(3, 12), max_tokens=30)]
     undisturbed = run(make_engine(family), *requests)
-    begun = asyncio.run(written_after(make_engine(family), 4, *requests))
-    assert all(completion.finish_reason == "unfinished" for completion in begun)
-    assert {len(completion.completion_ids) for completion in begun} == {4}
+    prefixes = asyncio.run(written_after(make_engine(family), 4, *requests))
+    assert all(completion.finish_reason == "unfinished" for completion in prefixes)
+    assert {len(completion.completion_ids) for completion in prefixes} == {4}
 
-    resumed = run(make_engine(family), *map(going_on, requests, begun))
+    resumed = run(make_engine(family), *map(resuming, requests, prefixes))
 
-    for before, done, expected in zip(begun, resumed, undisturbed, strict=True):
+    for before, done, expected in zip(prefixes, resumed, undisturbed, strict=True):
         assert done.completion_ids == expected.completion_ids
         assert done.finish_reason == expected.finish_reason
-        assert done.behavior_logprobs[:4] == before.behavior_logprobs, "not computed again: written is written"
+        assert done.behavior_logprobs[:4] == before.behavior_logprobs, "they are not computed again"
         assert done.behavior_logprobs == pytest.approx(expected.behavior_logprobs, abs=1e-4)
 
 
-def test_tokens_written_elsewhere_keep_their_versions(make_engine):
+def test_resumed_tokens_keep_their_versions(make_engine):
     req = request(5, 9, 7, seed=1, max_tokens=12)
-    [begun] = asyncio.run(written_after(make_engine(policy_version=3), 4, req))
-    [once] = asyncio.run(written_after(make_engine(policy_version=3), 2, going_on(req, begun)))
+    [prefix] = asyncio.run(written_after(make_engine(policy_version=3), 4, req))
+    [once] = asyncio.run(written_after(make_engine(policy_version=3), 2, resuming(req, prefix)))
 
-    [done] = run(make_engine(policy_version=5), going_on(req, once))
+    [done] = run(make_engine(policy_version=5), resuming(req, once))
 
     num_tokens = len(done.completion_ids)
     assert once.spans == [Span(3, 0, 6)], "one span as long as the version is one"
     assert done.spans == [Span(3, 0, 6), Span(5, 6, num_tokens)]
-    assert done.generate_s > once.generate_s > begun.generate_s > 0
+    assert done.generate_s > once.generate_s > prefix.generate_s > 0
 
 
-def test_a_request_that_waits_for_a_slot_has_what_it_came_with(make_engine):
+def test_a_request_that_waits_for_a_slot_has_its_resumed_tokens(make_engine):
     async def main() -> tuple[Completion | None, Completion | None, Completion]:
         engine = make_engine(slots=1)
         first, waiting = request(seed=1), request(seed=2)
-        [begun] = await written_after(engine, 3, waiting)
-        again = going_on(waiting, begun)
+        [prefix] = await written_after(engine, 3, waiting)
+        again = resuming(waiting, prefix)
         tasks = [asyncio.create_task(engine.generate(req)) for req in (first, again)]
         await after_tokens(engine, 1)
-        seen = engine.written(again), engine.written(waiting), begun
+        seen = engine.written(again), engine.written(waiting), prefix
         await asyncio.gather(*tasks)
         return seen
 
-    seen, of_a_stranger, begun = asyncio.run(main())
-    assert seen == begun
-    assert of_a_stranger is None
+    seen, unknown, prefix = asyncio.run(main())
+    assert seen == prefix
+    assert unknown is None
 
 
-def test_nothing_is_left_to_write_of_a_full_completion(make_engine):
+def test_a_full_completion_cannot_be_resumed(make_engine):
     req = request(max_tokens=4)
-    [begun] = asyncio.run(written_after(make_engine(), 3, req))
-    full = replace(begun, completion_ids=[4] * 4, behavior_logprobs=[-1.0] * 4, spans=[Span(0, 0, 4)])
-    with pytest.raises(EngineError, match="4 tokens were written before, but max_tokens is 4"):
-        run(make_engine(), going_on(req, full))
+    [prefix] = asyncio.run(written_after(make_engine(), 3, req))
+    full = replace(prefix, completion_ids=[4] * 4, behavior_logprobs=[-1.0] * 4, spans=[Span(0, 0, 4)])
+    with pytest.raises(EngineError, match="has 4 tokens, but max_tokens is 4"):
+        run(make_engine(), resuming(req, full))
 
 
 # ── new weights ─────────────────────────────────────────────────────────────────────────────
 
 
-def swapped_at(engine: TransformersEngine, new, when: int, *requests: Request) -> list[Completion]:
-    """Sample, and bring in the weights of model ``new`` as version 7 once ``when`` tokens are written."""
+def swapped_at(engine: TransformersEngine, new: PreTrainedModel, when: int, *requests: Request) -> list[Completion]:
+    """Sample, and swap in the weights of model ``new`` as version 7 after ``when`` tokens."""
 
     async def scenario() -> list[Completion]:
         tasks = [asyncio.create_task(engine.generate(req)) for req in requests]
@@ -310,7 +293,7 @@ def swapped_at(engine: TransformersEngine, new, when: int, *requests: Request) -
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
-def test_after_a_swap_the_engine_writes_what_the_new_model_would(make_engine, make_model, family):
+def test_after_a_swap_the_engine_decodes_as_the_new_model(make_engine, make_model, family):
     engine, new, req = make_engine(family), make_model(family, seed=1), request(temperature=0.0, max_tokens=20)
 
     async def swap() -> None:
@@ -399,7 +382,7 @@ def test_weights_that_do_not_fit_change_nothing(make_engine, make_model):
 
     async def swap() -> None:
         await engine.pause()
-        with pytest.raises(EngineError, match=r"'model.norm.weight' is \(3,\), but the model's is \(32,\)"):
+        with pytest.raises(EngineError, match=r"'model.norm.weight' has shape \(3,\), but the model's has \(32,\)"):
             await engine.swap(7, weights)
         await engine.resume()
 
@@ -445,7 +428,7 @@ def test_broken_weights_are_an_error_and_not_a_completion(make_engine):
     assert "policy version 3 gave log-probabilities that are not finite" in str(error)
 
 
-def test_closing_fails_what_runs_and_what_waits_and_what_comes(make_engine):
+def test_closing_fails_running_waiting_and_new_requests(make_engine):
     async def scenario() -> list[Any]:
         engine = make_engine(slots=1)
         tasks = [asyncio.create_task(engine.generate(request(max_tokens=40, temperature=0.0))) for _ in range(2)]
@@ -459,7 +442,7 @@ def test_closing_fails_what_runs_and_what_waits_and_what_comes(make_engine):
     assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine was closed")] * 3
 
 
-def test_a_breakdown_reaches_every_caller_and_the_engine_goes_on(make_engine, monkeypatch):
+def test_a_failure_of_decoding_reaches_every_caller_and_the_engine_goes_on(make_engine, monkeypatch):
     engine, req = make_engine(), request(temperature=0.0)
 
     async def scenario() -> tuple[list[Any], Completion]:
@@ -471,7 +454,7 @@ def test_a_breakdown_reaches_every_caller_and_the_engine_goes_on(make_engine, mo
     failed, done = asyncio.run(scenario())
 
     assert all(isinstance(error, EngineError) and error.retryable for error in failed)
-    assert "decoding broke down: ZeroDivisionError" in str(failed[0])
+    assert "decoding failed: ZeroDivisionError" in str(failed[0])
     assert done.completion_ids == run(make_engine(), req)[0].completion_ids
 
 
@@ -484,7 +467,7 @@ def test_an_idle_engine_leaves_no_task_behind(make_engine):
     assert asyncio.run(scenario()) == 1
 
 
-# ── what it is made of ──────────────────────────────────────────────────────────────────────
+# ── loading ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_model_directory_is_loaded_as_it_was_saved(make_engine, make_model, tokenizer, tmp_path):

@@ -1,19 +1,23 @@
 """A micro-batch's share of the loss, worked by hand on three tokens of two trajectories."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.ragged import Ragged
+from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
-from asyncrl.trainer.algorithm.objective import objective
+from asyncrl.trainer.algorithm.objective import MicroBatchLoss, objective
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 WEIGHTS = torch.tensor([0.5, 0.25, 0.25])
 
 
-def constants(**changed: object) -> LossInputs:
-    plain = {
+def loss_inputs(**changed: object) -> LossInputs:
+    plain: dict[str, Any] = {
         "sequences": Ragged([2, 1]),
         "behavior_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
         "old_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
@@ -23,15 +27,17 @@ def constants(**changed: object) -> LossInputs:
     return LossInputs(**{**plain, **changed})
 
 
-def loss_of(config, algorithm: dict, scores: Scores, **changed: object):
+def loss_of(
+    config: Callable[..., Config], algorithm: dict[str, Any], scores: Scores, **changed: object
+) -> MicroBatchLoss:
     settings = config(algorithm=algorithm)
-    return objective(Recipe(settings), settings.algorithm, scores, constants(**changed))
+    return objective(Recipe(settings), settings.algorithm, scores, loss_inputs(**changed))
 
 
 LOGPROBS = torch.tensor([-1.1, -0.9, -1.0])
 
 
-def test_regularisers_are_weighed_like_the_policys_loss(config) -> None:
+def test_regularisers_are_weighed_like_the_policys_loss(config):
     algorithm = {"loss": "reinforce", "kl_coef": 0.1, "kl": "k1", "entropy_coef": 0.2}
     scores = Scores(LOGPROBS, entropy=torch.tensor([2.0, 1.0, 1.0]))
     parts = loss_of(config, algorithm, scores, ref_logprobs=torch.tensor([-1.0, -1.0, -1.0]))
@@ -43,13 +49,13 @@ def test_regularisers_are_weighed_like_the_policys_loss(config) -> None:
     assert set(parts.metrics) == {"kl_ref", "entropy"}
 
 
-def test_importance_weighs_the_policys_loss_alone(config) -> None:
+def test_importance_weighs_the_policys_loss_alone(config):
     algorithm = {"loss": "reinforce", "correction": {"mode": "decoupled", "importance": "token"}}
     parts = loss_of(config, algorithm, Scores(LOGPROBS), importance=torch.tensor([2.0, 0.0, 1.0]))
     assert parts.loss.item() == pytest.approx(2 * 0.5 * 1.1 + 0.25 * -1.0, abs=1e-6)
 
 
-def test_a_rejected_token_is_in_no_mean_of_its_sequence(config) -> None:
+def test_a_rejected_token_is_in_no_mean_of_its_sequence(config):
     """GSPO's ratio of the first trajectory is that of its kept token alone."""
     algorithm = {"loss": "gspo", "clip_low": 0.9, "clip_high": 9.0, "correction": {"mode": "decoupled"}}
     keep = torch.tensor([True, False, True])
@@ -57,7 +63,7 @@ def test_a_rejected_token_is_in_no_mean_of_its_sequence(config) -> None:
     assert parts.loss.item() == pytest.approx(-0.5 * torch.tensor(-0.1).exp().item() + 0.25, abs=1e-6)
 
 
-def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(config) -> None:
+def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(config):
     correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
     algorithm = {"loss": "reinforce", "kl_coef": 0.1, "kl": "k1", "correction": correction}
     parts = loss_of(config, algorithm, Scores(LOGPROBS), ref_logprobs=torch.tensor([-1.0, -1.0, -1.0]))
@@ -67,14 +73,14 @@ def test_in_bypass_mode_correction_is_against_the_sampler_as_things_are_now(conf
     assert parts.metrics["rollout_corr/rollout_rs_masked_fraction"].tolist() == [False, True, False]
 
 
-def test_in_bypass_mode_a_mean_over_a_trajectory_is_over_what_is_kept_of_it(config) -> None:
+def test_in_bypass_mode_a_mean_over_a_trajectory_is_over_what_is_kept_of_it(config):
     correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
     algorithm = {"loss": "reinforce", "aggregation": "seq-mean-token-mean", "correction": correction}
     parts = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.25, 0.25, 0.5]))
     assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.5 * 1.0, abs=1e-6), "the second token is rejected"
 
 
-def test_losses_of_sequences_take_the_geometric_mean_of_importance(config) -> None:
+def test_losses_of_sequences_take_the_geometric_mean_of_importance(config):
     algorithm = {"loss": "gmpo", "correction": {"mode": "decoupled", "importance": "token"}}
     plain = loss_of(config, algorithm, Scores(LOGPROBS), weights=torch.tensor([0.5, 0.5, 0.0]))
     weighed = loss_of(

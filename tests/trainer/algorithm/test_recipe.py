@@ -1,4 +1,7 @@
-"""What ``[algorithm]`` says beside functions of one's own, which are known only when they are loaded."""
+"""Settings of ``[algorithm]`` beside custom functions, which are known only once they are loaded."""
+
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -23,15 +26,16 @@ def own(config, tmp_path):
     path = tmp_path / "own.py"
     path.write_text(OWN)
 
-    def build(name: str, critic: dict | None = None, **algorithm: object) -> Config:
+    def build(name: str, critic: dict[str, Any] | None = None, **algorithm: object) -> Config:
         return config(algorithm={"advantage": f"{path}:{name}", **algorithm}, critic=critic or {})
 
     return build
 
 
-def test_a_function_of_ones_own_may_have_a_critic_and_its_settings(own) -> None:
+def test_a_custom_function_may_have_a_critic_and_its_settings(own):
     recipe = Recipe(own("judged", critic={"lr": 1e-3}, gamma=0.9, lam=0.8))
     assert recipe.wanted == {VALUES}
+    assert isinstance(recipe.value_targets, partial)
     assert recipe.value_targets.keywords == {"gamma": 0.9, "lam": 0.8}
 
 
@@ -43,7 +47,7 @@ def test_a_function_of_ones_own_may_have_a_critic_and_its_settings(own) -> None:
         ({"critic": {"lr": 1e-3}}, r"\[critic\] is not read"),
     ],
 )
-def test_what_nothing_reads_beside_it_is_refused(own, setting, said) -> None:
+def test_settings_that_nothing_reads_are_refused(own, setting, said):
     assert Recipe(own("plain", gamma=0.9, clip_low=0.1)).advantages.keywords == {"gamma": 0.9}
     with pytest.raises(ConfigError, match=said):
         Recipe(own("plain", **setting))

@@ -4,18 +4,20 @@ import torch
 
 from asyncrl.algo.ragged import Ragged
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
-from asyncrl.trainer.algorithm.objective import Parts
+from asyncrl.trainer.algorithm.objective import MicroBatchLoss
 from asyncrl.trainer.algorithm.step_metrics import StepMetrics, merged
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
-from asyncrl.trainer.ranks.ranks import Alone
+from asyncrl.trainer.ranks.ranks import SingleRank
 
 CPU = torch.device("cpu")
 
 
-def add(tally: StepMetrics, shifts: list[float], is_compared: list[bool] | None = None, **metrics: list[float]) -> None:
+def add(
+    step_metrics: StepMetrics, shifts: list[float], is_compared: list[bool] | None = None, **metrics: list[float]
+) -> None:
     """A micro-batch of one prompt token and some completion tokens, whose log-probs have moved by ``shifts``."""
     ids, behavior = np.ones(len(shifts), np.int32), torch.full((len(shifts),), -1.0)
-    constants = LossInputs(
+    loss_inputs = LossInputs(
         sequences=Ragged([len(shifts)]),
         behavior_logprobs=behavior,
         old_logprobs=behavior,
@@ -23,16 +25,16 @@ def add(tally: StepMetrics, shifts: list[float], is_compared: list[bool] | None 
         weights=torch.ones(len(shifts)),
         is_compared=None if is_compared is None else torch.tensor(is_compared),
     )
-    parts = Parts(torch.tensor(-sum(shifts)), {name: torch.tensor(values) for name, values in metrics.items()})
+    parts = MicroBatchLoss(torch.tensor(-sum(shifts)), {name: torch.tensor(values) for name, values in metrics.items()})
     batch = collate([TrainingTrajectory(0, ids[:1], ids, behavior.numpy(), 1.0)], device=CPU)
-    tally.add(batch, behavior + torch.tensor(shifts), constants, parts)
+    step_metrics.add(batch, behavior + torch.tensor(shifts), loss_inputs, parts)
 
 
 def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
-    tally = StepMetrics()
-    add(tally, [0.5, -0.5, 0.0], [False, True, True], clip_fraction=[1.0, 0.0, 0.0], kept=[1.0])
-    add(tally, [0.2], clip_fraction=[0.0], kept=[2.0])
-    metrics = tally.metrics(Alone())
+    step_metrics = StepMetrics()
+    add(step_metrics, [0.5, -0.5, 0.0], [False, True, True], clip_fraction=[1.0, 0.0, 0.0], kept=[1.0])
+    add(step_metrics, [0.2], clip_fraction=[0.0], kept=[2.0])
+    metrics = step_metrics.metrics(SingleRank())
 
     assert metrics["loss"] == pytest.approx(-0.2)
     assert metrics["clip_fraction"] == 0.25
@@ -47,7 +49,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
 
 
 def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
-    assert StepMetrics().metrics(Alone()) == {
+    assert StepMetrics().metrics(SingleRank()) == {
         "loss": 0.0,
         "log_ratio_abs_max": 0.0,
         "trained_tokens": 0.0,
@@ -56,15 +58,16 @@ def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
     }
 
 
-class Two:
+class Two(SingleRank):
     """Two ranks, of which the other one has said ``other``."""
 
-    rank, size, mesh = 0, 2, None
+    size = 2
 
     def __init__(self) -> None:
+        super().__init__()
         self.other = b""
 
-    def gather(self, said: bytes) -> list[bytes]:
+    def all_gather(self, said: bytes) -> list[bytes]:
         self.other = self.other or said
         return [said, self.other]
 

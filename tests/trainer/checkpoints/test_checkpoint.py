@@ -12,7 +12,7 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.trainer.checkpoints.checkpoint import (
     MANIFEST,
     complete,
-    newest_sound,
+    newest_intact,
     prune,
     read_manifest,
     read_tensors,
@@ -28,9 +28,9 @@ MODEL = "model.safetensors"
 
 
 @pytest.fixture
-def learner(model_path, config, make_samples) -> Learner:
+def learner(model_path, config, make_trajectories):
     learner = Learner(config(), model_path)
-    learner.train(make_samples())
+    learner.train(make_trajectories())
     return learner
 
 
@@ -54,7 +54,7 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
 
 
-def test_a_checkpoint_holds_everything_bit_for_bit(save, learner, model_path, config, make_samples) -> None:
+def test_a_checkpoint_holds_everything_bit_for_bit(save, learner, model_path, config, make_trajectories):
     folder = save(60)
     manifest = verify(folder)
 
@@ -67,17 +67,15 @@ def test_a_checkpoint_holds_everything_bit_for_bit(save, learner, model_path, co
 
     resumed = Learner(config(), folder)
     resumed.resume(1, {OPTIMIZER: saved})
-    assert resumed.train(make_samples(seed=5)) == learner.train(make_samples(seed=5))
+    assert resumed.train(make_trajectories(seed=5)) == learner.train(make_trajectories(seed=5))
     assert all(torch.equal(weight, dict(resumed.named_weights())[name]) for name, weight in learner.named_weights())
 
 
-def test_steps_taken_after_the_snapshot_do_not_change_what_is_written(
-    tmp_path, learner, tokenizer, make_samples
-) -> None:
+def test_steps_taken_after_the_snapshot_do_not_change_what_is_written(tmp_path, learner, tokenizer, make_trajectories):
     snapshot = learner.snapshot()
     weights = {name: weight.clone() for name, weight in learner.named_weights()}
     moments = {name: moment.clone() for name, moment in snapshot.tensors[OPTIMIZER].items()}
-    learner.train(make_samples(seed=5))
+    learner.train(make_trajectories(seed=5))
     torch.rand(1)
 
     folder = write(tmp_path, step=1, policy_version=1, frontier={}, snapshot=snapshot, tokenizer=tokenizer)
@@ -91,7 +89,7 @@ def test_steps_taken_after_the_snapshot_do_not_change_what_is_written(
     assert read_manifest(folder).random_state == snapshot.random_state
 
 
-def test_it_holds_whatever_else_was_learned(tmp_path, learner, tokenizer) -> None:
+def test_a_checkpoint_contains_further_learned_tensors_and_scalars(tmp_path, learner, tokenizer):
     base = learner.snapshot()
     snapshot = Snapshot(
         model=base.model,
@@ -109,7 +107,7 @@ def test_it_holds_whatever_else_was_learned(tmp_path, learner, tokenizer) -> Non
     assert [path.name for path in folder.glob("*.safetensors")] == [MODEL], "engines load every one they see there"
 
 
-def test_a_manifest_without_a_state_is_one_with_an_empty_state(save) -> None:
+def test_a_manifest_without_a_state_is_one_with_an_empty_state(save):
     path = save(1) / MANIFEST
     raw = msgspec.json.decode(path.read_bytes())
     del raw["state"]
@@ -117,14 +115,14 @@ def test_a_manifest_without_a_state_is_one_with_an_empty_state(save) -> None:
     assert verify(path.parent).state == {}
 
 
-def test_the_random_state_comes_back(save) -> None:
+def test_the_random_state_comes_back(save):
     folder = save(1)
     expected = torch.rand(3)
     restore_random_state(read_manifest(folder))
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(save) -> None:
+def test_nothing_in_a_checkpoint_is_a_pickle(save):
     suffixes = {path.suffix for path in save(1).rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".safetensors", ".jinja"}
 
@@ -145,35 +143,35 @@ def test_nothing_in_a_checkpoint_is_a_pickle(save) -> None:
         pytest.param(lambda folder: (folder / MANIFEST).write_bytes(b"{"), "damaged", id="half a manifest"),
     ],
 )
-def test_damage_is_named_with_the_file(save, damage, message) -> None:
+def test_damage_is_named_with_the_file(save, damage, message):
     folder = save(1)
     damage(folder)
     with pytest.raises(LedgerError, match=message):
         verify(folder)
 
 
-def test_a_later_format_is_not_guessed_at(save) -> None:
+def test_a_later_format_is_not_guessed_at(save):
     path = save(1) / MANIFEST
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(LedgerError, match="expected format 1, got 2"):
         read_manifest(path.parent)
 
 
-def test_a_damaged_optimizer_is_a_ledger_error(save) -> None:
+def test_a_damaged_optimizer_is_a_ledger_error(save):
     folder = save(1)
     (folder / OPTIMIZER_FILE).write_bytes(b"\0" * 64)
     with pytest.raises(LedgerError, match=OPTIMIZER_FILE):
         read_tensors(folder, OPTIMIZER)
 
 
-def test_the_newest_sound_checkpoint_is_found_behind_damaged_ones(save, tmp_path) -> None:
-    assert newest_sound(tmp_path) is None
+def test_the_newest_intact_checkpoint_is_found_behind_damaged_ones(save, tmp_path):
+    assert newest_intact(tmp_path) is None
     save(9), save(10), save(11), save(1_000_000)
-    assert newest_sound(tmp_path) == (tmp_path / "step_1000000", read_manifest(tmp_path / "step_1000000"))
+    assert newest_intact(tmp_path) == (tmp_path / "step_1000000", read_manifest(tmp_path / "step_1000000"))
     (tmp_path / "step_1000000" / MANIFEST).unlink()
     flip_last_byte(tmp_path / "step_000011" / MODEL)
     with capture_logs() as said:
-        found = newest_sound(tmp_path)
+        found = newest_intact(tmp_path)
     assert found == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
     assert [line["path"] for line in said] == [str(tmp_path / "step_1000000"), str(tmp_path / "step_000011")]
     assert "expected sha256" in said[1]["cause"]
@@ -200,11 +198,11 @@ def write_with(folder: Path, learner: Learner, tokenizer: Fails) -> None:
     )
 
 
-def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner) -> None:
+def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner):
     with pytest.raises(KeyboardInterrupt):
         write_with(tmp_path, learner, Fails(KeyboardInterrupt()))
     assert [path.name for path in tmp_path.iterdir()] == [".step_000002.partial"]
-    assert newest_sound(tmp_path) is None
+    assert newest_intact(tmp_path) is None
     verify(save(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 
@@ -216,14 +214,14 @@ def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner) -> Non
         pytest.param(Exception("No space left on device (os error 28)"), id="as tokenizers says it"),
     ],
 )
-def test_a_full_disk_is_named_and_keeps_nothing_of_the_new_one(save, tmp_path, learner, error) -> None:
+def test_a_full_disk_is_named_and_keeps_nothing_of_the_new_one(save, tmp_path, learner, error):
     save(1)
     with pytest.raises(RunFailed, match=r"cannot write .*step_000002: No space left on device.*; free space"):
         write_with(tmp_path, learner, Fails(error))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
-def test_weights_that_do_not_fit_on_the_disk_are_no_checkpoint(save, tmp_path) -> None:
+def test_weights_that_do_not_fit_on_the_disk_are_no_checkpoint(save, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -234,12 +232,12 @@ def test_weights_that_do_not_fit_on_the_disk_are_no_checkpoint(save, tmp_path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_checkpoint_of_the_same_step_is_replaced(save) -> None:
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(save):
     flip_last_byte(save(3) / MODEL)
     verify(save(3))
 
 
-def test_prune_keeps_the_newest_complete_ones(save, tmp_path) -> None:
+def test_prune_keeps_the_newest_complete_ones(save, tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(step)
     (tmp_path / "step_000003" / MODEL).unlink()
@@ -252,18 +250,18 @@ def test_prune_keeps_the_newest_complete_ones(save, tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000004", "step_000005"]
 
 
-def test_prune_spares_what_it_is_told_to(save, tmp_path) -> None:
+def test_prune_keeps_spared_checkpoints(save, tmp_path):
     for step in (1, 2, 3):
         save(step)
     assert [path.name for path in prune(tmp_path, keep=1, spared=[tmp_path / "step_000001"])] == ["step_000002"]
     assert [folder.name for folder, _ in complete(tmp_path)] == ["step_000001", "step_000003"]
 
 
-def test_prune_of_nothing_but_damage_removes_no_checkpoint(save, tmp_path) -> None:
+def test_prune_of_nothing_but_damage_removes_no_checkpoint(save, tmp_path):
     (save(1) / MANIFEST).unlink()
     assert prune(tmp_path, keep=1) == []
 
 
-def test_saved_weights_are_the_published_ones(save, learner) -> None:
+def test_saved_weights_are_the_published_ones(save, learner):
     saved = load_file(save(1) / MODEL)
     assert all(torch.equal(saved[name], weight) for name, weight in learner.named_weights())

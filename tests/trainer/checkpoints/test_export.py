@@ -1,10 +1,10 @@
-"""What is exported is what was trained: plain transformers loads it, and it is whole or not there."""
+"""An export has the trained weights, loads with plain transformers, and is complete or absent."""
 
 import json
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.trainer.checkpoints import checkpoint
-from asyncrl.trainer.checkpoints.export import chosen, export
+from asyncrl.trainer.checkpoints.export import export, find_checkpoint
 from asyncrl.trainer.checkpoints.retention import BEST
 from asyncrl.trainer.learner import Learner
 
@@ -22,15 +22,15 @@ PROMPT = torch.tensor([[5, 9, 17]])
 
 
 @pytest.fixture
-def learner(model_path, config, make_samples) -> Learner:
+def learner(model_path, config, make_trajectories):
     """It has learned something: a step large enough to change what greedy decoding writes."""
     learner = Learner(config(trainer={"lr": 0.05}), model_path)
-    learner.train(make_samples())
+    learner.train(make_trajectories())
     return learner
 
 
 @pytest.fixture
-def save(tmp_path, learner, tokenizer) -> Callable[[int], Path]:
+def save(tmp_path, learner, tokenizer):
     def save(step: int) -> Path:
         return checkpoint.write(
             tmp_path / "checkpoints",
@@ -44,12 +44,12 @@ def save(tmp_path, learner, tokenizer) -> Callable[[int], Path]:
     return save
 
 
-def greedy(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> list[int]:
+def greedy(model: Any, dtype: torch.dtype = torch.float32) -> list[int]:
     written = model.to(dtype).eval().generate(PROMPT, max_new_tokens=16, do_sample=False, eos_token_id=None)
     return list(written[0, 3:].tolist())
 
 
-def test_plain_transformers_writes_what_the_trainer_would(save, learner, model_path, tmp_path) -> None:
+def test_plain_transformers_generates_the_same_as_the_trained_model(save, learner, model_path, tmp_path):
     folder = save(7)
     export(folder, checkpoint.verify(folder), tmp_path / "out", card="# it")
 
@@ -62,7 +62,7 @@ def test_plain_transformers_writes_what_the_trainer_would(save, learner, model_p
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([5, 9]) == "w5 w9"
 
 
-def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(save, tmp_path) -> None:
+def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(save, tmp_path):
     folder = save(7)
     export(folder, checkpoint.verify(folder), tmp_path / "out", card="# it\n")
 
@@ -73,7 +73,7 @@ def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(save, tm
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_cast_weights_are_the_rounded_ones_and_the_config_says_so(save, tmp_path) -> None:
+def test_cast_weights_are_the_rounded_ones_and_the_config_says_so(save, tmp_path):
     folder = save(7)
     export(folder, checkpoint.verify(folder), tmp_path / "out", card="", dtype="bfloat16")
 
@@ -86,7 +86,7 @@ def test_cast_weights_are_the_rounded_ones_and_the_config_says_so(save, tmp_path
     assert len(greedy(loaded, torch.bfloat16)) == 16
 
 
-def test_the_index_of_a_model_in_several_files_is_cast_with_it(save, learner, tmp_path) -> None:
+def test_the_index_of_a_model_in_several_files_is_cast_with_it(save, learner, tmp_path):
     folder = save(7)
     model = AutoModelForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
@@ -104,17 +104,17 @@ def test_the_index_of_a_model_in_several_files_is_cast_with_it(save, learner, tm
     assert greedy(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), torch.bfloat16)
 
 
-def test_a_directory_that_exists_is_not_written_over(save, tmp_path) -> None:
+def test_a_directory_that_exists_is_not_written_over(save, tmp_path):
     folder = save(7)
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="out exists, and nothing is written over"):
+    with pytest.raises(ConfigError, match="out exists and is never overwritten"):
         export(folder, checkpoint.verify(folder), tmp_path / "out", card="")
     assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_full_disk_leaves_nothing_behind(save, tmp_path, dtype) -> None:
-    """As far as this process can tell: it may write no file longer than this."""
+def test_a_full_disk_leaves_nothing_behind(save, tmp_path, dtype):
+    """Simulated by a limit on the file size of this process."""
     folder = save(7)
     manifest = checkpoint.verify(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -132,37 +132,37 @@ def test_a_full_disk_leaves_nothing_behind(save, tmp_path, dtype) -> None:
 # ── which checkpoint ────────────────────────────────────────────────────────────────────────
 
 
-def test_the_newest_sound_one_is_taken_unless_told_otherwise(save) -> None:
+def test_the_newest_intact_checkpoint_is_the_default(save):
     old, new = save(3), save(7)
-    assert chosen(old.parent, None)[0] == new
-    assert chosen(old.parent, 3)[0] == old
+    assert find_checkpoint(old.parent, None)[0] == new
+    assert find_checkpoint(old.parent, 3)[0] == old
     (new / "config.json").write_text("{}")
     with capture_logs():
-        assert chosen(old.parent, None)[0] == old
+        assert find_checkpoint(old.parent, None)[0] == old
 
 
-def test_the_best_is_the_one_that_was_measured_to_be(save) -> None:
+def test_the_best_is_the_one_in_best_json(save):
     old, _ = save(3), save(7)
     (old.parent / BEST).write_text('{"step": 3, "policy_version": 3, "metric": "accuracy", "value": 0.5}')
-    assert chosen(old.parent, "best")[0] == old
+    assert find_checkpoint(old.parent, "best")[0] == old
 
 
-def test_a_damaged_one_is_not_exported(save) -> None:
+def test_a_damaged_one_is_not_exported(save):
     folder = save(3)
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(LedgerError, match="differs from what was written"):
-        chosen(folder.parent, 3)
+        find_checkpoint(folder.parent, 3)
 
 
-def test_what_is_not_there_is_named_with_what_is(save, tmp_path) -> None:
+def test_a_missing_checkpoint_is_refused_with_the_existing_ones(save, tmp_path):
     folder = save(3)
-    with pytest.raises(ConfigError, match=r"no checkpoint of step 4 .* there are those of 3"):
-        chosen(folder.parent, 4)
-    with pytest.raises(ConfigError, match="no sound checkpoint"):
-        chosen(tmp_path / "nowhere", None)
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 4 .* existing steps: 3"):
+        find_checkpoint(folder.parent, 4)
+    with pytest.raises(ConfigError, match="no intact checkpoint"):
+        find_checkpoint(tmp_path / "nowhere", None)
     with pytest.raises(ConfigError, match="keep_best"):
-        chosen(folder.parent, "best")
+        find_checkpoint(folder.parent, "best")
     (folder.parent / BEST).write_text("{")
     with pytest.raises(LedgerError, match="damaged"):
-        chosen(folder.parent, "best")
+        find_checkpoint(folder.parent, "best")

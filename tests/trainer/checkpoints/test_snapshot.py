@@ -22,16 +22,16 @@ def test_tied_tensors_stay_tied_and_others_apart() -> None:
 
 
 def test_tied_tensors_without_elements_are_one_as_well() -> None:
-    """Of a tensor that is spread over ranks some may have no share: they gather it as often as the others."""
-    share = torch.empty(0, 4)
-    copy = host_copy({"embedding": share, "head": share.detach(), "another": torch.empty(0, 4)})
+    """A rank's part of a sharded tensor may be empty, and it must gather it as often as the other ranks."""
+    part = torch.empty(0, 4)
+    copy = host_copy({"embedding": part, "head": part.detach(), "another": torch.empty(0, 4)})
     assert copy["embedding"] is copy["head"]
     assert copy["another"] is not copy["head"]
 
 
-def test_it_holds_all_that_the_learner_is(config, model_path, make_samples) -> None:
+def test_a_snapshot_contains_weights_moments_and_random_state(config, model_path, make_trajectories):
     learner = Learner(config(), model_path)
-    learner.train(make_samples())
+    learner.train(make_trajectories())
     snapshot = learner.snapshot()
     assert snapshot.weights.keys() == learner.policy.model.state_dict().keys()
     assert {name.rpartition("/")[2] for name in snapshot.tensors[OPTIMIZER]} == {"step", "exp_avg", "exp_avg_sq"}

@@ -13,7 +13,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
-from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import MANIFEST, Manifest
 from asyncrl.trainer.checkpoints.retention import BEST
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
@@ -29,7 +29,7 @@ class Disk:
         self.may_write.set()
         self.is_full = False
         self.frontiers: list[dict[str, int]] = []
-        monkeypatch.setattr(checkpoint_writer.checkpoint, "write", self.write)
+        monkeypatch.setattr(checkpoint, "write", self.write)
 
     def write(self, directory: Path, *, step: int, policy_version: int, frontier: dict[str, int], **_: Any) -> Path:
         self.may_write.wait(10)
@@ -44,7 +44,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch) -> Disk:
+def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
@@ -86,12 +86,12 @@ def test_the_broker_hears_of_a_checkpoint_once_it_is_whole(tmp_path, disk):
     play(tmp_path, script)
 
 
-def test_who_wants_to_make_the_next_one_waits_for_this_one(tmp_path, disk):
+def test_wait_idle_waits_for_the_checkpoint_in_progress(tmp_path, disk):
     async def script(writer, tasks, broker):
-        await writer.idle()
+        await writer.wait_idle()
         disk.may_write.clear()
         begin(writer, tasks, 1)
-        waiting = asyncio.ensure_future(writer.idle())
+        waiting = asyncio.ensure_future(writer.wait_idle())
         await asyncio.sleep(0)
         assert not waiting.done()
         disk.may_write.set()
@@ -105,7 +105,7 @@ def test_all_but_the_newest_go(tmp_path, disk):
     async def script(writer, tasks, broker):
         for step in (1, 2, 3):
             begin(writer, tasks, step)
-            await writer.idle()
+            await writer.wait_idle()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
 
     play(tmp_path, script, keep=2)
@@ -114,26 +114,26 @@ def test_all_but_the_newest_go(tmp_path, disk):
 def test_the_best_is_named_as_soon_as_its_result_is_heard(tmp_path, disk):
     async def script(writer, tasks, broker):
         begin(writer, tasks, 1)
-        await writer.idle()
-        await writer.heard(Evaluating(1))
+        await writer.wait_idle()
+        await writer.handle_evaluation(Evaluating(1))
         for step in (2, 3, 4):
             begin(writer, tasks, step)
-            await writer.idle()
-        await writer.heard(Evaluated(1, 0.5, 8))
+            await writer.wait_idle()
+        await writer.handle_evaluation(Evaluated(1, 0.5, 8))
         assert b'"step": 1' in (tmp_path / BEST).read_bytes()
         assert steps(tmp_path) == [1, 3, 4]
-        await writer.heard(Evaluated(3, 0.75, 8))
+        await writer.handle_evaluation(Evaluated(3, 0.75, 8))
         assert b'"step": 3' in (tmp_path / BEST).read_bytes()
         assert steps(tmp_path) == [3, 4], "the last result of a run comes after its last checkpoint"
 
     play(tmp_path, script, keep=2, keep_best=True)
 
 
-def test_nothing_goes_for_a_result_before_this_process_has_written_what_can_be_read(tmp_path, disk):
+def test_a_result_removes_nothing_before_this_process_has_written_a_checkpoint(tmp_path, disk):
     async def script(writer, tasks, broker):
         for step in (1, 2, 3):
             disk.write(tmp_path, step=step, policy_version=step, frontier={})
-        await writer.heard(Evaluated(3, 0.5, 8))
+        await writer.handle_evaluation(Evaluated(3, 0.5, 8))
         assert b'"step": 3' in (tmp_path / BEST).read_bytes()
         assert steps(tmp_path) == [1, 2, 3]
 
@@ -144,7 +144,7 @@ def test_a_disk_that_takes_no_checkpoint_fails_the_group(tmp_path, disk):
     async def script(writer, tasks, broker):
         disk.is_full = True
         begin(writer, tasks, 1)
-        await writer.idle()
+        await writer.wait_idle()
 
     with pytest.raises(ExceptionGroup) as failed:
         play(tmp_path, script)
@@ -154,7 +154,7 @@ def test_a_disk_that_takes_no_checkpoint_fails_the_group(tmp_path, disk):
 
 def test_a_metric_that_is_not_measured_is_a_mistake_in_the_configuration(tmp_path, disk):
     async def script(writer, tasks, broker):
-        await writer.heard(Evaluated(0, 0.5, 8))
+        await writer.handle_evaluation(Evaluated(0, 0.5, 8))
 
     with pytest.raises(ExceptionGroup) as failed:
         play(tmp_path, script, keep_best=True, best_metric="pass@4")

@@ -12,17 +12,17 @@ from transformers import (
 )
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.loading import keep_few_activations, load
+from asyncrl.trainer.model.loading import enable_checkpointing, load
 
 CPU = torch.device("cpu")
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path) -> None:
+def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
 
 
-def test_a_model_with_missing_weights_is_refused(save_model) -> None:
+def test_a_model_with_missing_weights_is_refused(save_model):
     """transformers only warns, and trains random numbers."""
     path = save_model()
     weights = load_file(path / "model.safetensors")
@@ -32,7 +32,7 @@ def test_a_model_with_missing_weights_is_refused(save_model) -> None:
         load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
 
 
-def test_a_head_that_may_be_missing_is_zero_then(model_path) -> None:
+def test_a_head_that_may_be_missing_is_zero_then(model_path):
     head = ("score.weight", "score.bias")
     model = load(
         model_path, AutoModelForTokenClassification, setting="critic.path", device=CPU, may_lack=head, num_labels=1
@@ -42,7 +42,7 @@ def test_a_head_that_may_be_missing_is_zero_then(model_path) -> None:
     assert not model.score.bias.any()
 
 
-def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path) -> None:
+def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path):
     """A recurrence runs on from one sequence into the next."""
     config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4, initializer_range=0.5)
     MambaForCausalLM(config).save_pretrained(tmp_path)
@@ -50,7 +50,7 @@ def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path) ->
         load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
 
 
-def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path) -> None:
+def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path):
     config = GPT2Config(vocab_size=32, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     assert (
@@ -59,8 +59,8 @@ def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path) -> 
     )
 
 
-def test_dropout_is_off_or_refused(save_model) -> None:
+def test_dropout_is_off_or_refused(save_model):
     model = load(save_model(attention_dropout=0.5), AutoModelForCausalLM, setting="model.path", device=CPU)
     assert not any(module.training for module in model.modules() if isinstance(module, nn.Module))
     with pytest.raises(ConfigError, match=r"^here: attention_dropout=0\.5"):
-        keep_few_activations(model, "here")
+        enable_checkpointing(model, "here")

@@ -8,36 +8,39 @@ from asyncrl.trainer.model.optimizer import Optimizer
 TRAINER = Trainer(beta1=0.9, beta2=0.99)
 
 
-def descent(weight: nn.Parameter, **options: float) -> Optimizer:
+def optimizer(weight: nn.Parameter, **options: float) -> Optimizer:
     return Optimizer({"w": weight}, TRAINER, **{"weight_decay": 0.0, "grad_clip": 0.0} | options)
 
 
 def push(weight: nn.Parameter, *gradient: float) -> None:
+    assert weight.grad is not None
     weight.grad += torch.tensor(gradient)
 
 
 def test_a_first_step_goes_one_learning_rate_against_the_gradient() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    steps = descent(weight)
+    steps = optimizer(weight)
     push(weight, 3.0, -4.0)
     assert steps.step(0.0, lr=0.1) == {"grad_norm": 5.0, "skipped": 0.0}
     assert weight.tolist() == pytest.approx([0.9, 2.1])
+    assert weight.grad is not None
     assert not weight.grad.any()
 
 
 @pytest.mark.parametrize(("loss", "gradient"), [(float("nan"), 1.0), (0.0, float("inf"))], ids=["loss", "gradient"])
-def test_what_is_not_finite_is_thrown_away_and_said(loss, gradient) -> None:
+def test_a_non_finite_update_is_skipped_and_reported(loss, gradient):
     weight = nn.Parameter(torch.ones(1))
-    steps = descent(weight)
+    steps = optimizer(weight)
     push(weight, gradient)
     assert steps.step(loss, lr=0.1)["skipped"] == 1.0
     assert weight.item() == 1.0
+    assert weight.grad is not None
     assert not weight.grad.any()
 
 
-def test_it_goes_on_where_another_left_off() -> None:
+def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     weights = [nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)]
-    first, second = (descent(weight, weight_decay=0.1, grad_clip=1.0) for weight in weights)
+    first, second = (optimizer(weight, weight_decay=0.1, grad_clip=1.0) for weight in weights)
     push(weights[0], 3.0, -4.0)
     first.step(0.0, lr=0.1)
     second.restore(first.state())

@@ -46,7 +46,7 @@ def test_an_optimizer_that_never_stepped_has_no_state() -> None:
         ),
     ],
 )
-def test_state_of_another_model_is_refused_and_nothing_changes(change, message) -> None:
+def test_state_of_another_model_is_refused_and_nothing_changes(change, message):
     (old, weights), (new, copies) = adamw(), adamw()
     step(old, weights)
     state = dict(state_tensors(old, weights))

@@ -10,29 +10,29 @@ from asyncrl.trainer.packing.batch import collate
 from asyncrl.weights.contents.layout import TensorSpec
 
 
-def batch_of(samples):
-    return collate(samples, device=torch.device("cpu"))
+def batch_of(trajectories):
+    return collate(trajectories, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_in_one_row_are_those_of_each_trajectory_alone(model_path, make_samples, temperature) -> None:
-    samples = make_samples()
-    got = Policy(model_path).score(batch_of(samples), temperature=temperature).logprobs
+def test_packed_logprobs_are_those_of_each_trajectory_alone(model_path, make_trajectories, temperature):
+    trajectories = make_trajectories()
+    got = Policy(model_path).score(batch_of(trajectories), temperature=temperature).logprobs
 
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     alone = []
-    for sample in samples:
-        prompt, completion = (torch.tensor(ids).long() for ids in (sample.prompt_ids, sample.completion_ids))
+    for trajectory in trajectories:
+        prompt, completion = (torch.tensor(ids).long() for ids in (trajectory.prompt_ids, trajectory.completion_ids))
         logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
         alone.append((logits / temperature).log_softmax(-1).gather(1, completion[:, None])[:, 0])
     torch.testing.assert_close(got.double(), torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient(model_path, make_samples) -> None:
+def test_gradient_checkpointing_changes_no_gradient(model_path, make_trajectories):
     def gradients(*, gradient_checkpointing: bool) -> list[torch.Tensor]:
         policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
-        policy.score(batch_of(make_samples()), temperature=1.0).logprobs.sum().backward()
-        return [weight.grad for weight in policy.parameters().values()]
+        policy.score(batch_of(make_trajectories()), temperature=1.0).logprobs.sum().backward()
+        return [weight.grad for weight in policy.parameters().values() if weight.grad is not None]
 
     for plain, checkpointed in zip(
         gradients(gradient_checkpointing=False), gradients(gradient_checkpointing=True), strict=True
@@ -40,7 +40,7 @@ def test_gradient_checkpointing_changes_no_gradient(model_path, make_samples) ->
         torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_tied_weights_are_published_once_under_hugging_face_names(model_path, save_model) -> None:
+def test_tied_weights_are_published_once_under_hugging_face_names(model_path, save_model):
     saved = load_file(model_path / "model.safetensors")
     published = dict(Policy(model_path).named_weights())
 
@@ -50,7 +50,7 @@ def test_tied_weights_are_published_once_under_hugging_face_names(model_path, sa
     assert "lm_head.weight" in dict(Policy(save_model(tie_word_embeddings=False)).named_weights())
 
 
-def test_specs_describe_what_is_published_in_its_order(model_path) -> None:
+def test_specs_describe_what_is_published_in_its_order(model_path):
     policy = Policy(model_path, dtype="bfloat16")
     weights = list(policy.named_weights())
 
@@ -61,37 +61,40 @@ def test_specs_describe_what_is_published_in_its_order(model_path) -> None:
     ]
 
 
-def test_bfloat16_products_stay_near_float32_ones(model_path, make_samples) -> None:
-    batch = batch_of(make_samples())
+def test_bfloat16_products_stay_near_float32_ones(model_path, make_trajectories):
+    batch = batch_of(make_trajectories())
     exact = Policy(model_path).score(batch, temperature=1.0).logprobs
     rough = Policy(model_path, dtype="bfloat16").score(batch, temperature=1.0).logprobs
     assert 0 < (exact - rough).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_nothing_to_score_still_gives_every_parameter_a_gradient_of_zero(model_path, gradient_checkpointing) -> None:
-    """Ranks that share a model run equally many passes, whether they have trajectories left or not."""
+def test_nothing_to_score_still_gives_every_parameter_a_gradient_of_zero(model_path, gradient_checkpointing):
+    """Ranks of a sharded model run equally many passes, with or without trajectories left."""
     policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
     scores = policy.score(batch_of([]), temperature=1.0, entropy=True)
+    assert scores.entropy is not None
     (scores.logprobs.sum() + scores.entropy.sum()).backward()
 
     assert scores.logprobs.shape == (0,)
     assert all(weight.grad is not None and not weight.grad.any() for weight in policy.parameters().values())
 
 
-def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_path, make_samples) -> None:
-    samples = make_samples()
-    scores = Policy(model_path).score(batch_of(samples), temperature=0.7, entropy=True, sum_pi_squared=True)
+def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_path, make_trajectories):
+    trajectories = make_trajectories()
+    scores = Policy(model_path).score(batch_of(trajectories), temperature=0.7, entropy=True, sum_pi_squared=True)
 
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in samples]
-    logits = [model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] for ids, s in zip(whole, samples, strict=True)]
+    whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in trajectories]
+    logits = [
+        model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] for ids, s in zip(whole, trajectories, strict=True)
+    ]
     log_p = (torch.cat(logits) / 0.7).log_softmax(-1)
     torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_caps_its_logits_is_refused(tmp_path) -> None:
+def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     config = Gemma2Config(
         vocab_size=32,

@@ -8,13 +8,13 @@ from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 CPU = torch.device("cpu")
 
 
-def sample(prompt: list[int], completion: list[int], logprobs: list[float]) -> TrainingTrajectory:
+def trajectory(prompt: list[int], completion: list[int], logprobs: list[float]) -> TrainingTrajectory:
     arrays = np.array(prompt, np.int32), np.array(completion, np.int32), np.array(logprobs, np.float32)
     return TrainingTrajectory(7, *arrays, reward=1.0)
 
 
 def test_trajectories_lie_end_to_end_and_states_before_completion_tokens_are_gathered() -> None:
-    first, second = sample([5, 6], [7, 8, 9], [-1.0, -2.0, -3.0]), sample([4], [3, 2], [-0.5, -0.6])
+    first, second = trajectory([5, 6], [7, 8, 9], [-1.0, -2.0, -3.0]), trajectory([4], [3, 2], [-0.5, -0.6])
     batch = collate([first, second], device=CPU)
 
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 4, 3]], "nothing is to be predicted from last tokens"
@@ -22,25 +22,25 @@ def test_trajectories_lie_end_to_end_and_states_before_completion_tokens_are_gat
     assert batch.positions.tolist() == [1, 2, 3, 4, 5]
     assert batch.token_ids.tolist() == [7, 8, 9, 3, 2]
     assert batch.row.lengths == [2, 4]
-    assert batch.row.places.tolist() == [4, 5, 0, 1, 2, 3]
+    assert batch.row.indices.tolist() == [4, 5, 0, 1, 2, 3]
     assert batch.lengths == [3, 2]
 
 
 def test_a_prompt_of_several_is_read_once_and_predicts_the_first_token_of_each() -> None:
     completions = [1, 2, 3, 4], [7], [8, 9]
-    batch = collate([sample([5, 6], tokens, [-1.0] * len(tokens)) for tokens in completions], device=CPU)
+    batch = collate([trajectory([5, 6], tokens, [-1.0] * len(tokens)) for tokens in completions], device=CPU)
 
     assert batch.input_ids.tolist() == [[5, 6, 1, 2, 3, 8]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 2]]
     assert batch.positions.tolist() == [1, 2, 3, 4, 1, 1, 5]
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 7, 8, 9]
     assert batch.row.lengths == [2, 3, 5]
-    assert batch.row.places.tolist() == [0, 1, 0, 1, 5, 0, 1, 2, 3, 4]
+    assert batch.row.indices.tolist() == [0, 1, 0, 1, 5, 0, 1, 2, 3, 4]
     assert batch.lengths == [4, 1, 2]
 
 
 def test_a_trajectory_without_tokens_is_read_and_predicts_nothing() -> None:
-    batch = collate([sample([1, 2], [], []), sample([3], [4], [-1.0])], device=CPU)
+    batch = collate([trajectory([1, 2], [], []), trajectory([3], [4], [-1.0])], device=CPU)
     assert batch.input_ids.tolist() == [[1, 2, 3]]
     assert batch.positions.tolist() == [2]
     assert batch.lengths == [0, 1]
@@ -61,6 +61,6 @@ def test_no_trajectories_are_one_token_that_predicts_nothing() -> None:
         pytest.param([1], [1, 2], [-1.0], id="a token without a log-prob"),
     ],
 )
-def test_a_trajectory_that_does_not_hold_together_is_refused(prompt, completion, logprobs) -> None:
-    with pytest.raises(AsyncrlError, match="group 7 does not hold together"):
-        sample(prompt, completion, logprobs)
+def test_a_trajectory_that_does_not_hold_together_is_refused(prompt, completion, logprobs):
+    with pytest.raises(AsyncrlError, match="group 7 is inconsistent"):
+        trajectory(prompt, completion, logprobs)

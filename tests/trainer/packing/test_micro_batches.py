@@ -12,7 +12,7 @@ BUDGETS = st.integers(50, 400)
 
 
 @given(SIZES, BUDGETS)
-def test_every_trajectory_goes_once_into_a_micro_batch_within_the_budget(sizes, max_tokens) -> None:
+def test_every_trajectory_goes_once_into_a_micro_batch_within_the_budget(sizes, max_tokens):
     batches = micro_batches(sizes, max_tokens)
 
     assert sorted(index for batch in batches for index in batch) == list(range(len(sizes)))
@@ -20,13 +20,13 @@ def test_every_trajectory_goes_once_into_a_micro_batch_within_the_budget(sizes, 
 
 
 @given(SIZES, BUDGETS)
-def test_none_is_closed_while_the_next_trajectory_fits(sizes, max_tokens) -> None:
+def test_none_is_closed_while_the_next_trajectory_fits(sizes, max_tokens):
     for batch, following in pairwise(micro_batches(sizes, max_tokens)):
         assert num_tokens(sizes[index] for index in (*batch, following[0])) > max_tokens
 
 
 @given(SIZES, BUDGETS)
-def test_a_group_is_begun_once_and_gone_on_with_until_it_is_done(sizes, max_tokens) -> None:
+def test_a_group_is_begun_once_and_gone_on_with_until_it_is_done(sizes, max_tokens):
     order = [sizes[index].group_id for batch in micro_batches(sizes, max_tokens) for index in batch]
     assert order == sorted(order, key=[size.group_id for size in sizes].index)
 
@@ -39,7 +39,7 @@ def test_a_prompt_counts_once_in_each_micro_batch() -> None:
     assert micro_batches(a + b, 11) == [[0], [1], [2, 3]]
 
 
-def test_a_trajectory_over_the_budget_is_refused_with_what_to_set() -> None:
+def test_a_trajectory_over_the_budget_is_refused_with_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"trajectory 1 has 9 tokens.*at least 9"):
         micro_batches([Size(0, 1, 2), Size(1, 4, 5)], 8)
 

@@ -1,4 +1,4 @@
-"""However trajectories are laid into rows, each is computed as if it were alone."""
+"""Each trajectory is computed as if it were alone, however trajectories are packed into rows."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +14,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
-from asyncrl.trainer.packing.packed_attention import _by_length, _in_one, pack, packed_attention
+from asyncrl.trainer.packing.packed_attention import (
+    _batched_attention,
+    _varlen_attention,
+    packed_attention,
+    use_packed_attention,
+)
 from asyncrl.trainer.packing.row import Row
 
 CPU = torch.device("cpu")
@@ -34,8 +39,8 @@ Result = tuple[list[Tensor], list[Tensor]]
 PROMPTS = [np.arange(length, dtype=np.int32) + length for length in range(1, 5)]
 
 
-def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingTrajectory]:
-    """Of (number of the prompt, tokens of the completion)."""
+def ragged(lengths: Sequence[tuple[int, int]]) -> list[TrainingTrajectory]:
+    """Build trajectories from pairs of a prompt number and a completion length."""
     random = np.random.default_rng(len(lengths))
     return [
         TrainingTrajectory(
@@ -49,70 +54,70 @@ def trajectories(lengths: Sequence[tuple[int, int]]) -> list[TrainingTrajectory]
     ]
 
 
-def tokens(sample: TrainingTrajectory) -> Tensor:
-    return torch.from_numpy(np.concatenate((sample.prompt_ids, sample.completion_ids))).long()
+def tokens(trajectory: TrainingTrajectory) -> Tensor:
+    return torch.from_numpy(np.concatenate((trajectory.prompt_ids, trajectory.completion_ids))).long()
 
 
-def pushes(samples: Sequence[TrainingTrajectory]) -> list[Tensor]:
+def pushes(trajectories: Sequence[TrainingTrajectory]) -> list[Tensor]:
     """Upstream gradients, some positive and some not."""
-    return [torch.sin(torch.arange(len(sample.completion_ids)) + 1.0) for sample in samples]
+    return [torch.sin(torch.arange(len(trajectory.completion_ids)) + 1.0) for trajectory in trajectories]
 
 
-def packed(policy: Policy, samples: Sequence[TrainingTrajectory], rows: Sequence[Sequence[int]]) -> Result:
-    found, push = [torch.empty(0)] * len(samples), pushes(samples)
+def packed(policy: Policy, trajectories: Sequence[TrainingTrajectory], rows: Sequence[Sequence[int]]) -> Result:
+    found, push = [torch.empty(0)] * len(trajectories), pushes(trajectories)
     for row in rows:
-        batch = collate([samples[place] for place in row], device=CPU)
+        batch = collate([trajectories[place] for place in row], device=CPU)
         logprobs = policy.score(batch, temperature=1.0).logprobs
         torch.dot(logprobs, torch.cat([push[place] for place in row] or [torch.empty(0)])).backward()
-        for place, part in zip(row, torch.split(logprobs.detach(), batch.lengths), strict=True):
+        for place, part in zip(row, torch.split(logprobs.detach(), list(batch.lengths)), strict=True):
             found[place] = part
-    gradients = [weight.grad for weight in policy.parameters().values()]
+    gradients = [weight.grad for weight in policy.parameters().values() if weight.grad is not None]
     policy.model.zero_grad()
     return found, gradients
 
 
-def plain(model: torch.nn.Module, samples: Sequence[TrainingTrajectory], *, padded: bool) -> Result:
-    """By transformers' own attention: one rectangle, padded on the right, or one trajectory at a time."""
+def plain(model: torch.nn.Module, trajectories: Sequence[TrainingTrajectory], *, padded: bool) -> Result:
+    """Reference by transformers' own attention: one right-padded batch, or one trajectory at a time."""
     found: list[Tensor] = []
-    for chosen in [samples] if padded else [[sample] for sample in samples]:
-        ids = torch.nn.utils.rnn.pad_sequence([tokens(sample) for sample in chosen], batch_first=True)
+    for together in [trajectories] if padded else [[trajectory] for trajectory in trajectories]:
+        ids = torch.nn.utils.rnn.pad_sequence([tokens(trajectory) for trajectory in together], batch_first=True)
         logprobs = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
-        for row, sample, push in zip(logprobs, chosen, pushes(chosen), strict=True):
-            states = row[len(sample.prompt_ids) - 1 : len(tokens(sample)) - 1]
-            part = states.gather(1, torch.tensor(sample.completion_ids).long()[:, None])[:, 0]
+        for row, trajectory, push in zip(logprobs, together, pushes(together), strict=True):
+            states = row[len(trajectory.prompt_ids) - 1 : len(tokens(trajectory)) - 1]
+            part = states.gather(1, torch.tensor(trajectory.completion_ids).long()[:, None])[:, 0]
             torch.dot(part, push).backward(retain_graph=True)
             found.append(part.detach())
-    gradients = [weight.grad for weight in model.parameters()]
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
     return found, gradients
 
 
 @pytest.fixture(scope="module")
-def policy(model_path) -> Policy:
+def policy(model_path):
     return Policy(model_path)
 
 
 @pytest.fixture(scope="module")
-def alone(model_path) -> torch.nn.Module:
+def alone(model_path):
     return AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager")
 
 
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_packed_is_one_by_one_is_padded_in_any_order_and_any_packing(policy, alone, data) -> None:
+def test_packed_equals_one_by_one_equals_padded_in_any_order_and_packing(policy, alone, data):
     lengths = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=9))
-    samples = trajectories(lengths)
-    order = data.draw(st.permutations(range(len(samples))))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=4)))  # two alike: a row of nothing
+    trajectories = ragged(lengths)
+    order = data.draw(st.permutations(range(len(trajectories))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(trajectories)), max_size=4)))  # two alike: a row of nothing
     rows = [order[start:end] for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
 
-    got = packed(policy, samples, rows)
+    got = packed(policy, trajectories, rows)
 
-    for expected in (plain(alone, samples, padded=False), plain(alone, samples, padded=True)):
+    for expected in (plain(alone, trajectories, padded=False), plain(alone, trajectories, padded=True)):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)  # gradients sum up in another order
 
 
-def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> None:
+def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy):
     """A mask that subtracts would let NaN through: 0 times NaN is NaN."""
     query, key, value = torch.randn(3, 1, 2, 5, 8)
     poisoned = value.clone()
@@ -134,12 +139,12 @@ def test_a_token_sees_nothing_of_its_neighbours_not_even_an_infinity(policy) -> 
         ),
     ],
 )
-def test_other_attentions_are_kept_apart_too(model) -> None:
+def test_other_attentions_are_kept_apart_too(model):
     ids = torch.arange(20)[None] % VOCAB
     sequences = [np.r_[:5, 5:7], np.r_[:5, 7:9], np.r_[:5, 9:13], np.r_[13:20]]
     model.set_attn_implementation("eager")
     expected = [model(input_ids=ids[:, places], use_cache=False).logits for places in sequences]
-    pack(model)
+    use_packed_attention(model)
     positions = torch.cat([torch.arange(*ends) for ends in ((7,), (5, 7), (5, 9), (7,))])[None]
     got = model(input_ids=ids, position_ids=positions, use_cache=False, row=Row(sequences, CPU)).logits
     for places, logits in zip(sequences, expected, strict=True):
@@ -147,9 +152,9 @@ def test_other_attentions_are_kept_apart_too(model) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_kernel_of_a_device_is_asked_for_what_batches_compute(window, monkeypatch) -> None:
-    def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa) -> Tensor:
-        """By its description: sequences end at ``ends``, and a token sees itself and ``left`` tokens before it."""
+def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, monkeypatch):
+    def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa):
+        """Reference by its documentation: sequences end at ``ends``; a token sees itself and ``left`` tokens before."""
         assert ends.tolist() == key_ends.tolist()
         assert longest == most_keys == int(ends.diff().max())
         left, right = window_size
@@ -157,13 +162,13 @@ def test_the_kernel_of_a_device_is_asked_for_what_batches_compute(window, monkey
         for start, end in itertools.pairwise(ends.tolist()):
             at = torch.arange(end - start)
             mask = (at <= at[:, None] + right) & ((at >= at[:, None] - left) if left >= 0 else True)
-            parts = (part[start:end].transpose(0, 1) for part in (query, key, value))
-            out = F.scaled_dot_product_attention(*parts, mask, scale=scale, enable_gqa=enable_gqa)
+            q, k, v = (part[start:end].transpose(0, 1) for part in (query, key, value))
+            out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
             found.append(out.transpose(0, 1))
         return torch.cat(found)
 
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.varlen_attn", kernel)
     row = Row([np.arange(6), np.arange(6, 9), np.arange(9, 12), np.arange(12, 14)], CPU)
     heads = torch.randn(14, 4, 8), *torch.randn(2, 14, 2, 8)
-    got = _in_one(heads, row, 0.5, window, torch.float32)
-    torch.testing.assert_close(got, _by_length(heads, row.lengths, 0.5, window), rtol=1e-5, atol=1e-6)
+    got = _varlen_attention(heads, row, 0.5, window, torch.float32)
+    torch.testing.assert_close(got, _batched_attention(heads, row.lengths, 0.5, window), rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ ROW = Row([np.array(places) for places in (LONG, SHORT, OTHER)], torch.device("c
 
 
 def test_sequences_are_whole_and_shorter_ones_come_first() -> None:
-    assert ROW.places.tolist() == OTHER + SHORT + LONG
+    assert ROW.indices.tolist() == OTHER + SHORT + LONG
     assert ROW.lengths == [3, 5, 6]
 
 
@@ -19,6 +19,6 @@ def test_kernels_are_told_where_sequences_begin_and_end() -> None:
     assert ROW.ends.dtype == torch.int32
 
 
-def test_of_each_place_one_answer_is_kept() -> None:
-    assert ROW.places[ROW.firsts].tolist() == list(range(11))
+def test_each_row_index_has_one_first_occurrence() -> None:
+    assert ROW.indices[ROW.firsts].tolist() == list(range(11))
     assert ROW.firsts.tolist() == [3, 4, 5, 6, 7, 11, 12, 13, 0, 1, 2]

@@ -5,14 +5,12 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo, whole
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo, local_step
 
 
 def step(*group_ids: int) -> Step:
-    described = [
-        TrajectoryInfo(i, 2, Outcome(group_id=group, length=3, reward=0.0)) for i, group in enumerate(group_ids)
-    ]
-    return Step(described, {}, [0] * len(described))
+    infos = [TrajectoryInfo(i, 2, Outcome(group_id=group, length=3, reward=0.0)) for i, group in enumerate(group_ids)]
+    return Step(infos, {}, [0] * len(infos))
 
 
 def test_mini_batches_are_whole_groups_as_equal_as_can_be() -> None:
@@ -23,17 +21,17 @@ def test_mini_batches_are_whole_groups_as_equal_as_can_be() -> None:
 
 
 @pytest.mark.parametrize("group_ids", [(), (1, 2, 1)], ids=["none", "scattered"])
-def test_anything_but_whole_groups_is_refused(group_ids) -> None:
+def test_anything_but_whole_groups_is_refused(group_ids):
     with pytest.raises(AsyncrlError, match="expected whole groups"):
         step(*group_ids)
 
 
 def test_a_step_of_samples_has_all_of_their_tokens() -> None:
     ids = np.arange(4, dtype=np.int32)
-    sample = TrainingTrajectory(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
-    made = whole([sample])
+    trajectory = TrainingTrajectory(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
+    made = local_step([trajectory])
 
-    assert (made.described[0].index, made.described[0].size) == (2, Size(5, prompt=1, completion=4))
+    assert (made.infos[0].index, made.infos[0].size) == (2, Size(5, prompt=1, completion=4))
     assert (made.outcomes[0].group_id, made.outcomes[0].reward, made.outcomes[0].metrics) == (5, 0.5, {"form": 0.1})
-    assert made.trajectories == {0: sample}
-    assert made.owner == [0]
+    assert made.trajectories == {0: trajectory}
+    assert made.owners == [0]

@@ -3,8 +3,8 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, RankDied
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks.ranks import Alone, Group, collective
-from tests.trainer.ragged_samples import ragged_samples
+from asyncrl.trainer.ranks.ranks import RankGroup, SingleRank, collective
+from tests.trainer.ragged_trajectories import ragged_trajectories
 from tests.trainer.rank_process import Case
 
 ALGORITHMS = {
@@ -35,7 +35,7 @@ ALGORITHMS = {
     "selecting": {"loss": "clip_cov", "advantage": "reinforce_plus_plus", "cov_ratio": 0.2, "cov_low": 0.01},
     "criticised": {"advantage": "gae", "lam": 0.9},
 }
-UPDATES = {
+UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
     "decoupled": {"mini_batches": 2, "epochs": 2},
     "selecting": {"mini_batches": 4},
@@ -46,7 +46,7 @@ BUDGETS = {2: 36, 3: 90}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
 
 
-def settings(algorithm: str, max_tokens: int) -> dict:
+def settings(algorithm: str, max_tokens: int) -> dict[str, dict[str, Any]]:
     return {
         "model": {"path": "unused"},
         "data": {"train": "unused", "max_prompt_tokens": 16},
@@ -58,7 +58,7 @@ def settings(algorithm: str, max_tokens: int) -> dict:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
-    """What the ranks of every case wrote: three processes for all of them."""
+    """Files written by the ranks of every case: three processes run all cases."""
     folder = tmp_path_factory.mktemp("ranks")
     cases = [
         Case(f"{algorithm}-{size}", size, settings(algorithm, BUDGETS[size]), str(model_path), seed=3)
@@ -74,9 +74,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, algorithm, size) -> None:
+def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, algorithm, size):
     alone = Learner(decode(settings(algorithm, 10_000)), model_path)
-    expected = alone.train(ragged_samples(seed=3))
+    expected = alone.train(ragged_trajectories(seed=3))
     metrics = msgspec.json.decode((folder / f"{algorithm}-{size}.metrics").read_bytes())
 
     assert expected["grad_norm"] > 0.01
@@ -96,10 +96,10 @@ def test_several_ranks_take_the_step_that_one_would_take(folder, model_path, alg
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size) -> None:
+def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size):
     """AdamW's first step is the sign of the gradient: where that is near zero, it may be either."""
     alone = Learner(decode(settings("plain", 10_000)), model_path)
-    alone.train(ragged_samples(seed=3))
+    alone.train(ragged_trajectories(seed=3))
     published = load_file(folder / f"plain-{size}.published")
 
     assert [(spec.name, spec.shape) for spec in alone.specs()] == [
@@ -110,44 +110,44 @@ def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size)
         assert (published[name] - weight).abs().mean() < 1e-5
 
 
-def test_ranks_that_never_come_need_not_be_waited_for(tmp_path) -> None:
+def test_ranks_that_never_come_need_not_be_waited_for(tmp_path):
     asked = iter([False, True])
-    with pytest.raises(RankDied, match="rank 1 of the trainer's 2 did not come"):
-        Group(tmp_path / "store", rank=0, size=2, timeout_s=60.0, is_over=lambda: next(asked))
+    with pytest.raises(RankDied, match="rank 1 of the trainer's 2 did not join"):
+        RankGroup(tmp_path / "store", rank=0, size=2, timeout_s=60.0, is_over=lambda: next(asked))
 
 
-def test_a_device_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path) -> None:
+def test_a_device_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match="cuda"):
-        Group(tmp_path / "store", rank=63, size=64, timeout_s=60.0, kind="cuda")
+        RankGroup(tmp_path / "store", rank=63, size=64, timeout_s=60.0, kind="cuda")
 
 
 @pytest.fixture
-def group(tmp_path) -> Iterator[Group]:
-    """Of one rank: its collectives have nobody to wait for."""
-    group = Group(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+def group(tmp_path):
+    """Group of one rank, whose collectives do not wait."""
+    group = RankGroup(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
     yield group
     group.close()
 
 
-def test_what_breaks_in_a_collective_is_blamed_on_a_rank(group, config, model_path, make_samples, monkeypatch) -> None:
+def test_an_error_in_a_collective_is_rank_died(group, config, model_path, make_trajectories, monkeypatch):
     def break_off(*_: object, **__: object) -> None:
         raise RuntimeError("connection closed\nby peer")
 
     learner = Learner(config(), model_path, ranks=group)
     monkeypatch.setattr(learner.policy, "score", break_off)
-    with pytest.raises(RankDied, match=r"gone, or stuck: connection closed$"):
-        learner.train(make_samples())
+    with pytest.raises(RankDied, match=r"dead or stuck: connection closed$"):
+        learner.train(make_trajectories())
 
 
-def test_memory_that_is_not_there_is_not(group) -> None:
+def test_lack_of_memory_is_not_rank_died(group):
     with pytest.raises(torch.OutOfMemoryError), collective():
         raise torch.OutOfMemoryError("out of memory")
 
 
-def test_without_other_ranks_none_is_to_blame() -> None:
+def test_without_a_group_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes"), collective():
         raise RuntimeError("shapes")
 
 
-def test_alone_everybody_is_oneself() -> None:
-    assert Alone().gather(b"said") == [b"said"]
+def test_a_single_rank_gathers_its_own_data() -> None:
+    assert SingleRank().all_gather(b"said") == [b"said"]

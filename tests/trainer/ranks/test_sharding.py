@@ -10,45 +10,43 @@ from torch.distributed.tensor import DTensor
 from asyncrl.errors import RankDied
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.ranks.ranks import Group
-from asyncrl.trainer.ranks.sharding import shard, share, whole
+from asyncrl.trainer.ranks.ranks import RankGroup
+from asyncrl.trainer.ranks.sharding import full_tensor, shard_like, shard_model
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    group = Group(tmp_path_factory.mktemp("ranks") / "store", rank=0, size=1, timeout_s=60.0)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    group = RankGroup(tmp_path_factory.mktemp("ranks") / "store", rank=0, size=1, timeout_s=60.0)
     yield group
     group.close()
 
 
 @pytest.fixture
-def spread(group, model_path) -> Policy:
+def spread(group, model_path):
     policy = Policy(model_path)
-    shard(policy.model, policy._scoring, group.mesh)
+    shard_model(policy.model, policy._scoring, group.mesh)
     return policy
 
 
-def test_each_layer_and_what_computes_are_gathered_by_themselves(spread) -> None:
+def test_each_layer_and_the_computation_are_sharded_separately(spread):
     gathered = {name for name, module in spread._scoring.named_modules() if isinstance(module, FSDPModule)}
     assert gathered == {"", "body.layers.0", "body.layers.1"}
 
 
-def test_every_parameter_is_spread_once_and_whole_again_when_it_is_asked_for(spread, model_path) -> None:
+def test_every_parameter_is_sharded_once_and_can_be_gathered(spread, model_path):
     plain, weights = Policy(model_path).parameters(), spread.parameters()
 
     assert all(isinstance(weight, DTensor) and weight.placements[0].is_shard(0) for weight in weights.values())
     assert weights.keys() == plain.keys(), "tied weights have one name as before"
     for name, weight in weights.items():
-        assert not isinstance(whole(weight), DTensor)
-        assert torch.equal(whole(weight), plain[name])
+        assert not isinstance(full_tensor(weight), DTensor)
+        assert torch.equal(full_tensor(weight), plain[name])
 
 
-def test_it_computes_what_it_computed_before_and_its_gradients_are_spread_like_it(
-    spread, model_path, make_samples
-) -> None:
-    policies, batch = (Policy(model_path), spread), collate(make_samples(), device=CPU)
+def test_a_sharded_model_computes_the_same_with_sharded_gradients(spread, model_path, make_trajectories):
+    policies, batch = (Policy(model_path), spread), collate(make_trajectories(), device=CPU)
     scores = [policy.score(batch, temperature=0.7) for policy in policies]
     for score in scores:
         score.logprobs.square().sum().backward()
@@ -56,34 +54,37 @@ def test_it_computes_what_it_computed_before_and_its_gradients_are_spread_like_i
 
     torch.testing.assert_close(scores[1].logprobs, scores[0].logprobs)
     for name, weight in weights.items():
+        assert isinstance(weight, DTensor)
+        assert isinstance(weight.grad, DTensor)
         assert weight.grad.placements == weight.placements
-        torch.testing.assert_close(whole(weight.grad), plain[name].grad)
+        torch.testing.assert_close(full_tensor(weight.grad), plain[name].grad)
 
 
-def test_a_share_is_spread_as_its_model_is_and_the_whole_of_it_is_what_was_given(spread) -> None:
+def test_shard_like_follows_the_parameter_and_full_tensor_inverts_it(spread):
     weight = spread.parameters()["model.layers.1.mlp.up_proj.weight"]
     given = torch.nn.Parameter(torch.arange(24.0 * 16).reshape(24, 16))
-    found = share(given, weight)
+    found = shard_like(given, weight)
+    assert isinstance(found, DTensor)
 
     assert (found.device_mesh, found.placements) == (weight.device_mesh, weight.placements)
-    assert torch.equal(whole(found), given)
+    assert torch.equal(full_tensor(found), given)
     assert not found.requires_grad
     with torch.no_grad():
         weight.copy_(found)
-    assert torch.equal(whole(weight), given)
+    assert torch.equal(full_tensor(weight), given)
 
 
-def test_what_is_not_spread_is_only_moved_to_where_its_model_is() -> None:
+def test_unsharded_tensors_are_only_moved_to_the_device() -> None:
     given = torch.ones(3)
-    assert whole(given) is given
-    assert share(given, torch.zeros(3)) is given
-    assert share(given, torch.empty(3, device="meta")).is_meta
+    assert full_tensor(given) is given
+    assert shard_like(given, torch.zeros(3)) is given
+    assert shard_like(given, torch.empty(3, device="meta")).is_meta
 
 
-def test_a_peer_that_is_gone_while_a_tensor_is_gathered_is_named_as_such(spread, monkeypatch) -> None:
+def test_an_error_while_gathering_a_tensor_is_rank_died(spread, monkeypatch):
     def break_off(_: DTensor) -> torch.Tensor:
         raise RuntimeError("connection closed")
 
     monkeypatch.setattr(DTensor, "full_tensor", break_off)
     with pytest.raises(RankDied, match="connection closed"):
-        whole(spread.parameters()["model.norm.weight"])
+        full_tensor(spread.parameters()["model.norm.weight"])

@@ -27,16 +27,16 @@ def by_hand(raw: bytes) -> int:
 
 @given(st.binary(max_size=64))
 def test_it_is_the_sum_of_words_times_powers(raw: bytes) -> None:
-    assert SUM.of(buffer(raw)) == by_hand(raw)
+    assert SUM(buffer(raw)) == by_hand(raw)
 
 
 @pytest.mark.parametrize("num_bytes", [4 * CPU_WORDS - 1, 4 * CPU_WORDS, 4 * CPU_WORDS + 5, 9 * CPU_WORDS + 2])
-def test_where_blocks_end_does_not_show(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a CPU and an accelerator, which take other blocks, agree."""
+def test_the_block_size_does_not_change_the_sum(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU and an accelerator use different block sizes and must agree."""
     raw = random(num_bytes)
     monkeypatch.setattr(checksum, "CPU_WORDS", 1000)
 
-    assert Checksum(torch.device("cpu")).of(raw) == SUM.of(raw)
+    assert Checksum(torch.device("cpu"))(raw) == SUM(raw)
 
 
 @given(st.data())
@@ -46,7 +46,7 @@ def test_a_change_within_one_word_is_found(data: st.DataObject) -> None:
     changed = raw.clone()
     changed[4 * where : 4 * where + 4] ^= buffer(data.draw(st.binary(min_size=4, max_size=4)))[: len(raw) - 4 * where]
 
-    assert (SUM.of(changed) == SUM.of(raw)) == torch.equal(changed, raw)
+    assert (SUM(changed) == SUM(raw)) == torch.equal(changed, raw)
 
 
 @given(st.integers(0, 199), st.integers(0, 199))
@@ -55,14 +55,14 @@ def test_words_that_changed_places_are_found(first: int, second: int) -> None:
     swapped = words.clone()
     swapped[[first, second]] = words[[second, first]]
 
-    assert (SUM.of(swapped.view(torch.uint8)) == SUM.of(words.view(torch.uint8))) == torch.equal(words, swapped)
+    assert (SUM(swapped.view(torch.uint8)) == SUM(words.view(torch.uint8))) == torch.equal(words, swapped)
 
 
 def test_signs_flipped_in_two_places_are_found() -> None:
-    """The highest bits, which a plain sum of 64-bit words times odd numbers loses in pairs."""
+    """A plain sum of 64-bit words times odd numbers loses pairs of highest bits."""
     for dtype in (torch.float32, torch.bfloat16):
         weights = torch.randn(3 * CPU_WORDS).to(dtype)
         flipped = weights.clone()
         flipped[[7, 3 * CPU_WORDS - 1]] *= -1
 
-        assert SUM.of(flipped.view(torch.uint8)) != SUM.of(weights.view(torch.uint8))
+        assert SUM(flipped.view(torch.uint8)) != SUM(weights.view(torch.uint8))

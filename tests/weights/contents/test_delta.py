@@ -97,7 +97,7 @@ def test_nothing_changed_is_nothing_sent() -> None:
     ("where", "num_sent"),
     [([0], 1), ([REACH - 1], 1), ([REACH], 2), ([0, REACH], 2), ([0, REACH + 1], 3), ([5, 5 + 3 * REACH], 4)],
 )
-def test_what_is_out_of_reach_is_reached_by_elements_that_did_not_change(where: list[int], num_sent: int) -> None:
+def test_wide_gaps_are_bridged_by_unchanged_elements(where: list[int], num_sent: int) -> None:
     base = torch.full((4 * REACH,), 5, dtype=torch.uint8)
     new = base.clone()
     new[where] = 6

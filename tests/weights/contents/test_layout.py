@@ -20,9 +20,9 @@ def spec(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
 
 @given(SPECS, st.integers(1, 4096))
 def test_every_tensor_lies_in_one_bucket_once(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    plan = Layout(specs, bucket_bytes)
+    layout = Layout(specs, bucket_bytes)
 
-    assert [slot.spec for bucket in plan.buckets for slot in bucket.slots] == sorted(specs)
+    assert [slot.spec for bucket in layout.buckets for slot in bucket.slots] == sorted(specs)
 
 
 @given(SPECS, st.integers(1, 4096))
@@ -62,42 +62,42 @@ def test_the_hash_covers_the_bucket_size_because_the_layout_does() -> None:
 
 def test_a_layout_worked_by_hand() -> None:
     """a: 3 floats, 12 bytes. b starts at 16 and ends at 22. c would end at 48 > 40, so it opens a bucket."""
-    plan = Layout([spec("c", 4), spec("a", 3), spec("b", 3, dtype="bfloat16")], 40)
+    layout = Layout([spec("c", 4), spec("a", 3), spec("b", 3, dtype="bfloat16")], 40)
 
-    assert [[(slot.spec.name, slot.offset) for slot in b.slots] for b in plan.buckets] == [
+    assert [[(slot.spec.name, slot.offset) for slot in b.slots] for b in layout.buckets] == [
         [("a", 0), ("b", 16)],
         [("c", 0)],
     ]
-    assert [bucket.num_bytes for bucket in plan.buckets] == [22, 16]
-    assert plan.num_bytes == 38
+    assert [bucket.num_bytes for bucket in layout.buckets] == [22, 16]
+    assert layout.num_bytes == 38
 
 
 @given(SPECS, st.integers(1, 4096))
 def test_buckets_are_whole_numbers_of_their_smallest_element(specs: list[TensorSpec], bucket_bytes: int) -> None:
-    plan = Layout(specs, bucket_bytes)
+    layout = Layout(specs, bucket_bytes)
 
-    assert all(bucket.num_bytes % bucket.item_bytes == 0 for bucket in plan.buckets)
-    assert plan.num_items >= sum(spec.num_bytes // ITEM_BYTES[spec.dtype] for spec in specs)
+    assert all(bucket.num_bytes % bucket.item_bytes == 0 for bucket in layout.buckets)
+    assert layout.num_items >= sum(spec.num_bytes // ITEM_BYTES[spec.dtype] for spec in specs)
 
 
 @pytest.mark.parametrize(
     ("theirs", "sentence"),
     [
-        pytest.param([spec("a", 2)], "b is in the plan, but the other side does not have it", id="missing"),
+        pytest.param([spec("a", 2)], "b is in the layout, but the other side does not have it", id="missing"),
         pytest.param(
-            [spec("a", 2), spec("b", 3), spec("c", 1)], "c is not in the plan, but the other side has it", id="extra"
+            [spec("a", 2), spec("b", 3), spec("c", 1)], "c is not in the layout, but the other side has it", id="extra"
         ),
         pytest.param(
-            [spec("a", 2), spec("b", 4)], "b has shape (3,) in the plan, but (4,) on the other side", id="shape"
+            [spec("a", 2), spec("b", 4)], "b has shape (3,) in the layout, but (4,) on the other side", id="shape"
         ),
         pytest.param(
             [spec("a", 2, dtype="bfloat16"), spec("b", 4)],
-            "a has dtype float32 in the plan, but bfloat16 on the other side",
+            "a has dtype float32 in the layout, but bfloat16 on the other side",
             id="the first of two",
         ),
     ],
 )
-def test_the_first_difference_is_said_in_one_sentence(theirs: list[TensorSpec], sentence: str) -> None:
+def test_the_first_difference_is_reported_in_one_sentence(theirs: list[TensorSpec], sentence: str) -> None:
     assert Layout([spec("a", 2), spec("b", 3)], 64).difference(theirs) == sentence
 
 

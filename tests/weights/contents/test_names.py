@@ -101,5 +101,5 @@ def test_an_expert_is_called_as_if_it_were_a_module_of_its_own() -> None:
     assert shapes["model.layers.1.mlp.experts.3.down_proj.weight"] == (16, 12)
 
 
-def test_any_other_module_has_the_names_it_has() -> None:
+def test_other_modules_keep_their_parameter_names() -> None:
     assert [name for name, _ in checkpoint_tensors(nn.Linear(2, 3))] == ["weight", "bias"]

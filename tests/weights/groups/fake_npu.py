@@ -1,14 +1,14 @@
 """
-Stands in for torch_npu on a machine without Ascend: two devices called npu, and a collective library with HCCL's shape.
+Fake torch_npu for machines without Ascend: two ``npu`` devices, and a collective library with HCCL's interface.
 
-Tests put it on the path as ``torch_npu`` (see `installed_at`), so that it is imported where the real one is. Importing
-it renames torch's private device for good, so only processes made for it may. Tensors stay in the CPU's memory, and
-gloo moves them: what is tested is all that lies around the library. FAKE_NPU in the environment chooses how it fails.
+Tests install it as ``torch_npu`` (see `installed_at`), so that the code under test imports it in place of the real one.
+The import renames torch's private device for good, so it needs a process of its own. Tensors stay in CPU memory, and
+gloo sends them: only the code around the library is tested. FAKE_NPU in the environment selects a failure.
 
-    whole       it works
-    no_cann     it cannot be imported, as without libhccl.so
-    idle        broadcasts end at once, and move nothing
-    forgetful   so do all but the first
+    whole       none
+    no_cann     the import fails, as without libhccl.so
+    idle        broadcasts end at once, and send nothing
+    forgetful   the same for all broadcasts but the first
 """
 
 import importlib.machinery
@@ -18,24 +18,25 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 NUM_DEVICES = 2
 MADE: list[dict[str, object]] = []
-"""What each group was made with, for tests to look at."""
+"""Options of each group, for assertions."""
 
 
 def installed_at(folder: Path, failing: str = "whole") -> dict[str, str]:
-    """An environment for processes that find it as an installed torch_npu."""
+    """Environment of processes in which it is the installed torch_npu."""
     shutil.copy(__file__, folder / "torch_npu.py")
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "FAKE_NPU": failing, "OMP_NUM_THREADS": "1"}
 
 
 class _Work:
-    """Of a broadcast that does not happen."""
+    """A broadcast that sends nothing."""
 
     def is_completed(self) -> bool:
         return True
@@ -44,14 +45,13 @@ class _Work:
 
 
 class _Hccl:
-    def __init__(self, options: object) -> None:
-        self._gloo = dist.ProcessGroupGloo(
-            options.store, options.group_rank, options.group_size, timeout=options.timeout
-        )
+    def __init__(self, options: Any) -> None:
+        gloo: Any = dist.ProcessGroupGloo
+        self._gloo = gloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
         self._broadcasts = 0
         self._failing = os.environ["FAKE_NPU"]
-        told = {key: value for key, value in os.environ.items() if "HCCL" in key}
-        self._made: dict[str, object] = {"ranks": list(options.global_ranks_in_group), "environment": told}
+        variables = {key: value for key, value in os.environ.items() if "HCCL" in key}
+        self._made: dict[str, object] = {"ranks": list(options.global_ranks_in_group), "environment": variables}
         MADE.append(self._made)
 
     def broadcast(self, tensors: list[torch.Tensor], options: object) -> object:
@@ -75,8 +75,9 @@ def _in_host_memory(create: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def _become_torch_npu() -> None:
     if os.environ["FAKE_NPU"] == "no_cann":
         raise ImportError("libhccl.so: cannot open shared object file: No such file or directory")
-    torch.utils.rename_privateuse1_backend("npu")
-    npu = ModuleType("torch.npu")
+    untyped: Any = torch
+    untyped.utils.rename_privateuse1_backend("npu")
+    npu: Any = ModuleType("torch.npu")
     npu.is_available = lambda: True
     npu.device_count = lambda: NUM_DEVICES
     npu.current_device = lambda: 0

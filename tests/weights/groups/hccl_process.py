@@ -1,25 +1,28 @@
 """
-Groups of three ranks over the fake HCCL, in a process of their own: prints as JSON what happened.
+Groups of three ranks over the fake HCCL, in a process of their own; prints the results as JSON.
 
-To be run with the environment that `fake_npu.installed_at` gives.
+Run it in the environment that `fake_npu.installed_at` returns.
 """
 
 import asyncio
+import importlib
 import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, torch_device
 from asyncrl.weights.groups.group import Group, form
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.staging import Staging
-from tests.weights.party import PLAN, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
+from tests.weights.party import LAYOUT, SHORT_S, TRAINER, Rendezvous, forward, member, same, tensors, transfer
 
 NPU = torch_device("npu:0")
 BACKEND = backend_for("auto", NPU.type)
@@ -27,10 +30,10 @@ SIZE = 3
 
 
 def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
-    """Take part in one publish; the group, and whether rank 0's tensors are here."""
+    """Take part in one publish; returns the group, and True if rank 0's tensors arrived."""
     deadline = Deadline(20.0)
     group = form(BACKEND, store, rank, SIZE, interface="127.0.0.1", deadline=deadline, device=NPU)
-    staging = Staging(PLAN, NPU)
+    staging = Staging(LAYOUT, NPU)
     for name, tensor in tensors(seed=rank).items():
         staging.tensors[name].copy_(tensor)
     for bucket in filter(len, staging.buckets):
@@ -39,8 +42,8 @@ def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
 
 
 def exchange() -> dict[str, object]:
-    """All three come."""
-    import torch_npu
+    """All three ranks join."""
+    torch_npu: Any = importlib.import_module("torch_npu")
 
     store = HashStore()
     with ThreadPoolExecutor(SIZE) as ranks:
@@ -48,20 +51,22 @@ def exchange() -> dict[str, object]:
     for group in groups:
         group.close()
     try:
-        groups[0].broadcast(Staging(PLAN, NPU).buckets[0], 0, Deadline(1.0))
+        groups[0].broadcast(Staging(LAYOUT, NPU).buckets[0], 0, Deadline(1.0))
     except RuntimeError as error:
         closed = str(error)
     return {"arrived": arrived, "closed": closed, "made": torch_npu.MADE}
 
 
 async def lack_one() -> list[str]:
-    """Rank 2 never comes; what the others say."""
+    """Rank 2 never joins; returns the errors of the others."""
     hub = MemoryHub()
     links = [hub.connect(str(rank)) for rank in range(2)]
-    arguments = {"backend": "auto", "interface": "127.0.0.1", "device": NPU}
-    keepers = [GroupKeeper(member(rank), link.send, **arguments) for rank, link in enumerate(links)]
+
+    keepers = [
+        GroupKeeper(member(rank), link.send, Weights(backend="auto"), device=NPU) for rank, link in enumerate(links)
+    ]
     tasks = [asyncio.create_task(Rendezvous(hub).run())]
-    tasks += [asyncio.create_task(forward(*pair)) for pair in zip(links, keepers, strict=True)]
+    tasks += [asyncio.create_task(forward(link, keeper)) for link, keeper in zip(links, keepers, strict=True)]
     order = transfer(1, 1, [1, 2], deadline_s=SHORT_S)
     assert order.members[0] == TRAINER
     runs = (keeper.run(order, rank, lambda group, deadline: None) for rank, keeper in enumerate(keepers))

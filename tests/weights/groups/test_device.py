@@ -28,13 +28,13 @@ def test_a_cpu_takes_gloo_asked_or_not() -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "hccl"])
 def test_a_library_that_cannot_reach_the_weights_is_refused_with_what_is_installed(backend: str) -> None:
-    reason = f"weights.backend is '{backend}', but the weights lie on a cpu device, which it cannot reach"
+    reason = f"weights.backend is '{backend}', which cannot send weights from a cpu device"
     with pytest.raises(ConfigError) as refused:
         backend_for(backend, "cpu")
     assert str(refused.value) == f"{reason} ({installed()}): use 'auto' or 'gloo'"
 
 
-def test_both_ends_stage_where_the_trainer_computes_unless_a_library_for_devices_is_asked_for() -> None:
+def test_both_ends_stage_on_the_cpu_unless_a_device_library_is_configured() -> None:
     assert [staging_device(asked) for asked in ("auto", "gloo")] == [torch.device("cpu")] * 2
     assert STAGED_ON.keys() - {"auto"} == set(BACKENDS.values())
     for kind, backend in BACKENDS.items():
@@ -48,7 +48,7 @@ def test_staging_for_nccl_without_a_gpu_is_refused_before_anything_moves() -> No
 
 
 def test_weights_on_an_unknown_kind_of_device_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'tpu' device cannot be moved; expected one of cpu, cuda, npu"):
+    with pytest.raises(ConfigError, match="'tpu' device cannot be sent; expected one of cpu, cuda, npu"):
         backend_for("auto", "tpu")
 
 
@@ -101,7 +101,7 @@ def python(program: str, folder: Path, failing: str) -> str:
 
 
 def test_torch_npu_makes_npu_a_device_with_hccl_the_moment_one_is_needed(tmp_path: Path) -> None:
-    """In a process of its own: it renames a device of torch's for good."""
+    """In a process of its own, because the import renames a device of torch for good."""
     program = """
 import sys
 print("torch" in sys.modules, "torch_npu" in sys.modules)
@@ -116,7 +116,7 @@ for name, asked in (("npu:2", "auto"), ("npu", "gloo")):
     assert first == "False False"
     assert second == "hccl npu:1"
     assert third == "npu:2 does not exist: this process sees 2 npu devices, numbered from 0"
-    assert "weights.backend is 'gloo', but the weights lie on a npu device" in fourth
+    assert "weights.backend is 'gloo', which cannot send weights from a npu device" in fourth
     assert fourth.endswith("use 'auto' or 'hccl'")
 
 

@@ -3,14 +3,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import GLOO_PATIENCE, Group, form
+from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, form
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LONG_S, SHORT_S
 
@@ -34,7 +35,7 @@ def join(store: HashStore, rank: int) -> Group:
 def test_a_backend_that_this_torch_does_not_have_is_refused_by_name(backend: str) -> None:
     if backend == "nccl" and torch.distributed.is_nccl_available():
         pytest.skip("this torch has it")
-    with pytest.raises(ConfigError, match=f"'{backend}', which torch .* does not have; it has gloo"):
+    with pytest.raises(ConfigError, match=f"'{backend}', which torch .* does not support; it supports gloo"):
         form(backend, HashStore(), 0, 1, interface="127.0.0.1", deadline=Deadline(1.0))
 
 
@@ -46,8 +47,8 @@ def test_a_broadcast_nobody_joins_ends_with_the_deadline() -> None:
         group.close()
 
 
-def test_who_met_and_is_not_there_any_more_is_waited_for_until_the_deadline_and_not_five_times_as_long() -> None:
-    """Gloo's rule of who connects to whom goes by their ports: of several pairs some wait, and some are refused."""
+def test_a_rank_that_dies_after_the_rendezvous_is_waited_for_until_the_deadline_and_not_five_times_as_long() -> None:
+    """Ports decide which rank of gloo connects to which: of several pairs some wait, and some are refused."""
 
     def left_alone() -> float:
         store = HashStore()
@@ -61,7 +62,7 @@ def test_who_met_and_is_not_there_any_more_is_waited_for_until_the_deadline_and_
     async def several() -> list[float]:
         return await asyncio.gather(*(asyncio.to_thread(left_alone) for _ in range(6)))
 
-    assert max(asyncio.run(several())) < GLOO_PATIENCE - 1.0
+    assert max(asyncio.run(several())) < GLOO_TIMEOUT_FACTOR - 1.0
 
 
 def test_a_closed_group_says_so() -> None:
@@ -74,7 +75,7 @@ def test_a_closed_group_says_so() -> None:
 
 
 class Stuck:
-    """A library whose broadcasts never end, and which says when it is told to give up."""
+    """A library whose broadcasts never end; counts aborts."""
 
     def __init__(self, *_: object) -> None:
         self.aborted = 0
@@ -97,20 +98,20 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Stuck:
     return library
 
 
-def test_a_device_library_that_never_ends_is_given_up_at_the_deadline_and_aborted(stuck: Stuck) -> None:
-    with pytest.raises(RuntimeError, match=r"a broadcast was not over after 0\.3 s"):
+def test_a_device_library_that_hangs_is_aborted_at_the_deadline(stuck: Stuck) -> None:
+    with pytest.raises(RuntimeError, match=r"a broadcast did not finish within 0\.3 s"):
         form("hccl", HashStore(), 0, 1, interface="127.0.0.1", deadline=Deadline(SHORT_S))
     assert stuck.aborted == 1
 
 
-def test_ranks_with_different_libraries_are_told_at_once_and_not_at_the_deadline(stuck: Stuck) -> None:
+def test_ranks_with_different_libraries_fail_at_once_and_not_at_the_deadline(stuck: Stuck) -> None:
     store = HashStore()
     store.set("library/1", "gloo")
-    with pytest.raises(TransferError, match="rank 1 came with gloo, rank 0 with hccl: give"):
+    with pytest.raises(TransferError, match="rank 1 uses gloo, rank 0 uses hccl: set"):
         form("hccl", store, 0, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
 
 
-def three_ranks(folder: Path, failing: str = "whole") -> dict[str, object]:
+def three_ranks(folder: Path, failing: str = "whole") -> dict[str, Any]:
     environment = installed_at(folder, failing)
     command = [sys.executable, "-m", "tests.weights.groups.hccl_process"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -118,21 +119,21 @@ def three_ranks(folder: Path, failing: str = "whole") -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_a_plan_arrives_over_a_plugged_in_library_as_over_gloo(tmp_path: Path) -> None:
+def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
     facts = three_ranks(tmp_path)
     assert facts["arrived"] == [True] * 3
     assert facts["closed"] == "the group is closed"
 
-    # Made outside any default group, told its interface while it was made, and told to stop when it was closed.
-    told = {"HCCL_SOCKET_IFNAME": "=lo", "TORCH_HCCL_BLOCKING_WAIT": "1"}
-    assert facts["made"] == [{"ranks": [], "environment": told, "aborted": True}] * 3
+    # The group is outside the default group, its interface was set while it was formed, and close() aborted it.
+    variables = {"HCCL_SOCKET_IFNAME": "=lo", "TORCH_HCCL_BLOCKING_WAIT": "1"}
+    assert facts["made"] == [{"ranks": [], "environment": variables, "aborted": True}] * 3
     assert facts["environment"] == []
 
-    # Whoever came names who did not, before the library, which knows no deadline, is asked to connect.
+    # The ranks that joined name the missing one, before the library, which has no deadline, connects.
     assert len(facts["missing"]) == 2
-    assert all("rollout-2 (rank 2) did not come to the rendezvous within 0.3 s" in said for said in facts["missing"])
+    assert all("rollout-2 (rank 2) did not join the rendezvous within 0.3 s" in error for error in facts["missing"])
 
 
-def test_a_library_that_moves_nothing_forms_no_group(tmp_path: Path) -> None:
-    failed = "hccl ended a broadcast without moving a byte; is its library installed whole?"
+def test_a_library_that_sends_nothing_forms_no_group(tmp_path: Path) -> None:
+    failed = "hccl finished a broadcast without sending a byte: check its installation"
     assert three_ranks(tmp_path, "idle") == {"failed": failed}

@@ -1,41 +1,50 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member, Message, StoreSet
+from asyncrl.messages import Member, StoreSet, Transfer
 from asyncrl.weights.groups import group_keeper
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import Group
 from asyncrl.weights.groups.group_keeper import GroupKeeper
+from asyncrl.weights.groups.store import Send
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
-from tests.weights.party import LONG_S, PLAN, SHORT_S, TRAINER, party, same, tensors, transfer
+from tests.weights.party import LAYOUT, LONG_S, SHORT_S, TRAINER, party, same, tensors, transfer
 
 
-async def exchange(publisher: Publisher, receivers: list[Receiver], order, version: int) -> None:
+async def exchange(publisher: Publisher, receivers: list[Receiver], order: Transfer, version: int) -> None:
     publisher.stage(version, tensors(version).items())
     await asyncio.gather(publisher.transfer(order), *(receiver.transfer(order) for receiver in receivers))
 
     assert all(same(receiver.weights(), tensors(version)) for receiver in receivers)
 
 
-def keeper(send=None) -> GroupKeeper:
-    async def silent(_: Message) -> None: ...
+async def silent(_: Message) -> None: ...
 
-    return GroupKeeper(TRAINER, send or silent, backend="gloo", interface="127.0.0.1")
+
+def keeper(send: Send = silent) -> GroupKeeper:
+    return GroupKeeper(TRAINER, send, Weights(backend="gloo"))
 
 
 def nothing(_: Group, __: Deadline) -> None: ...
 
 
-def test_a_group_is_formed_once_for_all_versions_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_formed_once_for_all_versions_of_a_transfer_group(monkeypatch: pytest.MonkeyPatch) -> None:
     formed: list[int] = []
     form = GroupKeeper._form
-    monkeypatch.setattr(GroupKeeper, "_form", lambda *args: (formed.append(args[1].transfer_group), form(*args))[1])
+
+    def counted(keeper: GroupKeeper, order: Transfer, *args: Any) -> Group:
+        formed.append(order.transfer_group)
+        return form(keeper, order, *args)
+
+    monkeypatch.setattr(GroupKeeper, "_form", counted)
 
     async def main() -> None:
         async with party(receivers=2) as (publisher, receivers):
@@ -73,7 +82,7 @@ def test_a_pair_that_fails_leaves_the_kept_group_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_member_that_never_comes_is_named_to_all_who_did() -> None:
+def test_a_member_that_never_joins_is_named_to_the_others() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, [receiver]):
             publisher.stage(1, tensors(1).items())
@@ -81,23 +90,23 @@ def test_a_member_that_never_comes_is_named_to_all_who_did() -> None:
             errors = await asyncio.gather(publisher.transfer(order), receiver.transfer(order), return_exceptions=True)
 
             assert [type(error) for error in errors] == [TransferError, TransferError]
-            assert all("rollout-2 (rank 2) did not come" in str(error) for error in errors)
+            assert all("rollout-2 (rank 2) did not join" in str(error) for error in errors)
             await exchange(publisher, [receiver], transfer(2, 1, [1]), 1)
 
     asyncio.run(main())
 
 
-def test_a_failed_epoch_is_never_used_again() -> None:
+def test_a_failed_transfer_group_is_never_used_again() -> None:
     async def main() -> None:
         async with party(receivers=1) as (publisher, _):
-            for reason in ("did not come", "this epoch failed before"):
+            for reason in ("did not join", "this transfer group failed before"):
                 with pytest.raises(TransferError, match=reason):
                     await publisher.transfer(transfer(1, 1, [1], deadline_s=SHORT_S))
 
     asyncio.run(main())
 
 
-def test_who_is_not_a_member_is_told_so_with_its_incarnation() -> None:
+def test_a_node_that_is_not_a_member_is_refused_with_its_incarnation() -> None:
     order = transfer(1, 1, [1])
     order.members[0] = Member("trainer", "t0")
     with pytest.raises(TransferError, match=r"trainer \(t1\) is not a member"):
@@ -141,7 +150,7 @@ def test_closing_ends_a_rendezvous_and_refuses_the_next() -> None:
     asyncio.run(main())
 
 
-def test_closing_does_not_wait_for_a_library_that_connects_and_sends_nothing_over_what_it_brings(
+def test_closing_does_not_wait_for_a_connecting_library_and_then_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connecting, may_connect, closed, moved = (threading.Event() for _ in range(4))
@@ -173,7 +182,7 @@ def test_closing_does_not_wait_for_a_library_that_connects_and_sends_nothing_ove
     assert not moved.is_set()
 
 
-def test_closing_leaves_no_thread_behind_neither_ours_nor_the_librarys() -> None:
+def test_closing_leaves_no_thread_behind() -> None:
     def native() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
@@ -197,7 +206,7 @@ def test_closing_leaves_no_thread_behind_neither_ours_nor_the_librarys() -> None
 
 def test_closing_twice_is_fine() -> None:
     async def main() -> None:
-        receiver = Receiver(PLAN, TRAINER, lambda _: None, Weights())
+        receiver = Receiver(LAYOUT, TRAINER, silent, Weights())
         await receiver.aclose()
         await receiver.aclose()
 

@@ -3,30 +3,31 @@ from collections.abc import Callable
 
 import pytest
 
+from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, TransferError
-from asyncrl.messages import Message, StoreGet, StoreSet, StoreValue
+from asyncrl.messages import StoreGet, StoreSet, StoreValue
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.store import LinkStore
 from tests.weights.party import LONG_S, SHORT_S
 
 
 def use(work: Callable[[LinkStore], object], *, answer: bool = True, deadline_s: float = LONG_S) -> list[Message]:
-    """Call a store from a thread, beside a broker that echoes sets to gets; returns what the broker heard."""
-    heard: list[Message] = []
+    """Call a store from a thread, with a broker that answers gets; returns the messages to the broker."""
+    received: list[Message] = []
 
     async def main() -> None:
         async def send(message: Message) -> None:
-            heard.append(message)
+            received.append(message)
             match message:
                 case StoreGet(group, key) if answer:
-                    values = [m.value for m in heard if isinstance(m, StoreSet) and m.key == key]
+                    values = [m.value for m in received if isinstance(m, StoreSet) and m.key == key]
                     store.deliver(StoreValue(group, key, values[-1]))
 
         store = LinkStore("7", ["trainer", "rollout-1"], send, asyncio.get_running_loop(), Deadline(deadline_s))
         await asyncio.to_thread(work, store)
 
     asyncio.run(main())
-    return heard
+    return received
 
 
 def test_sets_and_gets_travel_on_the_link_under_the_groups_name() -> None:
@@ -39,8 +40,8 @@ def test_sets_and_gets_travel_on_the_link_under_the_groups_name() -> None:
     assert use(work) == [StoreSet("7", "0/0", b"address"), StoreGet("7", "0/0")]
 
 
-def test_a_key_that_never_comes_names_the_rank_that_owes_it() -> None:
-    with pytest.raises(TransferError, match=r"rollout-1 \(rank 1\) did not come to the rendezvous within 0.3 s"):
+def test_a_key_that_is_never_set_names_its_rank() -> None:
+    with pytest.raises(TransferError, match=r"rollout-1 \(rank 1\) did not join the rendezvous within 0.3 s"):
         use(lambda store: store.wait(["0/1"]), answer=False, deadline_s=SHORT_S)
 
 
@@ -71,7 +72,7 @@ def test_a_broken_link_ends_the_wait() -> None:
     asyncio.run(main())
 
 
-def test_what_a_rendezvous_does_not_need_is_not_offered() -> None:
+def test_other_methods_of_a_store_are_not_implemented() -> None:
     def work(store: LinkStore) -> None:
         for call in (lambda: store.add("counter", 1), lambda: store.check(["a"]), lambda: store.delete_key("a")):
             with pytest.raises(RuntimeError, match="pure virtual"):

@@ -1,10 +1,10 @@
 """
 vLLM as an engine.
 
-    node's process                               vLLM's engine core        its workers
-    engine ─▶ adapter ─ requests, calls ───────▶ schedules ──────────────▶ the model, `worker` mixed in
+    node process                                 vLLM's engine core        workers
+    engine ─▶ adapter ─ requests, calls ───────▶ schedules ──────────────▶ the model, with `worker` mixed in
        ▲         ◀──── tokens, log-probs ─────────┘                            ▲
-       └─ relay ◀──── rendezvous and announcements ── channel ─────────────────┘   weights come from the trainer
+       └─ relay ◀──── rendezvous and transfer messages ── channel ─────────────┘   weights come from the trainer
 
-Empty: a worker imports a part of it, and should not load the other half.
+This file is empty because a worker imports only a part of the package.
 """

@@ -1,4 +1,4 @@
-"""What vLLM's engine is started with: from our configuration, from a person's own table, and by necessity."""
+"""Start arguments of vLLM's engine: asyncrl's configuration, fixed values, and ``rollout.vllm.engine_args``."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -12,11 +12,11 @@ LOGPROBS_MODE = "processed_logprobs"
 
 FIXED: Mapping[str, tuple[Any, str]] = {
     "logprobs_mode": (LOGPROBS_MODE, "log-probs are those of the distribution sampled from, filters included"),
-    "generation_config": ("vllm", "the model directory's own sampling defaults would change what is sampled"),
-    "worker_extension_cls": (WORKER_EXTENSION, "it is how weights get into the workers"),
-    "disable_log_stats": (True, "asyncrl measures by itself"),
+    "generation_config": ("vllm", "the model directory's own sampling defaults would change the sampling"),
+    "worker_extension_cls": (WORKER_EXTENSION, "it loads weights into the workers"),
+    "disable_log_stats": (True, "asyncrl has metrics of its own"),
 }
-"""vLLM's name: the only value that is right, and why."""
+"""vLLM's argument: its only valid value, and the reason."""
 
 CONFIGURED: Mapping[str, str] = {
     "model": "model.path",
@@ -31,30 +31,24 @@ CONFIGURED: Mapping[str, str] = {
     "enable_chunked_prefill": "rollout.vllm.enable_chunked_prefill",
     "data_parallel_size": "rollout.replicas",
 }
-"""vLLM's name: where it is set here."""
+"""vLLM's argument: the asyncrl setting for it."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "pipeline_parallel_size": "weights are received by tensor parallel workers only",
-    "distributed_executor_backend": "asyncrl chooses it, so that an engine ends with its node",
+    "pipeline_parallel_size": "only tensor parallel workers receive weights",
+    "distributed_executor_backend": "asyncrl chooses it, so that the engine ends with its node",
     "skip_tokenizer_init": "stop strings need vLLM's tokenizer",
 }
-"""vLLM's name: why it cannot be set."""
+"""vLLM's argument: the reason it cannot be set."""
 
 QUIET = {"use_tqdm_on_load": False}
-"""Where the installed vLLM has it: a log is not a terminal."""
+"""Set only if the installed vLLM has it: a log is not a terminal."""
 
 
 def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict[str, Any]:
     """
     Arguments of vLLM's ``AsyncEngineArgs``, without the executor, which depends on the machine.
 
-    Args:
-        names: Those that the installed vLLM knows.
-        is_cpu: There are no devices.
-
-    Raises:
-        ConfigError: ``rollout.vllm.engine_args`` has a name that vLLM does not know, or that is not to be set there; or
-            a setting cannot work on a CPU.
+    ``names`` are the arguments of the installed vLLM. Raises `ConfigError` if a setting is invalid.
     """
     vllm = config.rollout.vllm
     for name in vllm.engine_args:
@@ -67,7 +61,7 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "enforce_eager": vllm.enforce_eager,
         "max_model_len": vllm.max_model_len or config.longest_request,
-        "enable_chunked_prefill": _reads_in_parts(vllm, is_cpu),
+        "enable_chunked_prefill": _chunked_prefill(vllm, is_cpu),
     }
     if vllm.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = vllm.kv_cache_bytes
@@ -78,18 +72,17 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
     return args | vllm.engine_args
 
 
-def _reads_in_parts(vllm: Vllm, is_cpu: bool) -> bool:
-    """What a prompt's parts draw is undone by winding the request's generator back, which a CPU's cannot do."""
+def _chunked_prefill(vllm: Vllm, is_cpu: bool) -> bool:
+    """Off on a CPU: after every chunk vLLM rewinds the request's generator, which a CPU's generator cannot do."""
     if is_cpu and vllm.enable_chunked_prefill:
         raise ConfigError(
-            "rollout.vllm.enable_chunked_prefill is true, but on a CPU vLLM dies of requests with a seed whose prompt "
-            "it reads in parts; leave it out"
+            "rollout.vllm.enable_chunked_prefill is true, but on a CPU vLLM dies when it prefills a seeded request in "
+            "chunks; remove it"
         )
     return not is_cpu if vllm.enable_chunked_prefill is None else vllm.enable_chunked_prefill
 
 
 def _check(name: str, names: Collection[str]) -> None:
-    """Refuse a name of ``rollout.vllm.engine_args`` that has no business there."""
     key = f"rollout.vllm.engine_args.{name}"
     if place := CONFIGURED.get(name):
         raise ConfigError(f"{key}: set {place} instead")

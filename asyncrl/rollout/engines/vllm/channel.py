@@ -1,10 +1,10 @@
 """
-Messages between a node and its engine's workers: a Unix socket, four bytes of length and msgpack for each.
+Messages between a node and its engine's workers, over a Unix socket: four bytes of length, then msgpack.
 
     node ── Transfer, StoreValue ─▶ worker
       ▲── StoreSet, StoreGet, Transferred, TransferFailed ──┘
 
-The same messages that the broker's link carries, so that a worker's end of a transfer is an ordinary `Receiver`.
+The messages are those of the broker's link, so a worker receives with an ordinary `Receiver`.
 """
 
 import asyncio
@@ -14,17 +14,9 @@ from collections.abc import AsyncIterator
 import msgspec
 from msgspec import Struct
 
+from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import (
-    Member,
-    Message,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    Transfer,
-    TransferFailed,
-    Transferred,
-)
+from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.weights.contents.layout import TensorSpec
 
 LENGTH = struct.Struct("<I")
@@ -33,42 +25,34 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Transfer | StoreValue | StoreSet | StoreGet | Transferred | TransferFailed)
 
 
-class Invitation(Struct, frozen=True, kw_only=True):
-    """What a worker must know to receive weights, as it travels in vLLM's RPC."""
+class ReceiverSetup(Struct, frozen=True, kw_only=True):
+    """All a worker needs to receive weights. Sent as JSON through vLLM's RPC."""
 
-    path: str
-    """Of the node's socket."""
+    socket_path: str
     member: Member
-    """The node, as transfers name it."""
+    """The node, as `Transfer.members` names it."""
     specs: list[TensorSpec]
-    """What will come."""
     weights: Weights
 
 
 class Channel:
-    """One end of the socket."""
+    """One end of the socket. Iterating gives the other end's messages until it disconnects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def send(self, message: Message) -> None:
-        """
-        Hand a message to the other end.
-
-        Raises:
-            ConnectionError: It is gone.
-        """
+        """Send a message. Raises `ConnectionError` if the other end has disconnected."""
         self.post(message)
         await self._writer.drain()
 
     def post(self, message: Message) -> None:
-        """The same without waiting for room in the socket's buffer: for what is small."""
+        """Send a small message without waiting for room in the socket's buffer."""
         content = _encoder.encode(message)
         self._writer.write(LENGTH.pack(len(content)) + content)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """What the other end says, until it is gone."""
         try:
             while True:
                 (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
@@ -77,5 +61,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Disconnect. Idempotent."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""What a model directory says about its model, without loading a weight."""
+"""Facts about the model of a directory, read without loading weights."""
 
 import contextlib
 
@@ -13,25 +13,14 @@ from asyncrl.weights.contents.names import checkpoint_specs
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """Facts."""
-
     specs: list[TensorSpec]
-    """Every tensor by its name in the directory's files, tied ones once: what a trainer publishes."""
+    """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
-    """Tokens that end a completion."""
     vocab_size: int
 
 
 def read(model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str) -> Checkpoint:
-    """
-    Look at a model directory.
-
-    Args:
-        dtype: Of weights as they travel, by torch's name.
-
-    Raises:
-        ConfigError: It holds no causal language model.
-    """
+    """Read a directory; ``dtype`` is that of transferred weights. `ConfigError` if it has no causal language model."""
     model = _without_weights(model_path)
     return Checkpoint(
         specs=checkpoint_specs(model, dtype),
@@ -47,6 +36,6 @@ def _without_weights(model_path: str) -> PreTrainedModel:
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {model_path!r} cannot be read: {error}") from error
-    with contextlib.suppress(OSError):  # A directory without this file has said all in the other one.
+    with contextlib.suppress(OSError):  # Without this file, config.json has the end-of-sequence tokens.
         model.generation_config = GenerationConfig.from_pretrained(model_path, local_files_only=True)
     return model

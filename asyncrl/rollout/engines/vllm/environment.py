@@ -1,8 +1,8 @@
 """
-Environment variables that vLLM's processes start with. vLLM has no other way to set these.
+Environment variables for vLLM's processes. vLLM has no other way to set these.
 
-Each is a default: whoever has set it already is left alone. They are in force only while an engine starts, for its
-processes to inherit, so that nothing else in this process sees them.
+Each is a default: a variable that is set already keeps its value. They are set only while an engine starts, for its
+processes to inherit, so nothing else in this process sees them.
 """
 
 import os
@@ -12,29 +12,28 @@ from contextlib import contextmanager
 from asyncrl.rollout.engines.vllm.guard import NODE_PID
 
 DEFAULTS: Mapping[str, str] = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # every start warns a dozen times about what nobody chose
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # torch's to vLLM, not to us
-    "VLLM_NO_USAGE_STATS": "1",  # a run tells nobody about itself
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the node has threads and sockets, which a fork would break
+    "VLLM_LOGGING_LEVEL": "ERROR",  # every start warns a dozen times about defaults
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # torch's warnings about vLLM's own code
+    "VLLM_NO_USAGE_STATS": "1",  # no telemetry
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would break the node's threads and sockets
 }
 
 
 def on_cpu(threads: int) -> dict[str, str]:
-    """What else an engine on a CPU needs."""
     return {
         "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine of this machine binds itself to the same cores
-        # Memory that new weights pass through is kept for the next ones: giving it back and taking it again costs a
-        # quarter of the pause.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise all engines of this machine bind to the same cores
+        # Keep the buffers of a weight update for the next one: returning and reallocating them costs a quarter of the
+        # pause.
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-        "TORCHDYNAMO_DISABLE": "1",  # compiles one small function at the first token, for seconds, and gains nothing
+        "TORCHDYNAMO_DISABLE": "1",  # compiling one small function takes seconds and gains nothing
     }
 
 
 @contextmanager
 def environment(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Those of ``defaults`` that are not set, and who we are, until the block ends."""
+    """Set the ``defaults`` that are not set yet, and this process's id as `NODE_PID`, for the block."""
     added = {name: value for name, value in defaults.items() if name not in os.environ} | {NODE_PID: str(os.getpid())}
     os.environ.update(added)
     try:

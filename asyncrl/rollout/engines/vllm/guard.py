@@ -1,8 +1,8 @@
 """
-No engine outlives its node.
+End vLLM's processes when their node ends.
 
-vLLM's engine core and its workers do not end when the process that started them is killed: they keep their memory, and
-their devices. So each worker waits for the node to end, and then ends itself and the engine core above it.
+vLLM's engine core and workers survive the process that started them, and keep their memory and devices. Each worker
+therefore waits for the node to end, and then kills itself and the engine core above it.
 """
 
 import os
@@ -11,11 +11,11 @@ import signal
 import threading
 
 NODE_PID = "ASYNCRL_NODE_PID"
-"""Environment of an engine's processes: who started it."""
+"""Environment variable of an engine's processes: pid of the node."""
 
 
 def follow_node() -> None:
-    """End this process and its parent, if that is not the node itself, as soon as the node has ended."""
+    """Start a thread that kills this process, and its parent unless that is the node, once the node has ended."""
     if node := os.environ.get(NODE_PID):
         threading.Thread(target=_follow, args=(int(node),), name="asyncrl-guard", daemon=True).start()
 
@@ -25,11 +25,11 @@ def _follow(node: int) -> None:
     try:
         descriptor = os.pidfd_open(node)
     except ProcessLookupError:
-        pass  # It ended before we could look.
+        pass  # The node has ended already.
     else:
         poll = select.poll()
-        poll.register(descriptor, select.POLLIN)  # Readable once the process has ended, whoever reuses its number.
+        poll.register(descriptor, select.POLLIN)  # Readable once the node ends, even if its pid is reused.
         poll.poll()
-    if parent != node and os.getppid() == parent != 1:  # Somebody else is our parent once ours has ended.
+    if parent != node and os.getppid() == parent != 1:  # The parent pid changes when the parent ends.
         os.kill(parent, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

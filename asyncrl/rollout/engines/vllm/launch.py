@@ -1,4 +1,4 @@
-"""Starts vLLM's engine core and its workers, as processes of this node."""
+"""Start vLLM's engine core and workers as processes of this node."""
 
 import dataclasses
 from typing import Any
@@ -15,21 +15,19 @@ from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
 
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""By its class: the name ``uni`` is read as ``mp`` on a CPU, for the sake of thread binding, which we do not want."""
+"""Given by class, because on a CPU vLLM reads the name ``uni`` as ``mp`` to bind threads, which is not wanted."""
 
 
 def launch(config: Config) -> AsyncLLM:
     """
-    Takes as long as loading the model. Any thread may call it, with or without an event loop.
+    Start vLLM and load the model. May be called from any thread, with or without an event loop.
 
-    Raises:
-        ConfigError: vLLM does not take these arguments, or cannot run this model here.
-        EngineDied: The engine core did not start.
+    Raises `ConfigError` if vLLM refuses its arguments or cannot run the model here, `EngineDied` if it does not start.
     """
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     is_cpu = current_platform.is_cpu()
     args = engine_args(config, names, is_cpu=is_cpu)
-    # With one worker the engine core is the worker: a process less to start, and to talk to at every step.
+    # With one worker the engine core is the worker: one process less to start and to message at every step.
     args["distributed_executor_backend"] = UNIPROC if config.rollout.vllm.tensor_parallel_size == 1 else "mp"
     with environment(on_cpu(config.rollout.threads) if is_cpu else {}):
         vllm_config = _vllm_config(args)
@@ -38,30 +36,30 @@ def launch(config: Config) -> AsyncLLM:
         try:
             return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
         except (RuntimeError, TimeoutError) as error:
-            raise EngineDied(f"vLLM's engine did not start, its own account is above: {error}") from error
+            raise EngineDied(f"vLLM's engine did not start, see its output above: {error}") from error
 
 
 def _vllm_config(args: dict[str, Any]) -> Any:
     try:
         return AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
     except (ValueError, TypeError, AssertionError, NotImplementedError, OSError) as error:
-        raise ConfigError(f"vLLM refuses its arguments (rollout.vllm and model): {_sentence(error)}") from error
+        raise ConfigError(f"vLLM refuses its arguments (rollout.vllm and model): {_reason(error)}") from error
 
 
-def _sentence(error: Exception) -> str:
-    """Without what pydantic puts around it."""
+def _reason(error: Exception) -> str:
+    """The error's message without the text that pydantic adds."""
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     return str(error)
 
 
 def _check_heads(vllm_config: Any) -> None:
-    """vLLM finds out at the first token, and dies of it."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415  not there without a CPU build
+    """Raise if vLLM has no CPU attention kernel for the head size; vLLM itself would die at the first token."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415  needs a CPU build
 
     size, sizes = vllm_config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
     if not vllm_config.model_config.use_mla and size not in sizes:
         raise ConfigError(
-            f"the model's attention heads have {size} values; on a CPU vLLM can decode heads of "
-            f"{', '.join(map(str, sizes))} only: use another model, or rollout.engine='transformers'"
+            f"the model's attention heads have {size} values, but on a CPU vLLM supports only "
+            f"{', '.join(map(str, sizes))}; use another model, or rollout.engine='transformers'"
         )

@@ -1,5 +1,5 @@
 """
-A worker's end of a transfer: a `Receiver` on a thread of its own, so that decoding goes on.
+A worker's `Receiver` in a thread of its own, so that decoding continues during a transfer.
 
     node ── Transfer, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging
 """
@@ -10,35 +10,35 @@ import threading
 
 import torch
 
+from asyncrl.actor.message import Message
 from asyncrl.errors import BrokenInvariant, TransferError
-from asyncrl.messages import Message, StoreValue, Transfer, TransferFailed, Transferred
-from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
+from asyncrl.messages import StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.receive import Receiver
 
 
-class ReceivingEnd(threading.Thread):
-    """A `Receiver` with an event loop of its own. Ends when the node hangs up."""
+class ReceiverThread(threading.Thread):
+    """Thread with an event loop and a `Receiver`. Ends when the node disconnects."""
 
     def __init__(
-        self, invitation: Invitation, *, local_rank: int, device: torch.device, on_bucket: OnBucket | None = None
+        self, setup: ReceiverSetup, *, local_rank: int, device: torch.device, on_bucket: OnBucket | None = None
     ) -> None:
         super().__init__(name="asyncrl-receive", daemon=True)
-        self._path = invitation.path
+        self._path = setup.socket_path
         self._channel: Channel | None = None
         self.receiver = Receiver(
-            Layout(invitation.specs, invitation.weights.bucket_bytes),
-            invitation.member,
+            Layout(setup.specs, setup.weights.bucket_bytes),
+            setup.member,
             self._send,
-            invitation.weights,
+            setup.weights,
             device=device,
             local_rank=local_rank,
             on_bucket=on_bucket,
         )
 
     def run(self) -> None:
-        """The thread."""
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -62,9 +62,9 @@ class ReceivingEnd(threading.Thread):
             answer = Transferred(transfer_group, version, await self.receiver.transfer(transfer), 0)
         except TransferError as error:
             answer = TransferFailed(transfer_group, version, str(error))
-        except Exception as error:  # noqa: BLE001  vLLM's loader may raise anything; a worker that is silent would seem dead
+        except Exception as error:  # noqa: BLE001  vLLM's loader may raise anything, and the node needs an answer
             answer = TransferFailed(transfer_group, version, f"{type(error).__name__}: {error}")
-        with contextlib.suppress(ConnectionError):  # The node hung up meanwhile: it has begun another session.
+        with contextlib.suppress(ConnectionError):  # The node has disconnected, to begin another session.
             await self._send(answer)
 
     async def _send(self, message: Message) -> None:

@@ -1,9 +1,10 @@
 """
-The node's end of a transfer that its engine's workers receive.
+The node's side of a transfer that its engine's workers receive.
 
     broker ◀── link ──▶ node ◀── one `Channel` each ──▶ workers
 
-Every worker is a rank of its own. What they say to find each other goes on to the broker, what it answers goes to all.
+Every worker is a rank of the transfer. The node forwards the workers' rendezvous messages to the broker, and the
+broker's answers to all workers.
 """
 
 import asyncio
@@ -15,89 +16,76 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
-from asyncrl.rollout.engines.vllm.channel import Channel, Invitation
+from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONNECT_S = 30.0
-"""For the workers to connect; an engine in the middle of a long step takes a moment."""
+"""Seconds for the workers to connect; an engine connects after the current step."""
 GRACE_S = 5.0
-"""Beyond the deadline of a transfer, by which workers give up by themselves."""
+"""Seconds to wait beyond a transfer's deadline, at which the workers give up themselves."""
 
-Call = Callable[[str, str], Awaitable[object]]
-"""Calls a method of every worker's `WorkerExtension`, with one argument."""
-Death = Callable[[], Awaitable[EngineDied]]
-"""How the engine ended, once a worker of it has."""
+CallWorkers = Callable[[str, str], Awaitable[object]]
+"""Calls a method of every worker's `WorkerExtension` with one argument."""
+GetCause = Callable[[], Awaitable[EngineDied]]
+"""Gives the error, with its cause, of an engine that has died."""
 
 
 class WorkersReceiver:
-    """
-    `Receives` for an engine whose workers hold the model. Made by `connect`.
+    """A `WeightReceiver` for an engine whose workers hold the model. Created by `connect`."""
 
-    Args:
-        channels: To each worker.
-        send: `Link.send` of the link to the broker.
-        death: Asked when a worker is gone, for the cause.
-    """
-
-    def __init__(self, channels: list[Channel], send: Send, death: Death) -> None:
+    def __init__(self, channels: list[Channel], send: Send, get_cause: GetCause) -> None:
         self._channels = channels
         self._send = send
-        self._death = death
+        self._get_cause = get_cause
         self._answers: dict[Channel, asyncio.Future[Transferred]] = {}
-        """What the workers make of the transfer under way."""
+        """Results of the current transfer, one per worker."""
         self._tasks = [asyncio.create_task(self._listen(channel)) for channel in channels]
 
     @classmethod
     async def connect(
-        cls, call: Call, specs: list[TensorSpec], member: Member, send: Send, weights: Weights, *, death: Death
+        cls,
+        call_workers: CallWorkers,
+        specs: list[TensorSpec],
+        member: Member,
+        send: Send,
+        weights: Weights,
+        *,
+        get_cause: GetCause,
     ) -> "WorkersReceiver":
-        """
-        Have the workers connect to this node.
-
-        Raises:
-            EngineError: They did not within `CONNECT_S`.
-        """
-        arrived: asyncio.Queue[Channel] = asyncio.Queue()
-        with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:  # Nobody else may enter it.
+        """Have the workers connect to this node. Raises `EngineError` if one does not within `CONNECT_S`."""
+        connected: asyncio.Queue[Channel] = asyncio.Queue()
+        with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:  # Only this user may enter it.
             path = str(Path(folder, "weights"))
-            server = await asyncio.start_unix_server(lambda *ends: arrived.put_nowait(Channel(*ends)), path)
-            invitation = Invitation(path=path, member=member, specs=specs, weights=weights)
+            server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
+            setup = ReceiverSetup(socket_path=path, member=member, specs=specs, weights=weights)
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await call("asyncrl_connect", msgspec.json.encode(invitation).decode())
-                    channels = [await arrived.get() for _ in range(member.ranks)]
+                    await call_workers("asyncrl_connect", msgspec.json.encode(setup).decode())
+                    channels = [await connected.get() for _ in range(member.ranks)]
             except TimeoutError:
                 raise EngineError(
                     f"the engine's {member.ranks} workers did not connect within {CONNECT_S:g} s", retryable=False
                 ) from None
             finally:
                 server.close()
-        return cls(channels, send, death)
+        return cls(channels, send, get_cause)
 
     async def transfer(self, transfer: Transfer) -> float:
-        """
-        Have every worker receive a version into its staging.
-
-        Returns:
-            Seconds that the slowest took.
-
-        Raises:
-            TransferError: One of them did not; names it.
-            EngineDied: One of them is gone, and the engine with it.
-        """
+        """See `WeightReceiver.transfer`. Errors name the worker; the time is that of the slowest one."""
         loop = asyncio.get_running_loop()
         self._answers = {channel: loop.create_future() for channel in self._channels}
         for channel, task in zip(self._channels, self._tasks, strict=True):
             if task.done():
-                raise await self._gone(channel)
-            with contextlib.suppress(ConnectionError):  # It is just leaving: whoever listens to it says so.
+                raise await self._died(channel)
+            with contextlib.suppress(ConnectionError):  # The worker is disconnecting: `_listen` answers for it.
                 await channel.send(transfer)
         limit_s = transfer.deadline_s + GRACE_S
         done, late = await asyncio.wait(self._answers.values(), timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -105,22 +93,20 @@ class WorkersReceiver:
         for channel, answer in self._answers.items():
             if answer in late:
                 raise TransferError(
-                    f"{self._whose(channel)} does not answer: transfer of policy_version {transfer.policy_version} "
+                    f"{self._name(channel)} does not answer: transfer of policy_version {transfer.policy_version} "
                     f"had {transfer.deadline_s:g} s"
                 )
         return max(seconds)
 
     def weights(self) -> "Mapping[str, Tensor]":
-        """Nothing: they lie in the workers."""
-        return {}
+        return {}  # The workers hold the staged tensors.
 
     def deliver(self, value: StoreValue) -> None:
-        """Hand the broker's answer to the workers."""
         for channel in self._channels:
             channel.post(value)
 
     async def aclose(self) -> None:
-        """Hang up; the workers give up what they have begun. Idempotent."""
+        """Disconnect; the workers abandon a transfer in progress. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -129,21 +115,21 @@ class WorkersReceiver:
 
     async def _listen(self, channel: Channel) -> None:
         async for message in channel:
-            await self._take(channel, message)
+            await self._handle(channel, message)
         if channel in self._answers:
-            self._answer(channel, await self._gone(channel))
+            self._answer(channel, await self._died(channel))
 
-    async def _take(self, channel: Channel, message: Message) -> None:
+    async def _handle(self, channel: Channel, message: Message) -> None:
         match message:
             case StoreSet() | StoreGet():
                 await self._send(message)
             case Transferred():
                 self._answer(channel, message)
             case TransferFailed(reason=reason):
-                self._answer(channel, TransferError(f"{self._whose(channel)}: {reason}"))
+                self._answer(channel, TransferError(f"{self._name(channel)}: {reason}"))
 
-    async def _gone(self, channel: Channel) -> EngineDied:
-        return EngineDied(f"{self._whose(channel)} is gone: {await self._death()}")
+    async def _died(self, channel: Channel) -> EngineDied:
+        return EngineDied(f"{self._name(channel)} is gone: {await self._get_cause()}")
 
     def _answer(self, channel: Channel, result: Transferred | TransferError | EngineDied) -> None:
         answer = self._answers.get(channel)
@@ -151,9 +137,9 @@ class WorkersReceiver:
             return
         if isinstance(result, Exception):
             answer.set_exception(result)
-            answer.exception()  # One worker's reason is enough; nobody may ask for the others'.
+            answer.exception()  # Mark it as retrieved: only the first worker's error is raised.
         else:
             answer.set_result(result)
 
-    def _whose(self, channel: Channel) -> str:
+    def _name(self, channel: Channel) -> str:
         return f"worker {self._channels.index(channel)} of the engine"

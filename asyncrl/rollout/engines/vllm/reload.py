@@ -1,9 +1,9 @@
 """
-New weights into a model that vLLM has laid out for its kernels.
+Loading of new weights into a model that vLLM has laid out for its kernels.
 
-vLLM renames, fuses and shards what it loads (q, k and v in one matrix, gate and up, experts, one part for each tensor
-parallel rank) and packs the result. Its layerwise reload does all that again into the same memory, layer by layer. On a
-CPU three things are left over from the old weights (vLLM 0.32), and are mended here.
+vLLM renames, fuses and shards loaded weights (q, k and v in one matrix, gate and up, experts, one part per tensor
+parallel rank) and packs the result. Its layerwise reload repeats all of this into the same memory, layer by layer. On a
+CPU it leaves packed experts and tied heads as they were (vLLM 0.32); this module updates them.
 """
 
 import logging
@@ -17,18 +17,12 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 from asyncrl.errors import TransferError
 
-# It warns of each layer without weights of its own, a tied head's among them, at every publish. `Reload` looks itself.
+# It warns at every publish of each layer without weights of its own, such as a tied head. `Reload` checks by itself.
 logging.getLogger(layerwise.__name__).setLevel(logging.ERROR)
 
 
 class Reload:
-    """
-    One version on its way into the model: `add` tensors until all are there, then `finish`. Nothing may decode between.
-
-    Args:
-        model: vLLM's.
-        config: The engine's.
-    """
+    """Loads one version into vLLM's model: `add` all tensors, then `finish`. Nothing may decode in between."""
 
     def __init__(self, model: nn.Module, config: VllmConfig) -> None:
         self._model = model
@@ -40,26 +34,19 @@ class Reload:
 
     def add(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool = False) -> None:
         """
-        Load some.
+        Load tensors by checkpoint name.
 
-        Args:
-            tensors: By checkpoint name.
-            are_borrowed: They are written over before `finish`. vLLM may read them as late as that.
+        Borrowed ones are copied: the caller overwrites them before `finish`, and vLLM may read them as late as that.
         """
         with set_current_vllm_config(self._config), torch.no_grad():
-            loader: Any = self._model  # torch's Module knows nothing of checkpoints
-            ours = ((name, tensor.clone() if are_borrowed else tensor) for name, tensor in tensors.items())
-            self._loaded.update(loader.load_weights(ours))
+            loader: Any = self._model  # torch's Module has no load_weights
+            owned = ((name, tensor.clone() if are_borrowed else tensor) for name, tensor in tensors.items())
+            self._loaded.update(loader.load_weights(owned))
         if are_borrowed and torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # The copies are made when the device gets to it.
+            torch.accelerator.synchronize()  # The copies are asynchronous.
 
     def finish(self) -> None:
-        """
-        Pack what was added.
-
-        Raises:
-            TransferError: A parameter of the model got nothing; names it. The model cannot be used then.
-        """
+        """Pack the added tensors. Raises `TransferError` if a parameter got none: the model cannot be used then."""
         with set_current_vllm_config(self._config), torch.no_grad():
             layerwise.finalize_layerwise_reload(self._model, self._config.model_config)
             _repack_tied_heads(self._model)
@@ -67,15 +54,15 @@ class Reload:
             raise TransferError(f"vLLM's {missing[0]} and {len(missing) - 1} more parameters got no new weights")
 
 
-def ready_processor() -> None:
-    """Ask the kernel for AMX in this process: without it vLLM's bfloat16 attention on such a CPU ends the process."""
+def enable_amx() -> None:
+    """Enable AMX for this process: without it vLLM's bfloat16 attention ends the process on a CPU with AMX."""
     cpu: Any = torch.cpu
     if getattr(cpu, "_is_amx_tile_supported", bool)():
         cpu._init_amx()
 
 
 def _unpack_experts(model: nn.Module) -> None:
-    """A mixture's experts are packed for the CPU only while their layer has no kernel yet: make it forget its own."""
+    """Drop the kernels of expert layers on a CPU: vLLM packs experts only while their layer has no kernel."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
@@ -83,7 +70,7 @@ def _unpack_experts(model: nn.Module) -> None:
 
 
 def _repack_tied_heads(model: nn.Module) -> None:
-    """A head tied to the embedding has no weights of its own to load, but a packed copy of the old ones."""
+    """Pack heads tied to the embedding again: they load no weights, but keep a packed copy of the old ones."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if hasattr(module, "cpu_linear") and type(method).__name__ == "UnquantizedEmbeddingMethod":

@@ -1,11 +1,11 @@
 """
-What runs in each of vLLM's worker processes: receiving weights, and putting them into the model.
+Extension of vLLM's worker processes that receives weights and loads them into the model.
 
-    asyncrl_connect ─▶ a thread with a `Receiver` ── staged while decoding goes on
+    asyncrl_connect ─▶ a thread with a `Receiver` ── stages while the engine decodes
     asyncrl_swap ────▶ staging ─▶ the model           between pause and resume
 
-vLLM mixes `WorkerExtension` into its worker class; every method of it can be called on all workers at once. The calls
-block the engine, so nothing in them waits for the network.
+vLLM mixes `WorkerExtension` into its worker class and can call its methods on all workers. Calls block the engine, so
+nothing in them waits for the network.
 """
 
 from collections.abc import Mapping
@@ -16,55 +16,50 @@ from torch import Tensor
 
 from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import guard, reload
-from asyncrl.rollout.engines.vllm.channel import Invitation
-from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
+from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
+from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.weights.groups.device import STAGED_ON, staging_device
 
-guard.follow_node()  # vLLM imports this module first of all in a worker, and loading a model takes long.
-reload.ready_processor()
+guard.follow_node()  # At import: vLLM imports this module before it loads the model.
+reload.enable_amx()
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker, whose attributes it uses. Names begin with ours, so that they cannot clash."""
+    """Mixed into vLLM's worker and uses its attributes. All names start with ``asyncrl`` to avoid clashes."""
 
-    _asyncrl_end: ReceivingEnd | None = None
+    _asyncrl_receiver: ReceiverThread | None = None
     _asyncrl_reload: reload.Reload | None = None
-    """Of the version that is arriving, if it replaces the model's weights as it comes."""
+    """The version being loaded while it arrives, with ``weights.staging = "bucket"``."""
 
-    def asyncrl_connect(self, invitation: str) -> None:
-        """Receive what the node announces from now on. Takes the place of an earlier connection, if there was one."""
-        invited = msgspec.json.decode(invitation, type=Invitation)
-        self._asyncrl_end = ReceivingEnd(
-            invited,
+    def asyncrl_connect(self, setup_json: str) -> None:
+        """Connect to the node and take part in its transfers. Replaces an earlier connection."""
+        setup = msgspec.json.decode(setup_json, type=ReceiverSetup)
+        self._asyncrl_receiver = ReceiverThread(
+            setup,
             local_rank=self.vllm_config.parallel_config.rank,  # type: ignore[attr-defined]
-            device=self._asyncrl_staging_device(invited.weights.backend),
-            on_bucket=self._asyncrl_load if invited.weights.staging == "bucket" else None,
+            device=self._asyncrl_staging_device(setup.weights.backend),
+            on_bucket=self._asyncrl_load if setup.weights.staging == "bucket" else None,
         )
-        self._asyncrl_end.start()
+        self._asyncrl_receiver.start()
 
     def asyncrl_swap(self, policy_version: int) -> None:
-        """
-        Put the staged version into the model, or finish the one that was put there as it came.
-
-        Raises:
-            TransferError: Another version was received, or none, or it lacks some of the model's parameters.
-        """
-        received = self._asyncrl_end.receiver.policy_version if self._asyncrl_end else None
-        if self._asyncrl_end is None or received != policy_version:
-            raise TransferError(f"policy_version {policy_version} is to be swapped in, but {received} was received")
+        """Load the staged version, or finish one loaded on arrival. Raises `TransferError` if it is not complete."""
+        received = self._asyncrl_receiver.receiver.policy_version if self._asyncrl_receiver else None
+        if self._asyncrl_receiver is None or received != policy_version:
+            raise TransferError(f"cannot swap in policy_version {policy_version}: the newest received is {received}")
         if self._asyncrl_reload is None:
-            self._asyncrl_load(self._asyncrl_end.receiver.weights(), are_borrowed=False)
+            self._asyncrl_load(self._asyncrl_receiver.receiver.weights(), are_borrowed=False)
         if self._asyncrl_reload is not None:
             self._asyncrl_reload.finish()
         self._asyncrl_reload = None
 
     def _asyncrl_staging_device(self, backend: str) -> torch.device:
-        """Of this worker's kind its own; vLLM copies from any other."""
+        """This worker's device if the backend can receive on it; otherwise vLLM copies from the backend's device."""
         own: torch.device = self.device  # type: ignore[attr-defined]
         return own if own.type == STAGED_ON[backend] else staging_device(backend)
 
     def _asyncrl_load(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool = True) -> None:
-        """Some of a version. While it is incomplete nothing may decode."""
+        """Load a part of a version. Nothing may decode until it is complete."""
         if self._asyncrl_reload is None:
             self._asyncrl_reload = reload.Reload(self.model_runner.get_model(), self.vllm_config)  # type: ignore[attr-defined]
         self._asyncrl_reload.add(tensors, are_borrowed=are_borrowed)

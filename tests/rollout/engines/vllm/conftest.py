@@ -1,16 +1,16 @@
-"""One vLLM for all tests of this folder: a start costs more than all of them together."""
+"""One vLLM for all tests of this folder: starting it takes longer than all of them."""
 
 import asyncio
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm
 from asyncrl.rollout.engine import Completion, Request
@@ -23,7 +23,7 @@ VERSIONS = 6
 BLOCK = 32
 """Tokens of a KV cache block, the least that a CPU's attention takes."""
 
-Run = Callable[[Awaitable[Any]], Any]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def build_model(policy_version: int) -> PreTrainedModel:
@@ -48,8 +48,8 @@ def build_model(policy_version: int) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
-def config(model_path) -> Config:
-    """Of a run with the model."""
+def config(model_path: Path) -> Config:
+    """Configuration of a run with the model."""
     return Config(
         model=Model(path=str(model_path)),
         data=Data(train="prompts.jsonl", max_prompt_tokens=160),
@@ -63,7 +63,7 @@ def config(model_path) -> Config:
 
 
 @pytest.fixture(scope="session")
-def model_path(tmp_path_factory, tokenizer) -> Path:
+def model_path(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A model directory with version 0, and all versions beside it."""
     path = tmp_path_factory.mktemp("model")
     build_model(0).save_pretrained(path)
@@ -75,12 +75,12 @@ def model_path(tmp_path_factory, tokenizer) -> Path:
 
 
 @pytest.fixture(scope="session")
-def loaded(config) -> VllmEngine:
-    """The one vLLM, with what `VllmEngine.load` makes of it."""
+def loaded(config: Config) -> VllmEngine:
+    """The one vLLM, started by `VllmEngine.load`."""
     pytest.importorskip("vllm")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own imports
-        patch.syspath_prepend(Path(__file__).parent)  # vLLM's processes look where we do
+        patch.syspath_prepend(Path(__file__).parent)  # vLLM's processes inherit the path
         _, why = arguments.FIXED["worker_extension_cls"]
         patch.setitem(arguments.FIXED, "worker_extension_cls", ("file_weights.FromFiles", why))
         engine = VllmEngine.load(config)
@@ -89,16 +89,18 @@ def loaded(config) -> VllmEngine:
 
 
 @pytest.fixture(scope="session")
-def run(loaded) -> Iterator[Run]:
+def run(loaded: VllmEngine) -> Iterator[Run]:
     """Runs a coroutine in the event loop that vLLM has bound itself to."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setenv("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "3")  # what a step wrote is read in parts, others run between
+        patch.setenv("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "3")  # outputs of one step are read in parts
         yield runner.run
         runner.run(loaded.aclose())
 
 
 @pytest.fixture
-def make_engine(loaded, run, tokenizer, model_path) -> Callable[..., VllmEngine]:
+def make_engine(
+    loaded: VllmEngine, run: Run, tokenizer: PreTrainedTokenizerBase, model_path: Path
+) -> Callable[..., VllmEngine]:
     """``make_engine(kv=...)``: an engine over the one vLLM, which has version 0 again."""
 
     def make(**options: Any) -> VllmEngine:
@@ -110,14 +112,14 @@ def make_engine(loaded, run, tokenizer, model_path) -> Callable[..., VllmEngine]
 
 
 @pytest.fixture
-def engine(make_engine) -> VllmEngine:
-    """As a run makes it by default."""
+def engine(make_engine: Callable[..., VllmEngine]) -> VllmEngine:
+    """An engine with default options."""
     return make_engine()
 
 
 @pytest.fixture
 def publish() -> Callable[[VllmEngine, int], Awaitable[None]]:
-    """``await publish(engine, version)``, as an actor does it."""
+    """``await publish(engine, version)`` pauses, swaps and resumes like an actor."""
     return _publish
 
 
@@ -129,7 +131,7 @@ def model_of() -> Callable[[int], PreTrainedModel]:
 
 @pytest.fixture
 def has_written() -> Callable[[VllmEngine, Request, int], Awaitable[Completion]]:
-    """``await has_written(engine, request, num_tokens)``: so much at least, and goes on."""
+    """``await has_written(engine, request, num_tokens)`` waits for that many tokens and returns them."""
     return _has_written
 
 

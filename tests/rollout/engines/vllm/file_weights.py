@@ -1,6 +1,7 @@
-"""A worker's extension for tests: takes new weights from files beside the model instead of from a trainer."""
+"""Worker extension for tests: loads new weights from files beside the model instead of from a trainer."""
 
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -9,7 +10,10 @@ from asyncrl.rollout.engines.vllm.worker import WorkerExtension
 
 
 class FromFiles(WorkerExtension):
-    """Version 3 lies in ``v3.safetensors``."""
+    """Reads version 3 from ``v3.safetensors``."""
+
+    vllm_config: Any
+    model_runner: Any
 
     def asyncrl_swap(self, policy_version: int) -> None:
         folder = Path(self.vllm_config.model_config.model)

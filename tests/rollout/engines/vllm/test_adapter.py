@@ -1,4 +1,4 @@
-"""What a host's vLLM must be like, and how one that died is spoken of. No engine is started."""
+"""Checks of a host's vLLM, and errors of one that died. No engine is started."""
 
 import asyncio
 from types import SimpleNamespace
@@ -13,11 +13,11 @@ from vllm.sampling_params import RequestOutputKind
 
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Sampling
-from asyncrl.rollout.engines.vllm.adapter import TRIED, Adapter
+from asyncrl.rollout.engines.vllm.adapter import TESTED, Adapter
 
 
 def llm(*, exitcode: int | None = None, processes: bool = True, **changed: Any) -> Any:
-    """What an adapter looks at before the first request."""
+    """The parts of vLLM that an adapter reads before the first request."""
     parallel = {"world_size": 2, "data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_extension_cls": "x.Y"}
     model = {"logprobs_mode": "processed_logprobs", "max_model_len": 100, "dtype": "torch.bfloat16"}
     config = SimpleNamespace(
@@ -29,11 +29,11 @@ def llm(*, exitcode: int | None = None, processes: bool = True, **changed: Any) 
     return SimpleNamespace(vllm_config=config, engine_core=core)
 
 
-def test_the_installed_release_is_one_that_was_tried():
-    assert vllm.__version__.startswith(tuple(f"{release}." for release in TRIED))
+def test_the_installed_release_is_tested():
+    assert vllm.__version__.startswith(tuple(f"{release}." for release in TESTED))
 
 
-def test_it_knows_what_it_serves():
+def test_it_reads_ranks_length_and_dtype():
     adapter = Adapter(llm())
 
     assert (adapter.ranks, adapter.max_tokens, adapter.dtype) == (2, 100, "bfloat16")
@@ -48,7 +48,7 @@ def test_it_knows_what_it_serves():
         ({"pipeline_parallel_size": 2}, "use tensor parallelism, or several nodes"),
     ],
 )
-def test_a_vllm_that_would_give_wrong_results_is_refused_with_what_to_do(changed, message):
+def test_a_vllm_that_would_give_wrong_results_is_refused(changed, message):
     with pytest.raises(ConfigError, match=message):
         Adapter(llm(**changed))
 
@@ -57,15 +57,15 @@ def test_a_vllm_that_would_give_wrong_results_is_refused_with_what_to_do(changed
     ("dead", "message"),
     [
         (llm(exitcode=-9), "vLLM's engine core (pid 7) died: signal 9"),
-        (llm(exitcode=1), "vLLM's engine core (pid 7) died: exit status 1, its own account is above"),
-        (llm(processes=False), "vLLM's engine core died; its own account is above"),
+        (llm(exitcode=1), "vLLM's engine core (pid 7) died: exit status 1, see its output above"),
+        (llm(processes=False), "vLLM's engine core died; see its output above"),
     ],
 )
-def test_a_death_is_told_with_its_cause(dead, message):
-    assert str(asyncio.run(Adapter(dead).death())) == message
+def test_a_dead_engine_core_is_reported_with_its_cause(dead, message):
+    assert str(asyncio.run(Adapter(dead).engine_died())) == message
 
 
-def test_sampling_is_said_in_vllms_words():
+def test_sampling_becomes_vllms_parameters():
     sampling = Sampling(max_tokens=50, temperature=0.7, top_p=0.9, top_k=20, stop=["\n\n"])
 
     params = Adapter.params(sampling, max_tokens=30, seed=3, eos_ids=[0, 5])
@@ -75,6 +75,6 @@ def test_sampling_is_said_in_vllms_words():
     assert (params.logprobs, params.output_kind) == (0, RequestOutputKind.FINAL_ONLY)
 
 
-def test_text_is_made_for_stop_strings_only():
+def test_vllm_detokenizes_for_stop_strings_only():
     assert not Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).detokenize
     assert Adapter.params(Sampling(max_tokens=5, stop=["x"]), max_tokens=5, seed=0, eos_ids=[]).detokenize

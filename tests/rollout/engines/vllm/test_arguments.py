@@ -1,6 +1,7 @@
-"""What vLLM is started with. Needs no vLLM: the names it knows are given."""
+"""Start arguments of vLLM. Most tests need no vLLM: they give the names it has."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, UNSUPPORTE
 NAMES = {*CONFIGURED, *FIXED, *UNSUPPORTED, "block_size", "quantization", "max_num_batched_tokens", "use_tqdm_on_load"}
 
 
-def config_with(**vllm) -> Config:
+def config_with(**vllm: Any) -> Config:
     return Config(
         model=Model(path="/models/one", dtype="bfloat16"),
         data=Data(train="prompts.jsonl", max_prompt_tokens=100),
@@ -63,15 +64,15 @@ def test_vllm_sizes_its_cache_by_itself_unless_told():
     assert "kv_cache_memory_bytes" not in engine_args(config_with(), NAMES, is_cpu=False)
 
 
-def test_prompts_are_read_in_parts_except_on_a_cpu():
-    def reads_in_parts(*, is_cpu: bool, **vllm: bool) -> bool:
+def test_prompts_are_prefilled_in_chunks_except_on_a_cpu():
+    def is_chunked(*, is_cpu: bool, **vllm: bool) -> bool:
         return engine_args(config_with(**vllm), NAMES, is_cpu=is_cpu)["enable_chunked_prefill"]
 
-    assert reads_in_parts(is_cpu=False)
-    assert not reads_in_parts(is_cpu=False, enable_chunked_prefill=False)
-    assert not reads_in_parts(is_cpu=True)
+    assert is_chunked(is_cpu=False)
+    assert not is_chunked(is_cpu=False, enable_chunked_prefill=False)
+    assert not is_chunked(is_cpu=True)
     with pytest.raises(ConfigError, match="enable_chunked_prefill is true, but on a CPU"):
-        reads_in_parts(is_cpu=True, enable_chunked_prefill=True)
+        is_chunked(is_cpu=True, enable_chunked_prefill=True)
 
 
 @pytest.mark.parametrize(
@@ -82,22 +83,22 @@ def test_prompts_are_read_in_parts_except_on_a_cpu():
         ("max_num_seqs", "engine_args.max_num_seqs: set rollout.slots instead"),
         ("data_parallel_size", "set rollout.replicas instead"),
         ("logprobs_mode", "is always 'processed_logprobs' here: log-probs are those of the distribution sampled from"),
-        ("pipeline_parallel_size", "cannot be set: weights are received by tensor parallel workers only"),
+        ("pipeline_parallel_size", "cannot be set: only tensor parallel workers receive weights"),
     ],
 )
-def test_a_name_that_has_no_business_in_the_table_is_refused_with_advice(name, message):
+def test_an_invalid_engine_argument_is_refused_with_advice(name, message):
     with pytest.raises(ConfigError, match=r"^rollout\.vllm\.engine_args\.") as refused:
         engine_args(config_with(engine_args={name: 1}), NAMES, is_cpu=False)
 
     assert message in str(refused.value)
 
 
-def test_a_vllm_that_lacks_what_we_need_is_refused_by_the_name_it_lacks():
+def test_a_vllm_without_a_needed_argument_is_refused():
     with pytest.raises(ConfigError, match="has no 'logprobs_mode'"):
         engine_args(config_with(), NAMES - {"logprobs_mode"}, is_cpu=False)
 
 
-def test_what_only_quietens_vllm_may_be_missing():
+def test_optional_arguments_may_be_missing():
     assert "use_tqdm_on_load" not in engine_args(config_with(), NAMES - {"use_tqdm_on_load"}, is_cpu=False)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.messages import Member, Message, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.actor.message import Message
+from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer
 from asyncrl.rollout.engines.vllm.channel import Channel
 
-SAID: list[Message] = [
+MESSAGES: list[Message] = [
     Transfer(3, 7, [Member("trainer-0", "t"), Member("rollout-0", "r", 2)], True, 30.0),
     StoreValue("3", "rank/0", b"\x00\xff" * 100_000),
     StoreSet("3", "rank/1", b""),
@@ -33,33 +34,33 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Channel, Channel]]:
     await asyncio.sleep(0)  # Sockets are closed in the next turn.
 
 
-def test_messages_arrive_as_they_were_said_and_end_when_the_other_end_hangs_up(tmp_path):
+def test_messages_arrive_unchanged_and_end_when_the_other_end_disconnects(tmp_path):
     async def play() -> list[Message]:
         async with pair(tmp_path) as (near, far):
-            for message in SAID:
+            for message in MESSAGES:
                 await near.send(message)
             near.close()
             return [message async for message in far]
 
-    assert asyncio.run(play()) == SAID
+    assert asyncio.run(play()) == MESSAGES
 
 
-def test_what_breaks_off_in_the_middle_of_a_message_ends_the_channel(tmp_path):
+def test_a_truncated_message_ends_the_channel(tmp_path):
     async def play() -> list[Message]:
         async with pair(tmp_path) as (near, far):
-            near.post(SAID[2])
+            near.post(MESSAGES[2])
             near._writer.write(b"\x10\x00\x00\x00half")
             near.close()
             return [message async for message in far]
 
-    assert asyncio.run(play()) == [SAID[2]]
+    assert asyncio.run(play()) == [MESSAGES[2]]
 
 
-def test_saying_something_to_one_who_has_gone_is_a_connection_error(tmp_path):
+def test_sending_to_a_disconnected_end_is_a_connection_error(tmp_path):
     async def play() -> None:
         async with pair(tmp_path) as (near, far):
             far.close()
             with pytest.raises(ConnectionError):
-                await asyncio.gather(*(near.send(SAID[1]) for _ in range(100)))
+                await asyncio.gather(*(near.send(MESSAGES[1]) for _ in range(100)))
 
     asyncio.run(play())

@@ -1,4 +1,4 @@
-"""What a model directory says without loading a weight. Needs no vLLM."""
+"""Facts about a model directory, read without loading weights. Needs no vLLM."""
 
 import json
 
@@ -11,7 +11,7 @@ from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.vllm.checkpoint import read
 
 
-def test_specs_are_what_an_engine_with_weights_says(make_model, tokenizer, tmp_path):
+def test_specs_equal_those_of_the_loaded_model(make_model, tokenizer, tmp_path):
     model = make_model("qwen3")
     model.save_pretrained(tmp_path)
 
@@ -28,7 +28,7 @@ def test_the_dtype_is_that_of_the_transfer(make_model, tokenizer, tmp_path):
     assert {spec.dtype for spec in read(str(tmp_path), tokenizer, "bfloat16").specs} == {"bfloat16"}
 
 
-def test_experts_come_one_by_one_as_in_a_checkpoint(tokenizer, tmp_path):
+def test_experts_are_separate_as_in_a_checkpoint(tokenizer, tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "head_dim": 8}
     heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 3}
@@ -40,7 +40,7 @@ def test_experts_come_one_by_one_as_in_a_checkpoint(tokenizer, tmp_path):
     assert shapes["model.layers.0.mlp.experts.0.gate_proj.weight"] == (8, 16)
 
 
-def test_whoever_names_an_end_of_sequence_is_heard(make_model, tokenizer, tmp_path):
+def test_every_source_of_end_tokens_counts(make_model, tokenizer, tmp_path):
     make_model("qwen3").save_pretrained(tmp_path)
     assert read(str(tmp_path), tokenizer, "float32").eos_ids == [0]
 

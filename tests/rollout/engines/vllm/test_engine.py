@@ -1,18 +1,19 @@
-"""Whatever can be compared with the engine that comes with asyncrl is compared with it."""
+"""vLLM as an engine, compared with the built-in engine where possible."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.transformers import TransformersEngine
+from tests.rollout.engines.reference import reference_logprobs
 
 pytest.importorskip("vllm")
 
@@ -24,35 +25,16 @@ def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: A
 
 
 @pytest.fixture(scope="module")
-def ours(model_of, tokenizer) -> TransformersEngine:
+def ours(model_of: Callable[[int], PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> TransformersEngine:
     return TransformersEngine(model_of(0), tokenizer, slots=16, max_tokens_per_slot=400)
 
 
 @pytest.fixture
-def generate(run) -> Callable[..., list[Completion]]:
+def generate(run: Callable[..., Any]) -> Callable[..., list[Completion]]:
     async def all_at_once(engine, requests):
         return await asyncio.gather(*map(engine.generate, requests))
 
     return lambda engine, *requests: run(all_at_once(engine, requests))
-
-
-def logprobs_under(engine: TransformersEngine, model, req: Request, ids: list[int]) -> list[float]:
-    """By the model's own forward, filters applied one token at a time in plain Python."""
-    sampling = req.sampling
-    with torch.inference_mode():
-        logits = model(torch.tensor([req.prompt_ids + ids])).logits[0, len(req.prompt_ids) - 1 : -1]
-    out = []
-    for row, token in zip(logits / (sampling.temperature or 1.0), ids, strict=True):
-        ranked = row.softmax(-1).tolist()
-        order = sorted(range(len(ranked)), key=lambda i: -ranked[i])[: sampling.top_k or None]
-        total, kept, mass = sum(ranked[i] for i in order), [], 0.0
-        for i in order:
-            kept.append(i)
-            mass += ranked[i] / total
-            if sampling.top_p < 1 and mass >= sampling.top_p:
-                break
-        out.append(float(torch.tensor(ranked[token] / sum(ranked[i] for i in kept)).log()))
-    return out
 
 
 # ── what is sampled ─────────────────────────────────────────────────────────────────────────
@@ -72,15 +54,15 @@ def test_greedy_completions_are_those_of_the_other_engine(engine, ours, generate
     [{}, {"temperature": 0.7}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20}],
     ids=str,
 )
-def test_behavior_logprobs_are_those_of_the_distribution_sampled_from(engine, ours, model_of, generate, sampling):
+def test_behavior_logprobs_are_those_of_the_distribution_sampled_from(engine, model_of, generate, sampling):
     requests = [request(*range(3, 3 + n), seed=n, max_tokens=40, **sampling) for n in (1, 4, 9)]
 
     for req, done in zip(requests, generate(engine, *requests), strict=True):
-        expected = logprobs_under(ours, model_of(0), req, done.completion_ids)
+        expected = reference_logprobs(model_of(0), req, done.completion_ids)
         assert done.behavior_logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_seeded_request_writes_the_same_tokens_alone_and_in_any_company(engine, generate):
+def test_a_seeded_request_has_the_same_tokens_alone_and_in_any_batch(engine, generate):
     mine = request(5, 9, 7, seed=11, max_tokens=40)
     company = [request(4 + n, seed=n, temperature=0.2 * n, top_p=0.5) for n in range(9)]
     [alone] = generate(engine, mine)
@@ -155,7 +137,7 @@ def test_a_stop_string_in_the_prompt_does_not_count(engine, ours, generate):
     assert generate(engine, req)[0].completion_ids == generate(ours, req)[0].completion_ids
 
 
-def test_a_stop_string_that_began_elsewhere_ends_the_completion(engine, ours, generate):
+def test_a_stop_string_that_starts_in_resumed_tokens_ends_the_completion(engine, ours, generate):
     req = request(temperature=0.0, max_tokens=20)
     [free] = generate(ours, req)
     stopping = replace(req.sampling, stop=[ours.decode(free.completion_ids[4:6])])
@@ -168,7 +150,7 @@ def test_a_stop_string_that_began_elsewhere_ends_the_completion(engine, ours, ge
     assert vllm.finish_reason == transformers.finish_reason == "stop"
 
 
-# ── going on from elsewhere ─────────────────────────────────────────────────────────────────
+# ── resuming ────────────────────────────────────────────────────────────────────────────────
 
 
 def cut(done: Completion, num_tokens: int, policy_version: int = 0) -> Completion:
@@ -181,7 +163,7 @@ def cut(done: Completion, num_tokens: int, policy_version: int = 0) -> Completio
     )
 
 
-def test_a_request_goes_on_from_what_was_begun_elsewhere(make_engine, ours, generate):
+def test_a_request_resumes_from_an_unfinished_completion(make_engine, ours, generate):
     req = request(temperature=0.0, max_tokens=20)
     [whole] = generate(ours, req)
 
@@ -193,12 +175,12 @@ def test_a_request_goes_on_from_what_was_begun_elsewhere(make_engine, ours, gene
     assert done.generate_s > whole.generate_s
 
 
-def test_what_follows_what_was_begun_is_a_function_of_seed_and_length(engine, generate):
+def test_resumed_draws_are_a_function_of_seed_and_length(engine, generate):
     [whole] = generate(engine, request(seed=4, max_tokens=30))
-    goes_on = replace(request(seed=4, max_tokens=30), resume_from=cut(whole, 8))
-    goes_on_later = replace(goes_on, resume_from=cut(whole, 9))
+    resumed = replace(request(seed=4, max_tokens=30), resume_from=cut(whole, 8))
+    resumed_later = replace(resumed, resume_from=cut(whole, 9))
 
-    first, again, later = generate(engine, goes_on, goes_on, goes_on_later)
+    first, again, later = generate(engine, resumed, resumed, resumed_later)
 
     assert first.completion_ids == again.completion_ids
     assert first.completion_ids[8:12] != whole.completion_ids[:4]  # the draws a request begins with are not drawn again
@@ -208,7 +190,7 @@ def test_what_follows_what_was_begun_is_a_function_of_seed_and_length(engine, ge
 # ── requests come and go ────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_written_is_the_beginning_of_the_completion(engine, run, has_written):
+def test_written_tokens_are_the_beginning_of_the_completion(engine, run, has_written):
     async def scenario() -> tuple[Completion, Completion]:
         req = request(temperature=0.0, max_tokens=200)
         task = asyncio.create_task(engine.generate(req))
@@ -223,7 +205,7 @@ def test_what_is_written_is_the_beginning_of_the_completion(engine, run, has_wri
     assert written.spans == [Span(0, 0, n)]
 
 
-def test_a_request_that_has_not_written_yet_has_what_it_came_with(engine, ours, generate, run):
+def test_a_request_without_new_tokens_has_its_resumed_ones(engine, ours, generate, run):
     [whole] = generate(ours, request(temperature=0.0))
 
     async def scenario() -> list[Completion | None]:
@@ -287,7 +269,7 @@ def test_closing_an_engine_ends_its_requests_and_leaves_a_borrowed_vllm_running(
         (request(max_tokens=0), "at least 1"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(engine, generate, req, message):
+def test_an_invalid_request_is_refused(engine, generate, req, message):
     with pytest.raises(EngineError, match=message) as refused:
         generate(engine, req)
 
@@ -297,7 +279,7 @@ def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(engine, genera
 # ── the rest of the interface ───────────────────────────────────────────────────────────────
 
 
-def test_it_receives_in_processes_of_its_own(engine):
+def test_it_is_a_multi_process_engine(engine):
     assert isinstance(engine, MultiProcessEngine)
     assert engine.ranks == 1
 

@@ -21,7 +21,7 @@ child.wait()
 
 
 def ends(pid: int) -> bool:
-    """Within a generous time. Waits for the very process, whatever takes its number later."""
+    """True if the process ends within 20 s. Not fooled by a reused pid."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -40,10 +40,10 @@ def test_an_engine_ends_when_its_node_is_killed(child):
         (pid,) = (int(line) for line in said - {"up"})
         node.send_signal(signal.SIGKILL)
         assert ends(pid)
-        assert node.stdout.read() == "", "nobody holds its output open any more"
+        assert node.stdout.read() == "", "no process holds its output open"
 
 
-def test_without_a_node_nobody_is_followed():
+def test_without_a_node_there_is_no_thread():
     script = f"{FOLLOW}; import threading; print(threading.active_count())"
     environment = {name: value for name, value in os.environ.items() if name != "ASYNCRL_NODE_PID"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

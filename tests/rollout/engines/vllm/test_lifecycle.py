@@ -1,4 +1,4 @@
-"""An engine's own processes: started from any thread, ended with the engine, and missed when they die."""
+"""An engine's own processes: started from any thread, ended with the engine, and detected when they die."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def vllms_own_warnings() -> Iterator[None]:
 
 
 async def started(config: Config) -> VllmEngine:
-    """Made in a thread that has ended when it is used: as a node does it."""
+    """Created in a thread that has ended before the engine is used, as in a node."""
     with vllms_own_warnings(), ThreadPoolExecutor(1) as thread:
         return await asyncio.get_running_loop().run_in_executor(thread, VllmEngine.load, config)
 
@@ -50,7 +50,7 @@ def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config
         await engine.aclose()
         with pytest.raises(EngineError, match="the engine was closed"):
             await running
-        await engine.resume()  # As an actor does, whatever happened.
+        await engine.resume()  # An actor resumes the engine after every error.
         return pid
 
     pid = uvloop.run(scenario())
@@ -59,7 +59,7 @@ def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config
         os.kill(pid, 0)
 
 
-def test_a_dead_engine_core_is_named_and_nobodys_fault_but_its_own(config, has_written):
+def test_a_dead_engine_core_fails_every_call_with_its_pid_and_signal(config, has_written):
     async def scenario() -> None:
         engine = await started(config)
         running = asyncio.create_task(engine.generate(REQUEST))
@@ -78,7 +78,7 @@ def test_a_dead_engine_core_is_named_and_nobodys_fault_but_its_own(config, has_w
     uvloop.run(scenario())
 
 
-def test_what_vllm_does_not_take_is_refused_in_a_sentence(config, tmp_path):
+def test_arguments_that_vllm_refuses_are_a_config_error(config, tmp_path):
     long = replace(config.rollout.vllm, max_model_len=10_000)
     refused = replace(config, rollout=replace(config.rollout, vllm=long))
     with vllms_own_warnings(), pytest.raises(ConfigError, match=r"^vLLM refuses its arguments .*10000"):

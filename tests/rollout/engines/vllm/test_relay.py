@@ -1,4 +1,4 @@
-"""asyncrl/rollout/engines/vllm/relay.py and receiving.py: two workers of one engine, as threads instead of processes"""
+"""Relay and receiver threads: two workers of one engine, as threads instead of processes."""
 
 import asyncio
 import re
@@ -14,8 +14,8 @@ from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages import Member, Transfer
 from asyncrl.rollout.engines.vllm import relay
-from asyncrl.rollout.engines.vllm.channel import Invitation
-from asyncrl.rollout.engines.vllm.receiving import ReceivingEnd
+from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
+from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
@@ -36,22 +36,22 @@ def order(policy_version: int, *, transfer_group: int = 1, deadline_s: float = 2
 
 
 class Workers:
-    """What vLLM's RPC reaches."""
+    """Workers as vLLM's RPC reaches them."""
 
     def __init__(self, specs: list[TensorSpec], count: int) -> None:
         self._specs = specs
         self._count = count
-        self.ends: list[ReceivingEnd] = []
+        self.ends: list[ReceiverThread] = []
 
-    async def call(self, method: str, invitation: str) -> None:
+    async def call(self, method: str, setup_json: str) -> None:
         assert method == "asyncrl_connect"
-        invited = msgspec.json.decode(invitation, type=Invitation)
-        invited = msgspec.structs.replace(invited, specs=self._specs)
+        setup = msgspec.json.decode(setup_json, type=ReceiverSetup)
+        setup = msgspec.structs.replace(setup, specs=self._specs)
         for local_rank in range(self._count):
-            self.ends.append(ReceivingEnd(invited, local_rank=local_rank, device=torch.device("cpu")))
+            self.ends.append(ReceiverThread(setup, local_rank=local_rank, device=torch.device("cpu")))
             self.ends[-1].start()
 
-    async def death(self) -> EngineDied:
+    async def engine_died(self) -> EngineDied:
         return EngineDied("it was killed")
 
     def values(self) -> list[dict[str, float]]:
@@ -66,9 +66,10 @@ async def engine(
     trainer, node = hub.connect("trainer"), hub.connect("node")
     publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
-    receiver = await WorkersReceiver.connect(workers.call, SPECS, NODE, node.send, WEIGHTS, death=workers.death)
-    jobs = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
-    tasks = [asyncio.create_task(job) for job in jobs]
+    connect = WorkersReceiver.connect
+    receiver = await connect(workers.call, SPECS, NODE, node.send, WEIGHTS, get_cause=workers.engine_died)
+    coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         yield publisher, receiver, workers
     finally:
@@ -88,7 +89,7 @@ def test_every_worker_of_an_engine_receives_each_version():
                 _, seconds = await asyncio.gather(publisher.transfer(order(version)), receiver.transfer(order(version)))
                 assert seconds > 0
                 assert workers.values() == [dict.fromkeys("abc", float(version))] * 2
-            assert receiver.weights() == {}, "they lie in the workers"
+            assert receiver.weights() == {}, "the workers hold them"
 
     asyncio.run(play())
 
@@ -106,10 +107,11 @@ def test_a_worker_with_another_model_is_named():
     asyncio.run(play())
 
 
-def test_a_worker_that_is_gone_ends_the_engine_at_the_next_transfer_and_in_the_middle_of_one():
+def test_a_lost_worker_ends_the_engine_during_a_transfer_and_at_the_next(monkeypatch):
     async def play() -> None:
         async with engine() as (_, receiver, workers):
-            workers.ends[0]._transfer = workers.ends[1]._transfer = _never
+            for end in workers.ends:
+                monkeypatch.setattr(end, "_transfer", _never)
             underway = asyncio.create_task(receiver.transfer(order(1)))
             await asyncio.sleep(0)
             receiver._channels[1].close()
@@ -120,7 +122,7 @@ def test_a_worker_that_is_gone_ends_the_engine_at_the_next_transfer_and_in_the_m
     asyncio.run(play())
 
 
-def test_whatever_a_worker_raises_is_its_answer_and_the_next_transfer_may_work():
+def test_any_error_of_a_worker_is_its_answer_and_the_next_transfer_may_succeed(monkeypatch):
     async def play() -> None:
         async with engine() as (publisher, receiver, workers):
             receives = workers.ends[0].receiver.transfer
@@ -129,11 +131,11 @@ def test_whatever_a_worker_raises_is_its_answer_and_the_next_transfer_may_work()
                 await receives(order)
                 raise KeyError("embed")
 
-            workers.ends[0].receiver.transfer = raises
             publisher.stage(1, tensors(1).items())
-            with pytest.raises(TransferError, match=r"worker [01] of the engine: KeyError: 'embed'"):
-                await asyncio.gather(publisher.transfer(order(1)), receiver.transfer(order(1)))
-            workers.ends[0].receiver.transfer = receives
+            with monkeypatch.context() as patch:
+                patch.setattr(workers.ends[0].receiver, "transfer", raises)
+                with pytest.raises(TransferError, match=r"worker [01] of the engine: KeyError: 'embed'"):
+                    await asyncio.gather(publisher.transfer(order(1)), receiver.transfer(order(1)))
             publisher.stage(2, tensors(2).items())
             await asyncio.gather(
                 publisher.transfer(order(2, transfer_group=2)), receiver.transfer(order(2, transfer_group=2))
@@ -147,14 +149,15 @@ def test_a_worker_that_does_not_answer_is_named_after_the_deadline(monkeypatch):
 
     async def play() -> None:
         async with engine() as (_, receiver, workers):
-            workers.ends[0]._transfer = workers.ends[1]._transfer = _never
+            for end in workers.ends:
+                monkeypatch.setattr(end, "_transfer", _never)
             with pytest.raises(TransferError, match=r"worker 0 of the engine does not answer: .*had 0.01 s"):
                 await receiver.transfer(order(1, deadline_s=0.01))
 
     asyncio.run(play())
 
 
-def test_workers_that_do_not_connect_are_an_engine_that_cannot_be_used(monkeypatch):
+def test_workers_that_do_not_connect_are_an_engine_error(monkeypatch):
     monkeypatch.setattr(relay, "CONNECT_S", SHORT_S)
 
     async def play() -> None:
@@ -166,4 +169,4 @@ def test_workers_that_do_not_connect_are_an_engine_that_cannot_be_used(monkeypat
 
 
 async def _never(_: Transfer) -> None:
-    """Answers nothing."""
+    """Does not answer."""

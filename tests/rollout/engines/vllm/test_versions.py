@@ -1,10 +1,11 @@
-"""New weights between two steps: who wrote which token, and what of the old ones is left."""
+"""New weights between two steps: versions of tokens, and use of the old cache."""
 
 import asyncio
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling, Span
@@ -13,7 +14,7 @@ from asyncrl.rollout.engine import Completion, Request
 pytest.importorskip("vllm")
 
 LONG_PROMPT = [3 + n % 50 for n in range(70)]
-"""Two whole blocks of cache, and some."""
+"""A little more than two cache blocks."""
 
 
 def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: Any) -> Request:
@@ -22,22 +23,22 @@ def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: A
     )
 
 
-def greedy(model, prompt_ids: list[int], num_tokens: int) -> list[int]:
+def greedy(model: PreTrainedModel, prompt_ids: list[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([prompt_ids])
     with torch.inference_mode():
         return model.generate(ids, max_new_tokens=num_tokens, do_sample=False)[0, len(prompt_ids) :].tolist()
 
 
 def versions(done: Completion) -> list[int]:
-    """[T] who wrote each token."""
+    """[T] version of each token."""
     return [span.policy_version for span in done.spans for _ in range(span.start, span.end)]
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
-def test_versions_agree_with_vllms_own_account_however_late_the_reader(make_engine, run, publish, kv):
-    """The loop is blocked again and again, so that what is read is many steps old when weights change."""
+def test_versions_agree_with_vllms_own_however_late_the_reader(make_engine, run, publish, kv):
+    """The event loop is blocked repeatedly, so outputs are many steps old when weights change."""
     engine = make_engine(kv=kv)
-    told: dict[str, list[Any]] = {}
+    told: dict[str, tuple[list[int], Any]] = {}
     llm_generate = engine._adapter._llm.generate
 
     def listening(prompt, params, request_id):
@@ -80,7 +81,7 @@ def test_versions_agree_with_vllms_own_account_however_late_the_reader(make_engi
         assert versions(d) == accounts[tuple(d.completion_ids)]
 
 
-def test_recompute_writes_as_if_the_new_weights_had_read_everything(make_engine, run, publish, model_of, has_written):
+def test_recompute_decodes_as_if_the_new_weights_had_prefilled_all(make_engine, run, publish, model_of, has_written):
     engine = make_engine(kv="recompute")
 
     async def scenario() -> Completion:
@@ -101,7 +102,7 @@ def test_recompute_writes_as_if_the_new_weights_had_read_everything(make_engine,
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
-def test_a_prompt_seen_before_is_read_anew_by_new_weights(make_engine, run, publish, model_of, kv):
+def test_a_cached_prompt_is_prefilled_again_by_new_weights(make_engine, run, publish, model_of, kv):
     engine, req = make_engine(kv=kv), request(*LONG_PROMPT, temperature=0.0, max_tokens=30)
 
     async def scenario() -> list[Completion]:
@@ -132,7 +133,7 @@ def test_under_keep_a_running_completion_goes_on_with_its_old_cache(make_engine,
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
-def test_what_waits_when_weights_change_is_read_by_the_new_ones(make_engine, run, model_of, kv):
+def test_a_waiting_request_is_prefilled_by_the_new_weights(make_engine, run, model_of, kv):
     engine, req = make_engine(kv=kv), request(*LONG_PROMPT, temperature=0.0, max_tokens=10)
 
     async def scenario() -> Completion:
@@ -177,7 +178,7 @@ def test_a_group_shares_the_cache_of_its_prompt(make_engine, run, publish, kv):
     assert cached == [0, 64, 64, 0]
 
 
-def test_nothing_is_written_while_paused_and_all_that_was_has_arrived(engine, run, has_written):
+def test_no_token_is_decoded_while_paused_and_all_earlier_ones_have_arrived(engine, run, has_written):
     async def scenario() -> list[list[int]]:
         req = request(temperature=0.0, max_tokens=200)
         task = asyncio.create_task(engine.generate(req))
@@ -198,7 +199,7 @@ def test_nothing_is_written_while_paused_and_all_that_was_has_arrived(engine, ru
 
 
 def test_a_pause_without_a_swap_costs_no_cache(engine, run):
-    """As when a node hands over what is in hand."""
+    """A node pauses like this when it hands over its running completions."""
     llm_generate, cached = engine._adapter._llm.generate, []
 
     def listening(prompt, params, request_id):
@@ -240,7 +241,7 @@ def test_a_swap_that_is_refused_changes_nothing(engine, run, model_of):
     assert done.spans == [Span(0, 0, 12)]
 
 
-def test_what_a_worker_raises_is_an_error_with_its_words(engine, run):
+def test_an_error_of_a_worker_keeps_its_message(engine, run):
     async def scenario() -> None:
         await engine.pause()
         try:

@@ -1,4 +1,4 @@
-"""asyncrl/rollout/engines/vllm/{worker,reload}.py: a trainer's weights in the workers of real engines"""
+"""Worker extension and reload: a trainer's weights in the workers of real engines."""
 
 import asyncio
 import warnings
@@ -46,14 +46,14 @@ def build(family: str) -> PreTrainedModel:
 
 
 def move(model: PreTrainedModel) -> None:
-    """As if it had been trained, a lot."""
+    """Change every parameter by a large random step."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 def greedy(model: PreTrainedModel) -> list[int]:
-    """What a fresh model writes."""
+    """Greedy completion of the model itself."""
     token_ids = torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(MAX_TOKENS):
@@ -72,7 +72,7 @@ def greedy(model: PreTrainedModel) -> list[int]:
     ],
     ids=["two tensor parallel workers", "deltas", "a mixture of experts, bucket by bucket"],
 )
-def test_after_each_publish_an_engine_writes_what_a_fresh_model_does(tmp_path, tokenizer, family, ranks, weights):
+def test_after_each_publish_an_engine_decodes_as_the_trained_model(tmp_path, tokenizer, family, ranks, weights):
     pytest.importorskip("vllm")
     model = build(family)
     model.save_pretrained(tmp_path)

@@ -1,0 +1,143 @@
+"""
+Counts over a ledger's records, made in one pass: groups, units, tokens and steps. `audit` judges them.
+
+    Admitted ─▶ open ─┬─▶ Taken ─▶ VersionLive with a later next_step ─▶ closed
+                      ├─▶ Restarted: still open, its results and rewards so far are void
+                      └─▶ Dropped ──────────────────────────────────────▶ closed
+
+The broker's own rules are not reused: an audit must not repeat their mistakes. Records that a ledger would refuse (a
+second result, a group dropped twice) are counted like any other.
+"""
+
+from collections import Counter, defaultdict
+
+from asyncrl.broker.ledger.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Dropped,
+    Duplicate,
+    FailedAttempt,
+    Reissued,
+    Restarted,
+    Result,
+    Rewarded,
+    Taken,
+    VersionLive,
+)
+from asyncrl.messages import TrajectorySummary, Unit
+
+
+class RecordCounts:
+    """Apply every record in order with `add`, then read the counts."""
+
+    def __init__(self) -> None:
+        self.admitted: Counter[int] = Counter()
+        self.results: Counter[Unit] = Counter()
+        """Results of each unit since its group was admitted or restarted."""
+        self.rewards: Counter[Unit] = Counter()
+        """Rewards of each unit, likewise."""
+        self.summaries: dict[Unit, TrajectorySummary] = {}
+        """Summary of the first of these results."""
+        self.batches: dict[int, list[int]] = {}
+        """Groups of each step, from its last `Taken`."""
+        self.trained_steps: defaultdict[int, list[int]] = defaultdict(list)
+        """Steps of each trained group; a step taken twice is listed twice."""
+        self.committed_step = -1
+        self.drop_reasons: defaultdict[int, list[str]] = defaultdict(list)
+        """Reasons of each dropped group."""
+        self.restarts: Counter[int] = Counter()
+        self.wrong_restarts: list[int] = []
+        """Groups restarted while not open, or after being trained."""
+        self.restarted_lengths: list[int] = []
+        """Completion tokens of each trajectory discarded by a restart."""
+        self.reissued: Counter[str] = Counter()
+        self.num_duplicates = 0
+        self.failed_attempts: Counter[str] = Counter()
+        self.num_dead_letters = 0
+        self.discarded_tokens: Counter[str] = Counter(dropped=0, duplicates=0, reissued=0, restarted=0)
+        """Completion tokens that were not trained on, by cause."""
+        self.peak_open = 0
+        self._open: set[int] = set()
+        self._seen_units: defaultdict[int, set[Unit]] = defaultdict(set)
+        """Units with a result or a reward, of groups neither trained nor dropped."""
+        self._awaiting_version: dict[int, list[int]] = {}
+        """Groups of each step whose weights are not live yet; these groups are still open."""
+
+    def add(self, record: AnyRecord) -> None:
+        match record:
+            case Admitted(group_id=group_id):
+                self.admitted[group_id] += 1
+                self._open.add(group_id)
+                self.peak_open = max(self.peak_open, len(self._open))
+            case Result(unit=unit, summary=summary):
+                self.results[unit] += 1
+                self.summaries.setdefault(unit, summary)
+                self._note_unit(unit)
+            case Rewarded(unit=unit):
+                self.rewards[unit] += 1
+                self._note_unit(unit)
+            case Taken(step=step, group_ids=group_ids):
+                self._take(step, group_ids)
+            case Committed(step=step):
+                self.committed_step = max(self.committed_step, step)
+            case VersionLive():
+                self._live(record)
+            case Dropped(group_id=group_id, reason=reason):
+                self.drop_reasons[group_id].append(reason)
+                self.discarded_tokens["dropped"] += record.num_tokens
+                self._open.discard(group_id)
+                self._seen_units.pop(group_id, None)
+            case Restarted():
+                self._restart(record)
+            case Duplicate():
+                self.num_duplicates += 1
+                self.discarded_tokens["duplicates"] += record.num_tokens
+            case Reissued():
+                self.reissued[record.cause] += 1
+                self.discarded_tokens["reissued"] += record.num_tokens
+            case FailedAttempt():
+                self.failed_attempts[record.stage] += 1
+                self.num_dead_letters += record.is_final
+            case _:
+                pass  # Measured, Progressed, NodeEvent: nothing to count
+
+    def summaries_of(self, group_id: int, group_size: int) -> list[TrajectorySummary]:
+        """Summaries of a training group's finished trajectories, by index."""
+        units = (Unit(group_id, index) for index in range(group_size))
+        return [self.summaries[unit] for unit in units if unit in self.summaries]
+
+    def staleness(self, group_size: int, steps_per_publish: int) -> Counter[int]:
+        """Trained trajectories by staleness: version trained by their step minus their oldest version."""
+        staleness: Counter[int] = Counter()
+        for step, group_ids in self.batches.items():
+            for group_id in group_ids:
+                for summary in self.summaries_of(group_id, group_size):
+                    staleness[step // steps_per_publish - summary.oldest_version] += 1
+        return staleness
+
+    def _note_unit(self, unit: Unit) -> None:
+        if unit.split == "train":
+            self._seen_units[unit.group_id].add(unit)
+
+    def _restart(self, record: Restarted) -> None:
+        group_id = record.group_id
+        if group_id not in self._open or group_id in self.trained_steps:
+            self.wrong_restarts.append(group_id)
+        self.restarts[group_id] += 1
+        self.restarted_lengths += record.lengths
+        self.discarded_tokens["restarted"] += sum(record.lengths)
+        for unit in self._seen_units.pop(group_id, ()):
+            self.results.pop(unit, None)
+            self.rewards.pop(unit, None)
+            self.summaries.pop(unit, None)
+
+    def _take(self, step: int, group_ids: list[int]) -> None:
+        self.batches[step] = self._awaiting_version[step] = group_ids
+        for group_id in group_ids:
+            self.trained_steps[group_id].append(step)
+            self._seen_units.pop(group_id, None)
+
+    def _live(self, record: VersionLive) -> None:
+        for step in [step for step in self._awaiting_version if step < record.next_step]:
+            self._open.difference_update(self._awaiting_version.pop(step))

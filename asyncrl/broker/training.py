@@ -1,0 +1,207 @@
+"""
+Training groups from admission to the checkpoint that contains them.
+
+    admitted ─▶ leased, graded ─▶ complete ─▶ taken by a step ─▶ committed
+       ▲            │                │
+       │            │                └─▶ filtered: dropped, and one more admitted
+       ├─ too old ──┘                    failed for good: the same
+"""
+
+from collections.abc import Iterable
+
+from asyncrl.broker.groups.admission import AdmissionBook
+from asyncrl.broker.groups.batches import BatchBook
+from asyncrl.broker.groups.book import GroupBook
+from asyncrl.broker.groups.drops import DropBook
+from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
+from asyncrl.broker.groups.group import Group
+from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
+from asyncrl.broker.groups.window import Window
+from asyncrl.broker.leases.dispatcher import Dispatcher
+from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.broker.ledger.records import Committed, Dropped, Restarted, Taken
+from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.outbox import Outbox
+from asyncrl.config.sections import Config, Schedule
+from asyncrl.data.prompts import PromptStream
+from asyncrl.errors import RunFailed
+from asyncrl.messages import Batch, Commit, Trim
+
+
+class TrainingGroups:
+    """Admits, restarts, drops and batches training groups, and tells spools which payloads are no longer needed."""
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: PromptStream,
+        groups: GroupBook,
+        window: Window,
+        *,
+        dispatcher: Dispatcher,
+        grading: GradeBook,
+        nodes: NodeBook,
+        out: Outbox,
+    ) -> None:
+        schedule = config.schedule
+        num_needed = config.run.steps * schedule.groups_per_step
+        bound, self._stragglers = _max_staleness(schedule)
+        self._groups = groups
+        self._window = window
+        self._dispatcher = dispatcher
+        self._grading = grading
+        self._nodes = nodes
+        self._out = out
+        self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
+        self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
+        self.filtering = GroupFilter(schedule)
+        self._drops = DropBook(schedule.window)
+        self._wanted_step: tuple[int, str] | None = None
+        """Step of the unanswered `Take`, and the trainer's peer."""
+        self.committed_step = -1
+
+    # ── changes that a record describes: made when it happens, and when it is replayed ──────────
+
+    def opened(self, group: Group) -> None:
+        self._window.admit(group.group_id)
+        self._groups.add(group)
+        self.batches.admitted(group)
+
+    def scored(self, group: Group) -> None:
+        group.num_scored += 1
+        if group.is_complete:
+            self.batches.completed(group)
+            self._drops.completed()
+
+    def restarted(self, group: Group, policy_version: int) -> None:
+        """A group restarts at this version: everything sampled of it is discarded."""
+        self.batches.dropped(group)
+        group.restart(policy_version)
+        self.batches.admitted(group)
+
+    def dropped(self, group: Group, reason: str) -> None:
+        self._groups.remove(group)
+        self.batches.dropped(group)
+        self._window.drop(group.group_id)
+        self.admission.dropped()
+        self.filtering.dropped(reason, self.batches.next_step)
+
+    def committed(self, step: int) -> list[Group]:
+        """
+        A checkpoint contains every step up to ``step``. Returns the groups closed by it: those of the one before.
+
+        Groups of the newest checkpoint stay open: should it be damaged, the trainer resumes from the one before.
+        """
+        self.filtering.forget(self.committed_step)
+        done = self.batches.forget(self.committed_step)
+        self.committed_step = step
+        for group in done:
+            self._groups.remove(group)
+        return done
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────
+
+    def rewarded(self, group: Group) -> None:
+        """Count one more reward of a group, and queue a complete group for the filter."""
+        self.scored(group)
+        if group.is_complete:
+            self.filtering.completed(group)
+
+    def give_up(self, group: Group, reason: str) -> None:
+        """Drop a group one of whose trajectories failed for good; raises `RunFailed` after too many in a row."""
+        self._stop_sampling(group)
+        self._drop(group, reason)
+        self._drops.dropped(reason)
+
+    def take(self, step: int, peer: str) -> None:
+        self._wanted_step = (step, peer)
+
+    def trainer_left(self) -> None:
+        self._wanted_step = None
+
+    def commit(self, message: Commit) -> None:
+        """The trainer wrote a checkpoint: payloads that only older ones need may go."""
+        if message.step <= self.committed_step:
+            return  # A resumed trainer repeats the checkpoint it starts from.
+        self._out.record(Committed(message.step, message.checkpoint))
+        self._out.event("checkpoint.written", step=message.step, path=message.checkpoint)
+        if done := self.committed(message.step):
+            first_needed = min(_segments(self._groups), default=max(_segments(done)))
+            for spool in self._nodes.of("spool"):
+                self._out.send(spool.peer, Trim(first_needed), after_commit=True)
+
+    # ── rules that follow from any change ───────────────────────────────────────────────────
+
+    def advance(self, live_version: int) -> None:
+        """Filter, restart and admit groups; raises `RunFailed` as `GroupFilter` does."""
+        for group in self.filtering.filtered():
+            self._drop(group, ZERO_VARIANCE)
+            self.filtering.check_patience(group)
+        if self._stragglers:
+            for group in self._stragglers.overdue(self.batches, self.batches.next_step, live_version):
+                self._restart(group, live_version)
+        while live_version >= 0 and self._window.room and self.admission.num_needed:
+            group, record = self.admission.admit(live_version)
+            self.opened(group)
+            self._dispatcher.wanted(group)
+            self._out.record(record)
+
+    def answer_take(self, live_version: int) -> None:
+        """Send the batch that the trainer waits for, once its groups are complete; `RunFailed` if it is forgotten."""
+        if self._wanted_step is None:
+            return
+        step, peer = self._wanted_step
+        groups = self.batches.taken(step) or self._form(step, live_version)
+        if groups is None:
+            return
+        self._wanted_step = None
+        trajectories = [slot.scored_trajectory() for group in groups for slot in group.slots]
+        self._out.send(peer, Batch(step, trajectories), after_commit=True)
+
+    def _form(self, step: int, live_version: int) -> list[Group] | None:
+        if step < self.batches.next_step:
+            self._wanted_step = None
+            raise RunFailed(
+                f"the trainer asks for step {step}, whose payloads are gone because two checkpoints contain it: resume "
+                f"the trainer from one of the two newest checkpoints; the newest contains step {self.committed_step}"
+            )
+        if self._stragglers and not self._stragglers.may_form(step, live_version):
+            return None
+        groups = self.batches.form(step)
+        if groups is not None:
+            group_ids = [group.group_id for group in groups]
+            self._window.consume(step, group_ids)
+            self._out.record(Taken(step, group_ids))
+        return groups
+
+    def _restart(self, group: Group, version: int) -> None:
+        thrown_away = group.lengths
+        self._stop_sampling(group)
+        self.restarted(group, version)
+        self._dispatcher.wanted(group)
+        self._out.record(Restarted(group.group_id, version, thrown_away))
+        self._out.event(
+            "group.restarted", group_id=group.group_id, policy_version=version, tokens_thrown_away=sum(thrown_away)
+        )
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self.dropped(group, reason)
+        self._out.record(Dropped(group.group_id, reason, sum(group.lengths)))
+        self._out.event("group.dropped", group_id=group.group_id, reason=reason)
+
+    def _stop_sampling(self, group: Group) -> None:
+        self._grading.drop(group)
+        self._dispatcher.cancel(group)
+
+
+def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Stragglers | None]:
+    """Bound for `BatchBook` with ``wait``, `Stragglers` with ``reissue``; neither without ``max_staleness``."""
+    if schedule.max_staleness is None or schedule.on_straggler == "train":
+        return None, None
+    bound = StalenessBound(schedule.max_staleness, schedule.groups_per_step, schedule.steps_per_publish)
+    return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
+
+
+def _segments(groups: Iterable[Group]) -> list[int]:
+    """Spool segments that hold payloads of these groups."""
+    return [slot.ref.segment for group in groups for slot in group.slots if slot.ref]

@@ -1,0 +1,66 @@
+"""`asyncrl toy`: small models made on the spot, for first runs, tests and measurements."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from asyncrl.cli.terminal import report_errors
+
+PATH = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
+
+
+def _size_options(**defaults: int) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for name, default in reversed(defaults.items()):
+            command = click.option(f"--{name.replace('_', '-')}", type=COUNT, default=default)(command)
+        return command
+
+    return decorate
+
+
+@click.group()
+def toy() -> None:
+    """Make toy models."""
+
+
+@toy.command("step-sums")
+@click.argument("directory", metavar="DIR", type=PATH)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Another seed gives another model and other data.")
+@click.option("--threads", type=COUNT, default=1, help="Torch threads.")
+@_size_options(layers=3, hidden_size=64, intermediate_size=192, heads=4, kv_heads=2, head_dim=16)
+@report_errors
+def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
+    """
+    Make DIR/model, DIR/train.parquet and DIR/held_out.parquet: arithmetic that reinforcement learning can improve.
+
+    A small Qwen3 is trained on the CPU, in about two minutes. It can write out a sum step by step, and rarely does.
+    What exists already is kept.
+    """
+    _silence()
+    from asyncrl.toy.models import Sizes, make_step_sums
+
+    make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=click.echo)
+
+
+@toy.command("random")
+@click.argument("directory", metavar="DIR", type=PATH)
+@click.option("--text", type=PATH, metavar="FILE", required=True, help="Dataset the byte-level BPE is trained on.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights.")
+@click.option("--vocab-size", type=COUNT, default=2048, help="Most tokens of the byte-level BPE.")
+@_size_options(layers=3, hidden_size=128, intermediate_size=256, heads=4, kv_heads=2, head_dim=32)
+@report_errors
+def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int) -> None:
+    """Make the model directory DIR: a Qwen3 with random weights and a tokenizer trained on FILE; kept if it exists."""
+    _silence()
+    from asyncrl.toy.models import Sizes, make_random
+
+    make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=click.echo)
+
+
+def _silence() -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # lines of progress are reported instead

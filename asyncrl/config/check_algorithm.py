@@ -1,0 +1,148 @@
+"""
+Checks of ``[algorithm]`` across its settings.
+
+A setting that the chosen estimator and loss do not read is refused rather than ignored. Settings of custom functions
+are checked when the functions are loaded.
+"""
+
+from asyncrl.config.catalogue import (
+    ADVANTAGES,
+    LOSSES,
+    SETTINGS,
+    aggregation_path,
+    estimator_entry,
+    kl_path,
+    loss_entry,
+)
+from asyncrl.config.correction import preset, resolved, thresholds
+from asyncrl.config.sections import Algorithm, Config, Correction
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import is_path
+
+
+def check_algorithm(config: Config) -> None:
+    """Raise `ConfigError` for the first setting found that contradicts another or would be ignored."""
+    algorithm = config.algorithm
+    _check_settings(algorithm)
+    _check_group(config)
+    _check_aggregation(algorithm)
+    _check_kl(algorithm)
+    _check_kl_horizon(config)
+    _check_correction(algorithm)
+    if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
+        raise ConfigError(
+            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
+            f"policy; use a value above 1, or 0 to switch it off"
+        )
+
+
+def _check_settings(algorithm: Algorithm) -> None:
+    estimator, loss = estimator_entry(algorithm.advantage), loss_entry(algorithm.loss)
+    given = {name for name in SETTINGS if getattr(algorithm, name) not in (None, {})}
+    for name, entry in ((algorithm.advantage, estimator), (algorithm.loss, loss)):
+        for required in entry.required:
+            if required not in given:
+                raise ConfigError(f"algorithm.{required} must be set with {name!r}: it has no default")
+    if is_path(algorithm.advantage) or is_path(algorithm.loss):
+        return
+    if unread := sorted(given - estimator.reads - loss.reads):
+        readers = [name for name, entry in {**ADVANTAGES, **LOSSES}.items() if unread[0] in entry.reads]
+        raise ConfigError(
+            f"algorithm.{unread[0]} is not read with advantage={algorithm.advantage!r} and loss={algorithm.loss!r}, "
+            f"only with {', '.join(readers)}; remove it"
+        )
+
+
+def _check_group(config: Config) -> None:
+    name = config.algorithm.advantage
+    if config.schedule.group_size == 1 and estimator_entry(name).compares_group:
+        raise ConfigError(
+            f"schedule.group_size is 1, but algorithm.advantage={name!r} compares the trajectories of a group; use at "
+            f"least 2"
+        )
+
+
+def _check_aggregation(algorithm: Algorithm) -> None:
+    aggregation = algorithm.aggregation
+    if aggregation:
+        aggregation_path(aggregation)
+    if (only := loss_entry(algorithm.loss).aggregation) and aggregation not in ("", only):
+        raise ConfigError(
+            f"algorithm.aggregation is {aggregation!r}, but loss={algorithm.loss!r} is defined per trajectory and "
+            f"needs {only!r}; remove it"
+        )
+    if algorithm.aggregation_norm and aggregation != "seq-mean-token-sum-norm":
+        raise ConfigError(
+            f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
+            f"not {aggregation or 'token-mean'!r}; remove it"
+        )
+
+
+def _check_kl(algorithm: Algorithm) -> None:
+    kl_path(algorithm.kl)
+    plain = Algorithm()
+    if not algorithm.kl_coef:
+        for key in ("kl", "kl_in", "kl_target"):
+            if getattr(algorithm, key) != getattr(plain, key):
+                raise ConfigError(f"algorithm.{key} is only read with algorithm.kl_coef above 0; set it")
+    if algorithm.kl_in == "reward" and not estimator_entry(algorithm.advantage).counts_penalties:
+        raise ConfigError(
+            f"algorithm.kl_in='reward' has no effect with advantage={algorithm.advantage!r}, which compares metrics "
+            f"of the verdict; use kl_in='loss'"
+        )
+    if algorithm.kl_in == "loss" and algorithm.kl_target:
+        raise ConfigError("algorithm.kl_target is only read with kl_in='reward'; remove it")
+    if not algorithm.kl_target and algorithm.kl_horizon != plain.kl_horizon:
+        raise ConfigError("algorithm.kl_horizon is only read with kl_target; remove it")
+    if algorithm.kl_in == "reward" and algorithm.kl.endswith("+"):
+        raise ConfigError(
+            f"algorithm.kl is {algorithm.kl!r}: the '+' chooses a gradient, and a reward has none; remove it"
+        )
+
+
+def _check_kl_horizon(config: Config) -> None:
+    """A step changes the coefficient by up to ``0.2 * trajectories / horizon`` of it, which must stay below 1."""
+    algorithm, num_trajectories = config.algorithm, config.schedule.groups_per_step * config.schedule.group_size
+    if algorithm.kl_target and num_trajectories >= 5 * algorithm.kl_horizon:
+        raise ConfigError(
+            f"algorithm.kl_horizon is {algorithm.kl_horizon}, but a step has {num_trajectories} trajectories and could "
+            f"reduce algorithm.kl_coef to 0; use more than {num_trajectories // 5}"
+        )
+
+
+def _check_correction(algorithm: Algorithm) -> None:
+    name, correction = algorithm.correction.preset, resolved(algorithm.correction)
+    if name and (loss := preset(name).loss) not in ("", algorithm.loss):
+        raise ConfigError(
+            f"algorithm.correction.preset={name!r} needs algorithm.loss={loss!r}, not {algorithm.loss!r}; set it"
+        )
+    _check_thresholds(correction)
+    if correction.mode == "decoupled":
+        return
+    # A custom loss may do without the ratio: the configuration cannot tell.
+    if correction.importance != "none" and loss_entry(algorithm.loss).has_ratio and not is_path(algorithm.loss):
+        raise ConfigError(
+            f"algorithm.correction.importance={correction.importance!r} would weight the sampler's tokens twice: with "
+            f"mode='bypass' the ratio in loss={algorithm.loss!r} weights them already; use mode='decoupled', or "
+            f"loss='reinforce'"
+        )
+    if correction.importance_normalize:
+        raise ConfigError(
+            "algorithm.correction.importance_normalize needs the mean weight over a step, but with mode='bypass' "
+            "weights change during the step; use mode='decoupled'"
+        )
+
+
+def _check_thresholds(correction: Correction) -> None:
+    if correction.importance == "none":
+        for key in ("importance_threshold", "importance_normalize"):
+            if getattr(correction, key):
+                raise ConfigError(
+                    f"algorithm.correction.{key} is only read with importance='token' or 'sequence'; remove it"
+                )
+    if bool(correction.rejection) != bool(correction.rejection_threshold):
+        given, missing = "rejection", "rejection_threshold"
+        if not correction.rejection:
+            given, missing = missing, given
+        raise ConfigError(f"algorithm.correction.{given} is only read with {missing}; set it, or remove both")
+    thresholds(correction)

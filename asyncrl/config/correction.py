@@ -1,0 +1,225 @@
+"""
+Off-policy correction as configured in ``[algorithm.correction]``: presets, and strings parsed to numbers.
+
+    preset = "decoupled_geo_rs"          ─ resolved ───▶ Correction without a preset
+    importance = "token"                 importance_threshold = "0.5_5.0"         ─ thresholds ─▶ Importance
+    rejection = "token_k1,seq_max_k2"    rejection_threshold = "0.6_1.6,0.4"      ─ thresholds ─▶ Rejection, Rejection
+
+Presets have verl's names:
+
+    decoupled_...   against the policy the step begins with; any loss
+    bypass_...      against the policy that sampled: ppo_clip with the clipped loss, pg with reinforce
+    ..._is, ..._tis truncated importance weights of tokens or sequences; icepop: a band of weights
+    ..._geo_rs      rejects sequences by their geometric mean ratio; k3_rs: by their mean k3
+
+Thresholds: importance weights have an upper bound (``2.0``) or a band (``0.5_5.0``). Rejection by k1 has a band of
+ratios, sampler to trainer, and compares their logarithms; one number x is the band from 1/x to x. Rejection by k2 or
+k3, which are never negative, has an upper bound.
+"""
+
+from math import inf, isfinite, log
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, structs
+
+from asyncrl.config.sections import Correction
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import hint
+
+SECTION = "algorithm.correction"
+
+
+class Preset(Struct, frozen=True):
+    """A named correction."""
+
+    correction: Correction
+    loss: str = ""
+    """The only ``algorithm.loss`` the preset may be used with; empty allows any."""
+
+
+def _decoupled(**settings: Any) -> Preset:
+    return Preset(Correction(mode="decoupled", **settings))
+
+
+def _ppo_clip(**settings: Any) -> Preset:
+    return Preset(Correction(mode="bypass", **settings), "clipped")
+
+
+def _pg(**settings: Any) -> Preset:
+    return Preset(Correction(mode="bypass", **settings), "reinforce")
+
+
+TOKEN_TIS = {"importance": "token", "importance_threshold": "2.0"}
+SEQ_TIS = {"importance": "sequence", "importance_threshold": "2.0"}
+TOKEN_ICEPOP = {"importance": "token", "importance_threshold": "0.5_5.0"}
+SUM_RS = {"rejection": "seq_sum_k1", "rejection_threshold": "0.5_2.0"}
+GEO_RS = {"rejection": "seq_mean_k1", "rejection_threshold": "0.999_1.001"}
+K3_RS = {"rejection": "seq_mean_k3", "rejection_threshold": "0.01"}
+
+PRESETS = {
+    "decoupled_token_is": _decoupled(**TOKEN_TIS),
+    "decoupled_seq_is": _decoupled(**SEQ_TIS),
+    "decoupled_token_icepop": _decoupled(**TOKEN_ICEPOP),
+    "decoupled_seq_is_rs": _decoupled(**SEQ_TIS, **SUM_RS),
+    "decoupled_geo_rs": _decoupled(**GEO_RS),
+    "decoupled_geo_rs_seq_tis": _decoupled(**SEQ_TIS, **GEO_RS),
+    "decoupled_geo_rs_token_tis": _decoupled(**TOKEN_TIS, **GEO_RS),
+    "decoupled_k3_rs": _decoupled(**K3_RS),
+    "decoupled_k3_rs_seq_tis": _decoupled(**SEQ_TIS, **K3_RS),
+    "decoupled_k3_rs_token_tis": _decoupled(**TOKEN_TIS, **K3_RS),
+    "bypass_ppo_clip": _ppo_clip(),
+    "bypass_ppo_clip_geo_rs": _ppo_clip(**GEO_RS),
+    "bypass_ppo_clip_k3_rs": _ppo_clip(**K3_RS),
+    "bypass_pg_is": _pg(**SEQ_TIS),
+    "bypass_pg_token_icepop": _pg(**TOKEN_ICEPOP),
+    "bypass_pg_geo_rs": _pg(**GEO_RS),
+    "bypass_pg_geo_rs_seq_tis": _pg(**SEQ_TIS, **GEO_RS),
+    "bypass_pg_geo_rs_token_tis": _pg(**TOKEN_TIS, **GEO_RS),
+}
+PRESETS["sequence_tis_geometric_rs"] = PRESETS["decoupled_geo_rs_seq_tis"]
+
+
+def preset(name: str) -> Preset:
+    """Preset of that name; raises `ConfigError` if the name is unknown."""
+    if name not in PRESETS:
+        raise ConfigError(f"{SECTION}.preset: there is no preset {name!r}; {hint(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def resolved(correction: Correction) -> Correction:
+    """
+    The correction with its preset replaced by the preset's settings; unchanged without a preset.
+
+    Raises:
+        ConfigError: The preset is unknown, or another setting is given beside it.
+    """
+    if not correction.preset:
+        return correction
+    chosen = preset(correction.preset)
+    if correction != Correction(preset=correction.preset):
+        plain, given = Correction(), structs.asdict(correction)
+        others = [key for key, value in given.items() if key != "preset" and value != getattr(plain, key)]
+        raise ConfigError(
+            f"{SECTION}.preset={correction.preset!r} sets the whole section, but {', '.join(others)} "
+            f"{'is' if len(others) == 1 else 'are'} set beside it; remove one or the other"
+        )
+    return chosen.correction
+
+
+SIGNED, UNSIGNED = ("k1", "k2", "k3"), ("k2", "k3")
+SCOPES = {"token": SIGNED, "seq_sum": SIGNED, "seq_mean": SIGNED, "seq_max": UNSIGNED}
+REJECTIONS = tuple(f"{scope}_{divergence}" for scope, divergences in SCOPES.items() for divergence in divergences)
+IMPORTANCE_THRESHOLD = "2.0"
+"""Default of ``importance_threshold``."""
+
+
+class Importance(Struct, frozen=True, kw_only=True):
+    """Importance weighting of tokens."""
+
+    level: Literal["token", "sequence"]
+    low: float | None = None
+    """Lower end of a band outside which weights are 0; None clips weights to ``high`` instead."""
+    high: float
+    normalize: bool = False
+
+
+class Rejection(Struct, frozen=True, kw_only=True):
+    """Removes tokens or sequences from the loss if their divergence lies outside ``[low, high]``."""
+
+    option: str
+    """One of `REJECTIONS`."""
+    low: float
+    """Lower bound of the divergence: for k1 the logarithm of a ratio, else -inf."""
+    high: float
+
+    @property
+    def scope(self) -> str:
+        """``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``."""
+        return self.option.rpartition("_")[0]
+
+    @property
+    def divergence(self) -> str:
+        """``k1``, ``k2`` or ``k3``."""
+        return self.option.rpartition("_")[2]
+
+
+class Thresholds(NamedTuple):
+    """A correction in numbers."""
+
+    importance: Importance | None
+    rejections: tuple[Rejection, ...]
+    """A token is kept if every rejection keeps it."""
+
+
+def thresholds(correction: Correction) -> Thresholds:
+    """
+    Parse a correction that has no preset.
+
+    Raises:
+        ConfigError: A rejection or a threshold is invalid, or their numbers do not match.
+    """
+    return Thresholds(_importance(correction), _rejections(correction))
+
+
+def _importance(correction: Correction) -> Importance | None:
+    if correction.importance == "none":
+        return None
+    key, text = "importance_threshold", str(correction.importance_threshold or IMPORTANCE_THRESHOLD)
+    low, high = _band(key, text) if "_" in text else (None, _positive(key, text))
+    return Importance(level=correction.importance, low=low, high=high, normalize=correction.importance_normalize)
+
+
+def _rejections(correction: Correction) -> tuple[Rejection, ...]:
+    options, bounds = _parts(correction.rejection), _parts(str(correction.rejection_threshold))
+    for option in options:
+        if option not in REJECTIONS:
+            raise ConfigError(f"{SECTION}.rejection: {option!r} is none of {', '.join(REJECTIONS)}")
+    if len(set(options)) < len(options):
+        raise ConfigError(f"{SECTION}.rejection is {correction.rejection!r}: name each rejection once")
+    if options and len(bounds) not in (1, len(options)):
+        raise ConfigError(
+            f"{SECTION}.rejection_threshold: expected one for each of {', '.join(options)}, or one for all, "
+            f"got {len(bounds)}"
+        )
+    if len(bounds) == 1:
+        bounds *= len(options)
+    return tuple(_rejection(option, text) for option, text in zip(options, bounds, strict=False))
+
+
+def _rejection(option: str, text: str) -> Rejection:
+    key = "rejection_threshold"
+    if not option.endswith("k1"):
+        if "_" in text:
+            raise ConfigError(f"{SECTION}.{key} is {text!r}: {option} has an upper bound and no lower one")
+        return Rejection(option=option, low=-inf, high=_positive(key, text))
+    low, high = _band(key, text) if "_" in text else _around_one(key, text)
+    return Rejection(option=option, low=log(low), high=log(high))
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text.strip() else []
+
+
+def _band(key: str, text: str) -> tuple[float, float]:
+    low, _, high = text.partition("_")
+    band = _positive(key, low), _positive(key, high)
+    if band[0] > band[1]:
+        raise ConfigError(f"{SECTION}.{key} is {text!r}: the lower bound is above the upper one")
+    return band
+
+
+def _around_one(key: str, text: str) -> tuple[float, float]:
+    ratio = _positive(key, text)
+    if ratio < 1:
+        raise ConfigError(f"{SECTION}.{key} is {text!r}, which stands for 1/x to x: use at least 1, or a band")
+    return 1 / ratio, ratio
+
+
+def _positive(key: str, text: str) -> float:
+    try:
+        number = 0.0 if "_" in text else float(text)  # Python accepts an underscore inside a number
+    except ValueError:
+        number = 0.0
+    if not (isfinite(number) and number > 0):
+        raise ConfigError(f"{SECTION}.{key}: expected a positive number or a band such as 0.5_5.0, got {text!r}")
+    return number

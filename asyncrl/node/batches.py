@@ -1,0 +1,185 @@
+"""
+The trainer role for a training loop of your own.
+
+    async with batches(address, model, tokenizer) as stream:
+        async for batch in stream:                  trajectories with tokens, log-probs and rewards
+            ...                                     loss, backward, optimizer step
+            batch.metrics["loss"] = loss.item()     goes to metrics.jsonl and the trackers
+
+While the body of the loop runs, rollouts sample the next batches. After it, the weights of ``model`` are published
+every ``schedule.steps_per_publish`` steps, and saved every ``checkpoint.every_steps`` steps and at the end. A restarted
+program continues with the weights of the newest checkpoint and the batches after it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from asyncrl.client.connection import Connection
+from asyncrl.client.handshake import identity, join, spool_link
+from asyncrl.config.sections import Config, from_json
+from asyncrl.messages import Member
+from asyncrl.node.runner import serve
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.trainer.actor import Start, TrainerActor
+from asyncrl.trainer.checkpoints import checkpoint
+from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
+from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
+from asyncrl.weights.groups.device import staging_device
+from asyncrl.weights.publish import Publisher
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class TrainingBatch:
+    """The trajectories of one step, groups adjacent."""
+
+    step: int
+    """Steps done before this one."""
+    trajectories: Sequence[TrainingTrajectory]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of your loop, to be reported with the step."""
+    is_done: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+
+@asynccontextmanager
+async def batches(
+    address: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str = "trainer",
+    wait_s: float = 30.0,
+) -> AsyncIterator["BatchStream"]:
+    """
+    Join a run as its trainer.
+
+    Args:
+        address: Address of the broker.
+        model: The policy, the same architecture as ``model.path`` of the run. Borrowed; a checkpoint of the run, if
+            there is one, is loaded into it.
+        tokenizer: Saved in checkpoints.
+        name: Name of this node.
+        wait_s: Time limit for the broker to answer.
+
+    Raises:
+        LinkError: The broker does not answer, refuses this node, or restarted; start the program again then.
+    """
+    who = identity("trainer", name)
+    link, welcome = await join(address, who, wait_s)
+    config, directory = from_json(welcome.config), RunDirectory(Path(welcome.run_dir))
+    start = _restore(model, directory)
+    layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
+    device = staging_device(config.weights.backend)
+    publisher = Publisher(layout, Member(who.node, who.incarnation), link.send, config.weights, device=device)
+    spool = spool_link(welcome, who)
+    stream = BatchStream(config, model, first_step=start.step)
+    actor = TrainerActor(
+        config,
+        stream,
+        publisher,
+        Connection(who, link, spool),
+        tokenizer=tokenizer,
+        layout_hash=layout.hash,
+        checkpoints=directory.checkpoints,
+        start=start,
+    )
+    serving = asyncio.create_task(serve(actor, link, beat_s=welcome.beat_s, stopping=asyncio.Event()), name="trainer")
+    serving.add_done_callback(stream.end)
+    try:
+        yield stream
+    finally:
+        stream.abandon()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await publisher.aclose()
+        await spool.aclose()
+
+
+class BatchStream:
+    """An asynchronous iterator over the batches of a run; a `Trainable` whose steps are bodies of a loop."""
+
+    def __init__(self, config: Config, model: PreTrainedModel, first_step: int) -> None:
+        self.config = config
+        """The run's configuration."""
+        self._model = model
+        self._step = first_step
+        self._loop = asyncio.get_running_loop()
+        self._batches: asyncio.Queue[TrainingBatch | None] = asyncio.Queue()
+        self._current: TrainingBatch | None = None
+        self._is_abandoned = False
+        self._error: BaseException | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[TrainingBatch, None]:
+        while (batch := await self._batches.get()) is not None:
+            yield batch
+            batch.is_done.set()
+        if self._error is not None:
+            raise self._error
+
+    def end(self, serving: "asyncio.Task[None]") -> None:
+        """End the iteration, because the trainer's task has ended."""
+        self._error = None if serving.cancelled() else serving.exception()
+        self._batches.put_nowait(None)
+
+    def abandon(self) -> None:
+        """Release the compute thread, which may wait for a batch that nobody will finish."""
+        self._is_abandoned = True
+        if self._current:
+            self._current.is_done.set()
+
+    # ── `Trainable`, on the compute thread ──────────────────────────────────────────────────
+
+    def assign_ranks(self, infos: Sequence[TrajectoryInfo], /) -> list[int]:
+        """Rank 0 for all: this process trains every trajectory."""
+        return [0] * len(infos)
+
+    def train(self, step: Step, policy_version: int | None, /) -> dict[str, float]:
+        """Pass a batch to the loop, and wait until its body has ended."""
+        batch = TrainingBatch(self._step, step.at(range(len(step.infos))))
+        asyncio.run_coroutine_threadsafe(self._offer(batch), self._loop).result()
+        self._step += 1
+        rewards = [info.outcome.reward for info in step.infos]
+        num_tokens = sum(info.outcome.length for info in step.infos)
+        return {"num_tokens": float(num_tokens), "reward": sum(rewards) / len(rewards)} | batch.metrics
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors, by their names in a checkpoint."""
+        return checkpoint_tensors(self._model)
+
+    def snapshot(self) -> Snapshot:
+        """Copy of the model. The state of your optimizer is not in it."""
+        return Snapshot(
+            model=self._model,
+            weights=host_copy(self._model.state_dict()),
+            tensors={},
+            random_state=bytes(torch.get_rng_state().numpy()),
+        )
+
+    async def _offer(self, batch: TrainingBatch) -> None:
+        self._current = batch
+        if not self._is_abandoned:
+            self._batches.put_nowait(batch)
+            await batch.is_done.wait()
+
+
+def _restore(model: PreTrainedModel, directory: RunDirectory) -> Start:
+    """Load the newest intact checkpoint of the run, if there is one."""
+    if (found := checkpoint.newest_intact(directory.checkpoints)) is None:
+        return Start()
+    folder, manifest = found
+    saved = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)
+    model.load_state_dict(saved.state_dict())
+    log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
+    return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)

@@ -1,0 +1,18 @@
+"""Places in the roles where a test can kill a process; see `asyncrl.actor.failpoints`."""
+
+PLACES = (
+    "rollout.generated",  # a completion has ended
+    "rollout.put",  # ... and was sent to the spool
+    "rollout.transferred",  # new weights have arrived
+    "rollout.swapped",  # ... and are live
+    "spool.appended",  # payloads were written
+    "spool.synced",  # ... and are durable
+    "broker.decided",  # messages were handled, and nothing was recorded yet
+    "broker.committed",  # the records are durable, and no answer was sent yet
+    "reward.judged",  # a verdict is there, and was not sent yet
+    "trainer.batch_came",  # a batch has arrived
+    "trainer.trained",  # the step was taken
+    "trainer.staged",  # a version is staged
+    "trainer.checkpoint_partial",  # a checkpoint lacks its manifest
+    "trainer.checkpoint_written",  # ... is complete, and was not announced yet
+)

@@ -1,0 +1,55 @@
+"""Numbers formatted for people: 1.23M tokens, 6 min 52 s, 12.5 %."""
+
+import math
+
+UNKNOWN = "–"
+"""Table cell of a value that was not recorded."""
+
+
+def count(value: float) -> str:
+    """Three significant digits and a suffix: 950, 1.23k, 45.6k, 7.89M. Whole numbers below 1000 keep no decimals."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:
+            return f"{_three_digits(value / size)}{suffix}"
+    return str(int(value)) if value == int(value) else _three_digits(value)
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: 6.5 s, 6 min 52 s, 2 h 14 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def share(value: float) -> str:
+    """A fraction of 1 as percent, with one decimal."""
+    return f"{100 * value:.1f} %"
+
+
+def tick(value: float, step: float, *, percent: bool = False) -> str:
+    """An axis label with as many decimals as ticks ``step`` apart need."""
+    if percent:
+        return f"{100 * value:.{_decimals(100 * step)}f} %"
+    if value == 0:
+        return "0"
+    if step < 1e-4:
+        return f"{value:.{_decimals(step / 10 ** math.floor(math.log10(abs(value))))}e}".replace("e-0", "e-")
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size and step >= size / 100:
+            return f"{value / size:.{_decimals(step / size)}f}{suffix}"
+    return f"{value:.{_decimals(step)}f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".")
+
+
+def _decimals(step: float) -> int:
+    """Number of decimals needed to distinguish multiples of ``step``."""
+    decimals = 0
+    while decimals < 9 and abs(round(step, decimals) - step) > step * 1e-6:
+        decimals += 1
+    return decimals

@@ -1,0 +1,34 @@
+"""A request while the slot table decodes it."""
+
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.spans import Spans
+
+
+class SlotJob:
+    """A request and its slot. Compared by identity: two requests may be equal."""
+
+    def __init__(self, request: Request) -> None:
+        resumed = request.resume_from
+        self.request = request
+        self.prefix = tuple(request.prompt_ids) + tuple(resumed.completion_ids if resumed else ())
+        """Prompt and resumed tokens. Jobs with equal prefixes may share a prefill."""
+        self.resumed_logprobs = resumed.behavior_logprobs if resumed else []
+        self.resumed_s = resumed.generate_s if resumed else 0.0
+        self.prompt_tokens = len(request.prompt_ids)
+        sampling = request.sampling
+        self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        """Draws from a part of the vocabulary."""
+        self.is_plain = sampling.temperature == 1 and not self.is_filtered
+        """Draws from the softmax of the logits, unchanged."""
+        self.slot = -1
+        """-1 while it waits for one."""
+        self.start_step = 0
+        """Step count of the slot table at which this completion had no token."""
+        self.start_s = 0.0
+        self.prefix_version = 0
+        """Policy version that computed the keys and values of ``prefix``."""
+        self.spans = Spans(resumed.spans if resumed else [])
+
+    @property
+    def num_resumed(self) -> int:
+        return len(self.resumed_logprobs)

@@ -1,0 +1,58 @@
+"""A request while vLLM serves it."""
+
+import hashlib
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from asyncrl.messages import FinishReason
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.spans import Spans
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.engines.vllm.adapter import VllmOutput
+
+
+class VllmRequest:
+    """A request and its id in vLLM. Compared by identity: two requests may be equal."""
+
+    def __init__(self, request: Request) -> None:
+        resumed = request.resume_from
+        self.request = request
+        self.resumed_ids = resumed.completion_ids if resumed else []
+        self.prompt_ids = request.prompt_ids + self.resumed_ids
+        """Prompt for vLLM: the request's own prompt and the resumed tokens."""
+        self.spans = Spans(resumed.spans if resumed else [])
+        self.id = ""
+        self.restarts = False
+        """The request is being aborted in vLLM, to start again under new weights."""
+        self._start_s = time.perf_counter()
+
+    @property
+    def num_resumed(self) -> int:
+        return len(self.resumed_ids)
+
+    @property
+    def seed(self) -> int:
+        """The request's seed. A resumed request hashes it with its length, so as not to repeat its first draws."""
+        if not self.resumed_ids:
+            return self.request.seed % 2**63
+        digest = hashlib.blake2b(f"{self.request.seed} {self.num_resumed}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % 2**63
+
+    def begin(self, policy_version: int) -> None:
+        """Take a new id and credit tokens to ``policy_version``. Called before every submission to vLLM."""
+        self.id, self.restarts = f"asyncrl-{uuid.uuid4().hex}", False
+        self.spans.set_version(policy_version, self.num_resumed)
+
+    def completion(self, output: "VllmOutput", finish_reason: FinishReason) -> Completion:
+        """The resumed tokens followed by vLLM's."""
+        resumed = self.request.resume_from
+        token_ids = self.resumed_ids + output.token_ids
+        return Completion(
+            completion_ids=token_ids,
+            behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
+            spans=self.spans.until(len(token_ids)),
+            finish_reason=finish_reason,
+            generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
+        )

@@ -1,0 +1,57 @@
+"""Contracts of the two collaborators of a `TrainerActor`: the policy in training, and the sender of its weights."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from asyncrl.messages import StoreValue, Transfer, Transferred
+from asyncrl.trainer.checkpoints.snapshot import Snapshot
+from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+
+
+class Trainable(Protocol):
+    """
+    A policy that is trained step by step. `asyncrl.trainer.learner.Learner` is one.
+
+    The methods are called one at a time, on the actor's compute thread.
+    """
+
+    def assign_ranks(self, infos: Sequence[TrajectoryInfo], /) -> list[int]:
+        """Rank that trains each trajectory of a batch; 0 for all where there is one process."""
+
+    def train(self, step: Step, policy_version: int | None, /) -> dict[str, float]:
+        """
+        Train on one batch.
+
+        Args:
+            step: The batch, with the tokens of this rank's trajectories.
+            policy_version: Version of the current weights; None if they were not published.
+
+        Returns:
+            Metrics of the step, ``num_tokens`` (trained completion tokens) among them.
+        """
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights to publish, by their names in a checkpoint."""
+
+    def snapshot(self) -> Snapshot:
+        """Copy of all that a checkpoint contains."""
+
+
+class WeightPublisher(Protocol):
+    """Sends weights to rollouts; `asyncrl.weights.publish.Publisher` and `asyncrl.weights.memory.MemoryPublisher`."""
+
+    def stage(self, policy_version: int, named_tensors: Iterable[tuple[str, Tensor]], /) -> None:
+        """Copy a version of the weights; called on the compute thread."""
+
+    async def transfer(self, transfer: Transfer, /) -> Transferred:
+        """
+        Send a staged version to the members of the transfer.
+
+        Raises:
+            TransferError: The version was not sent by the deadline, or is not staged.
+        """
+
+    def deliver(self, value: StoreValue, /) -> None:
+        """Handle the broker's answer to a rendezvous request of this publisher."""

@@ -1,0 +1,64 @@
+"""Frames survive a round trip; any other bytes are a `DecodeError` and nothing worse."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.actor.codec import Ack, Codec, Envelope, Frame, Resend, Reset, encode
+from asyncrl.actor.message import Message
+from asyncrl.errors import DecodeError
+from asyncrl.messages import CODEC, Offer
+
+decode = CODEC.decode
+
+
+class Ping(Message, frozen=True):
+    data: memoryview
+
+
+@pytest.mark.parametrize("body", [Ack(), Resend(), Reset(), Offer(3)], ids=repr)
+def test_a_frame_survives_the_round_trip(body: Message | Ack | Resend | Reset) -> None:
+    frame: Frame = Envelope(7, 3, body, 5)
+    assert decode(encode(frame)) == frame
+
+
+def test_a_codec_knows_its_own_vocabulary_only() -> None:
+    pings = Codec(Ping)
+    frame = encode(Envelope(1, 0, Ping(memoryview(b"abc"))))
+    body = pings.decode(frame).body
+    assert isinstance(body, Ping)
+    assert bytes(body.data) == b"abc"
+    with pytest.raises(DecodeError, match="not a message"):
+        decode(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([1, 0, ["Offer", 1]])[:-1] + b"\x91" * 100_000,
+        msgspec.msgpack.encode([1, 0, ["Offer", 1, None]])[:-1] + b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00\xc6\xff\xff\xff\xff",
+        msgspec.msgpack.encode([1, 0, ["Unheard", 1]]),
+        msgspec.msgpack.encode([1, 0, ["Offer", "one"]]),
+        msgspec.msgpack.encode([1, 0, ["Bye", "?"]])[:-1] + b"\xff",
+        msgspec.msgpack.encode([1.5, 0, ["Ack"]]),
+    ],
+    ids=lambda frame: repr(frame[:16]),
+)
+def test_bytes_that_are_no_message_are_a_decode_error(frame: bytes) -> None:
+    with pytest.raises(DecodeError, match="not a message"):
+        decode(frame)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(frame: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        decode(frame)

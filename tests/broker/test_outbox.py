@@ -1,0 +1,20 @@
+"""The outbox keeps the order of each kind of output, and empties itself."""
+
+from asyncrl.broker.ledger.records import Committed
+from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.messages import Published, Release
+
+
+def test_output_is_drained_once_in_order() -> None:
+    out = Outbox()
+    out.send("a", Release())
+    out.record(Committed(0, "step_000001"))
+    out.event("version.live", policy_version=1)
+    out.send("t", Published(1), after_commit=True)
+
+    assert out.drain() == (
+        [Outgoing("a", Release()), Outgoing("t", Published(1), after_commit=True)],
+        [Committed(0, "step_000001")],
+        [Event("version.live", {"policy_version": 1})],
+    )
+    assert out.drain() == ([], [], [])

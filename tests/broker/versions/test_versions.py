@@ -1,0 +1,141 @@
+"""A version is transferred, goes live, and is evaluated on a held node; messages, records and events say so."""
+
+from asyncrl.broker.groups.book import GroupBook
+from asyncrl.broker.groups.window import Window
+from asyncrl.broker.ledger.records import Measured, VersionLive
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.outbox import Outbox
+from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.broker.versions.transfers import TransferBook
+from asyncrl.broker.versions.versions import Versions
+from asyncrl.config.sections import Evaluation
+from asyncrl.messages import (
+    PROTOCOL,
+    Evaluating,
+    Hello,
+    Hold,
+    Live,
+    Prompt,
+    Published,
+    Publishing,
+    Release,
+    Role,
+    Transfer,
+    TransferFailed,
+    Transferred,
+    Unit,
+)
+
+
+class Desk:
+    """A trainer and a rollout that are ready, and one held-out prompt to evaluate at version 0."""
+
+    def __init__(self) -> None:
+        self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook(2.0, 10.0)
+        self.transfers = TransferBook(30.0)
+        self.evaluation = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")], 4, self.groups)
+        self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
+        self.trainer, self.rollout = self.join("trainer", "t"), self.join("rollout", "a")
+
+    def join(self, role: Role, name: str) -> Node:
+        node = self.nodes.join(f"{name}.0", Hello(PROTOCOL, role, name, "0"), 0.0)
+        node.is_ready = True
+        self.versions.ready(node)
+        return node
+
+    def sent(self) -> list[tuple[str, object]]:
+        """Advance, and take the messages sent until then."""
+        self.versions.advance(0.0)
+        return [(outgoing.peer, outgoing.message) for outgoing in self.out.drain()[0]]
+
+    def offer(self, version: int = 0) -> Transfer:
+        """The trainer offers a version, and its transfer starts."""
+        self.versions.offered(self.trainer, Publishing(version, version))
+        (_, transfer), _ = self.sent()
+        assert isinstance(transfer, Transfer)
+        return transfer
+
+    def receive(self, transfer: Transfer) -> None:
+        """Both sides of the transfer end, and the rollout swaps."""
+        for node in (self.trainer, self.rollout):
+            self.versions.reported(node, Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 8))
+        self.versions.reported(self.rollout, Live(transfer.policy_version, 0.1, 0.1))
+
+
+def test_a_version_goes_live_and_is_evaluated_on_a_held_node() -> None:
+    desk = Desk()
+    desk.receive(desk.offer())
+    desk.versions.advance(0.0)
+
+    outbox, records, events = desk.out.drain()
+
+    assert [(o.peer, o.message) for o in outbox] == [
+        ("t.0", Published(0)),
+        ("a.0", Hold(0)),
+        ("t.0", Evaluating(0)),
+    ]
+    assert records == [VersionLive(0, 0)]
+    assert [event.kind for event in events] == ["version.live"]
+    assert desk.versions.held == ["a.0"]
+
+
+def test_the_last_held_out_completion_releases_the_node_and_reports_the_result() -> None:
+    desk = Desk()
+    desk.receive(desk.offer())
+    desk.sent()
+
+    desk.versions.settle_held_out(Unit(0, 0, "held_out"), failed=True)
+
+    outbox, records, _ = desk.out.drain()
+    (result,) = desk.evaluation.results
+    assert [(o.peer, o.message) for o in outbox] == [("a.0", Release()), ("t.0", result)]
+    assert [type(record) for record in records] == [Measured]
+    desk.versions.ready(desk.trainer)
+    assert desk.sent() == [("t.0", result)], "a trainer that is ready again gets all results"
+
+
+def test_a_lost_node_takes_its_evaluation_and_its_transfer_along() -> None:
+    desk = Desk()
+    desk.receive(desk.offer())
+    desk.sent()
+    desk.nodes.leave("a.0")
+
+    (group,) = desk.versions.left(desk.rollout)
+
+    assert (group.split, desk.versions.held, bool(desk.groups)) == ("held_out", [], False)
+    assert desk.versions.left(desk.trainer) == []
+    assert desk.transfers.staged_version == -1
+
+
+def test_a_failed_transfer_is_an_event_and_starts_again() -> None:
+    desk = Desk()
+    transfer = desk.offer()
+    for node in (desk.trainer, desk.rollout):
+        desk.versions.reported(node, TransferFailed(transfer.transfer_group, 0, "connection closed"))
+    desk.versions.advance(0.0)
+
+    outbox, records, events = desk.out.drain()
+
+    again = outbox[0].message
+    assert isinstance(again, Transfer)
+    assert again.transfer_group > transfer.transfer_group
+    assert (records, [event.kind for event in events]) == ([], ["transfer.failed"] * 2)
+
+
+def test_a_trainer_behind_the_live_version_is_answered_at_once() -> None:
+    desk = Desk()
+    desk.receive(desk.offer(2))
+    desk.sent()
+
+    desk.versions.offered(desk.trainer, Publishing(1, 1))
+
+    assert ("t.0", Published(2)) in desk.sent()
+
+
+def test_nothing_is_sent_unless_something_changed() -> None:
+    desk = Desk()
+    desk.offer()
+    desk.versions.reported(desk.rollout, Live(0, 0.1, 0.1))
+    desk.sent()
+
+    assert desk.sent() == []

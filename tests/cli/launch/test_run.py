@@ -1,0 +1,199 @@
+"""The frame around a run: checks before, summary, report and outcome after. The supervisor is a fake."""
+
+import asyncio
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+from rich.console import Console
+
+from asyncrl.cli.launch import run as run_module
+from asyncrl.cli.launch.run import dry_run, resume, run
+from asyncrl.config.run_file import decode, load, to_toml
+from asyncrl.config.sections import Config
+from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
+
+METRICS: dict[str, float] = {
+    "step": 0,
+    "version": 1,
+    "time_s": 2.5,
+    "tokens": 100,
+    "staleness_mean": 0.5,
+    "staleness_max": 1,
+}
+SUMMARY = RunSummary(
+    name="tiny",
+    status="finished",
+    seed=0,
+    steps=3,
+    steps_planned=3,
+    versions=3,
+    wall_s=6.0,
+    base_accuracy=0.25,
+    held_out_accuracy=0.75,
+    trained_tokens=300,
+    staleness_mean=0.5,
+    staleness_max=1,
+)
+
+Install = Callable[[Callable[[RunDirectory], None]], None]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return decode(
+        {
+            "run": {"steps": 3, "dir": str(tmp_path / "runs"), "name": "tiny"},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+        }
+    )
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """Receives the terminal output; datasets, models and functions are not checked."""
+    text = StringIO()
+    monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
+    for check in ("check_functions", "check_model", "check_data"):
+        monkeypatch.setattr(run_module, check, lambda *_: None)
+    return text
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Replaces the supervisor by a function of the run directory."""
+
+    def install(action: Callable[[RunDirectory], None]) -> None:
+        class FakeSupervisor:
+            def __init__(self, _config: Config, directory: RunDirectory, *_: Any) -> None:
+                self._directory = directory
+
+            async def run(self, _stopping: asyncio.Event) -> None:
+                action(self._directory)
+
+        monkeypatch.setattr(run_module, "Supervisor", FakeSupervisor)
+
+    return install
+
+
+def failing(error: AsyncrlError) -> Callable[[RunDirectory], None]:
+    def action(directory: RunDirectory) -> None:
+        directory.append_metrics(METRICS)
+        raise error
+
+    return action
+
+
+def test_a_finished_run_ends_with_a_report_and_the_paths_of_its_results(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    run(config)
+
+    directory = RunDirectory(tmp_path / "runs" / "tiny")
+    assert load(directory.config) == config
+    lines = printed.getvalue().splitlines()
+    assert lines[1].startswith("finished: 3 of 3 steps in 6.0 s, held-out accuracy 25.0% -> 75.0%")
+    assert f"report      {directory.report}" in lines
+    assert not any(line.startswith("resume") for line in lines)
+
+
+def test_a_run_is_possible_inside_a_running_event_loop(config: Config, supervised: Install, printed: StringIO) -> None:
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+
+    async def notebook() -> RunSummary:
+        return run(config)
+
+    assert asyncio.run(notebook()) == SUMMARY
+
+
+def test_a_dry_run_prints_the_settings_and_starts_nothing(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    supervised(failing(RunFailed("must not start")))
+    dry_run(config)
+
+    assert "steps = 3" in printed.getvalue()
+    assert "would start: 1 broker" in printed.getvalue()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_summary_of_the_broker_one_is_made_from_the_metrics(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    supervised(failing(RunFailed("the broker died")))
+    with pytest.raises(RunFailed, match="the broker died"):
+        run(config)
+
+    directory = RunDirectory(tmp_path / "runs" / "tiny")
+    summary = directory.read_summary()
+    assert summary is not None
+    assert (summary.status, summary.cause, summary.steps, summary.versions) == ("failed", "the broker died", 1, 1)
+    assert (summary.trained_tokens, summary.wall_s) == (100, 2.5)
+    assert f"resume      asyncrl resume {directory.path}" in printed.getvalue().splitlines()
+
+
+def test_a_run_with_a_configuration_error_is_not_offered_to_be_resumed(
+    config: Config, supervised: Install, printed: StringIO
+) -> None:
+    supervised(failing(ConfigError("trainer.lr is wrong")))
+    with pytest.raises(ConfigError, match=r"trainer\.lr is wrong"):
+        run(config)
+
+    assert "asyncrl resume" not in printed.getvalue()
+
+
+def test_a_failure_in_the_summary_of_the_broker_is_raised(
+    config: Config, supervised: Install, printed: StringIO
+) -> None:
+    failed = structs.replace(SUMMARY, status="failed", cause="out of disk")
+    supervised(lambda directory: directory.write_summary(failed))
+    with pytest.raises(RunFailed, match="out of disk"):
+        run(config)
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_outcome(
+    config: Config, supervised: Install, printed: StringIO
+) -> None:
+    def action(directory: RunDirectory) -> None:
+        directory.write_summary(SUMMARY)
+        directory.report.mkdir()
+
+    supervised(action)
+    run(config)
+
+    assert "no report was written: " in printed.getvalue()
+    assert "finished: 3 of 3 steps" in printed.getvalue()
+
+
+def test_a_finished_run_is_resumed_only_to_extend_it(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+    directory.write_summary(SUMMARY)
+    directory.address.write_text("tcp://127.0.0.1:5570\n")
+    with pytest.raises(ConfigError, match=r"is complete \(3 steps\): there is nothing to resume"):
+        resume(directory.path)
+
+    def action(resumed: RunDirectory) -> None:
+        assert load(resumed.config).run.steps == 9
+        assert not resumed.address.exists(), "the port of the old broker may be in use"
+        resumed.write_summary(SUMMARY)
+
+    supervised(action)
+    resume(directory.path, 9)
+    assert "finished" in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("path", "is_hub"),
+    [("Qwen/Qwen3-0.6B", True), ("./model", False), ("model", False), ("a/b/c", False), ("/m", False)],
+)
+def test_owner_and_name_without_such_a_directory_is_a_name_on_the_hub(path: str, is_hub: bool) -> None:
+    assert run_module._is_hub_name(path) == is_hub

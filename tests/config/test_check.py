@@ -1,0 +1,245 @@
+"""Values that contradict each other are answered with one sentence before anything starts."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.config.configs import made, refused
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"data": {"train": []}}, "data.train is empty; name a parquet or JSONL file"),
+        (
+            {"data": {"train": ["a", "b", "a"]}},
+            "data.train names 'a' twice; for more of a file set data.ratios",
+        ),
+        (
+            {"data": {"train": ["a", "b"], "ratios": [1]}},
+            "data.ratios has 1 numbers, but data.train 2 files; give one for each",
+        ),
+        (
+            {"data": {"filter_overlong_prompts": True, "truncation": "left"}},
+            "data.filter_overlong_prompts has no effect: with truncation='left' no prompt is too long; use one of them",
+        ),
+        (
+            {"data": {"chat_template_kwargs": {"enable_thinking": False, "tokenize": False}}},
+            "data.chat_template_kwargs.tokenize is set by asyncrl itself; remove it",
+        ),
+        (
+            {"schedule": {"group_size": 1}},
+            "schedule.group_size is 1, but algorithm.advantage='grpo' compares the trajectories of "
+            "a group; use at least 2",
+        ),
+        (
+            {"schedule": {"on_straggler": "reissue"}},
+            "schedule.on_straggler='reissue' is only read with schedule.max_staleness; set it",
+        ),
+        (
+            {"schedule": {"max_staleness": 1, "staleness": 1.5, "order": "completion"}},
+            "schedule.max_staleness is 1, but staleness=1.5 admits 40 groups at one version, more than 2 versions "
+            "consume: waiting cannot keep the bound; use max_staleness=2, or on_straggler='reissue'",
+        ),
+        (
+            {"schedule": {"max_staleness": 1, "on_straggler": "train"}},
+            "schedule.on_straggler='train' has no effect: with order='fifo' and staleness=1 no group exceeds "
+            "max_staleness=1; remove it, or use order='completion'",
+        ),
+        (
+            {"rollout": {"vllm": {"enforce_eager": True}}},
+            "rollout.vllm.enforce_eager is only read with engine='vllm', not 'transformers'; remove it",
+        ),
+        (
+            {"rollout": {"device": "npu"}},
+            "rollout.device is 'npu', but rollout.engine='transformers' decodes on the CPU; use engine='vllm'",
+        ),
+        (
+            {"rollout": {"engine": "vllm", "vllm": {"max_model_len": 500}}},
+            "rollout.vllm.max_model_len is 500, but one trajectory may have 640 tokens (data.max_prompt_tokens + "
+            "sampling.max_tokens or evaluation.max_tokens); raise it, or leave it out",
+        ),
+        (
+            {
+                "reward": {"parts": [{"name": "accuracy", "function": "math"}]},
+                "algorithm": {"advantage": "gdpo", "reward_weights": {"acuracy": 1.0}},
+            },
+            "algorithm.reward_weights names 'acuracy', which no reward.parts returns: did you mean 'accuracy'?",
+        ),
+        (
+            {"algorithm": {"advantage": "gdpo", "reward_weights": {"score": 1.0}}},
+            "algorithm.reward_weights names 'score': use 'reward', the reward of the verdict",
+        ),
+        (
+            {
+                "reward": {"parts": [{"name": "terse", "function": "length.py:terse"}]},
+                "schedule": {"filter": "zero_variance", "filter_metric": "reward"},
+            },
+            "schedule.filter_metric names 'reward', which no reward.parts returns: expected one of: correct, terse",
+        ),
+        (
+            {"critic": {"lr": 1e-4}},
+            "[critic] is only read with algorithm.advantage='gae', not 'grpo'; remove it",
+        ),
+        (
+            {"schedule": {"filter_metric": "correct"}},
+            "schedule.filter_metric is only read with filter='zero_variance'; remove it",
+        ),
+        (
+            {"schedule": {"filter": "zero_variance", "group_size": 1}},
+            "schedule.filter='zero_variance' compares the trajectories of a group, but schedule.group_size is 1; use "
+            "at least 2",
+        ),
+        (
+            {"schedule": {"filter_patience": 9}},
+            "schedule.filter_patience is only read with filter='zero_variance'; remove it",
+        ),
+        (
+            {"evaluation": {"samples": 4}},
+            "evaluation.samples is 4, but evaluation.temperature is 0: greedy completions of a prompt are all equal; "
+            "use a temperature above 0, or one sample",
+        ),
+        (
+            {"evaluation": {"top_p": 0.9}},
+            "evaluation.top_p is only read with a temperature above 0; remove it",
+        ),
+        (
+            {"sampling": {"temperature": 0.0}},
+            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0",
+        ),
+        (
+            {"algorithm": {"dual_clip": 1.0}},
+            "algorithm.dual_clip is 1: at or below 1 it would cut the loss of an unchanged policy; "
+            "use a value above 1, or "
+            "0 to switch it off",
+        ),
+        (
+            {"algorithm": {"aggregation_norm": 2.0}},
+            "algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
+            "not 'token-mean'; remove it",
+        ),
+        (
+            {"reward": {"function": "exact", "parts": [{"name": "a", "function": "gsm8k"}]}},
+            "reward.function and reward.options are not read when reward.parts is set; make them a part",
+        ),
+        (
+            {"reward": {"parts": [{"name": "a", "function": "gsm8k"}, {"name": "a", "function": "exact"}]}},
+            "reward.parts[1].name is 'a': it names a metric and is taken; choose another name",
+        ),
+        (
+            {"reward": {"parts": [{"name": "correct", "function": "gsm8k"}]}},
+            "reward.parts[0].name is 'correct': it names a metric and is taken; choose another name",
+        ),
+        (
+            {"reward": {"parts": [{"name": "a", "function": "gsm8k", "weight": math.inf}]}},
+            "reward.parts[0].weight is inf: expected a finite number",
+        ),
+        (
+            {"trainer": {"min_lr_ratio": 0.1}},
+            "trainer.min_lr_ratio is only read with lr_schedule='cosine'; remove it",
+        ),
+        (
+            {"trainer": {"min_lr_ratio": 1.5, "lr_schedule": "cosine"}},
+            "trainer.min_lr_ratio is 1.5: the cosine would end above trainer.lr; use at most 1",
+        ),
+        (
+            {"trainer": {"mini_batches": 5}, "schedule": {"groups_per_step": 4}},
+            "trainer.mini_batches is 5, but a step has 4 groups (schedule.groups_per_step), which are never split; "
+            "use at most as many",
+        ),
+        (
+            {"trainer": {"warmup_steps": 9}, "run": {"steps": 8}},
+            "trainer.warmup_steps is 9, longer than the run (8 steps)",
+        ),
+        (
+            {"checkpoint": {"every_steps": 3}, "schedule": {"steps_per_publish": 2}},
+            "checkpoint.every_steps is 3: a checkpoint holds the weights of one policy version, and a version "
+            "is published every 2 steps (schedule.steps_per_publish); use a multiple of it",
+        ),
+        (
+            {"checkpoint": {"best_metric": "reward"}},
+            "checkpoint.best_metric is only read with keep_best=true; remove it",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 10}},
+            "checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 10, "keep": 1}, "data": {"held_out": "h"}},
+            "checkpoint.keep is 1: with keep_best a checkpoint would be deleted before its evaluation; use at least 2",
+        ),
+        (
+            {"checkpoint": {"keep_best": True, "every_steps": 15}, "data": {"held_out": "h"}},
+            "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every 15 "
+            "steps and evaluations every 10 (evaluation.every_versions); use the same number for both",
+        ),
+        (
+            {"checkpoint": {"keep_best": True}, "data": {"held_out": "h"}},
+            "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every 0 "
+            "steps and evaluations every 10 (evaluation.every_versions); use the same number for both",
+        ),
+        (
+            {"trainer": {"max_tokens_per_micro_batch": 639}},
+            "trainer.max_tokens_per_micro_batch is 639, but one trajectory may have 640 tokens "
+            "(data.max_prompt_tokens + "
+            "sampling.max_tokens)",
+        ),
+        (
+            {"weights": {"staging": "bucket", "delta": True}, "rollout": {"engine": "vllm"}},
+            "weights.delta needs a copy of the previous version, which a rollout with weights.staging='bucket' does "
+            "not keep; use one of them",
+        ),
+        (
+            {"weights": {"staging": "bucket"}},
+            "weights.staging='bucket' replaces weights while decoding is paused, which "
+            "rollout.engine='transformers' cannot do; use staging='whole'",
+        ),
+        (
+            {"broker": {"bind": "tcp://0.0.0.0:5555"}},
+            "broker.bind is 'tcp://0.0.0.0:5555': expected a loopback address (tcp://127.0.0.1:PORT or ipc://PATH), "
+            "because connections are not authenticated",
+        ),
+        (
+            {"broker": {"beat_s": 1.0, "notice_s": 2.5}},
+            "broker.notice_s is 2.5 s, less than three beats of 1 s",
+        ),
+        (
+            {"broker": {"notice_s": 3.0, "node_ttl_s": 2.5}},
+            "broker.node_ttl_s is 2.5 s, less than broker.notice_s = 3 s: a node would be "
+            "declared lost before it is suspended",
+        ),
+    ],
+    ids=lambda part: str(part)[:40],
+)
+def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, Any], sentence: str) -> None:
+    assert refused(**sections) == sentence
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"schedule": {"max_staleness": 1}},
+        {"schedule": {"max_staleness": 0, "staleness": 0.1, "groups_per_step": 9}},
+        {"schedule": {"max_staleness": 0, "on_straggler": "reissue"}},
+        {"schedule": {"max_staleness": 0, "on_straggler": "train"}},
+        {"schedule": {"max_staleness": 3, "on_straggler": "reissue", "order": "completion"}},
+        {"schedule": {"filter": "zero_variance", "filter_metric": "correct", "filter_patience": 9}},
+        {
+            "reward": {"parts": [{"name": "terse", "function": "length.py:terse"}]},
+            "algorithm": {"advantage": "gdpo", "reward_weights": {"reward": 1.0, "terse": 0.5, "terse.words": 0.1}},
+        },
+        {"critic": {"lr": 1e-4}, "algorithm": {"advantage": "gae"}},
+        {"critic": {"lr": 1e-4}, "algorithm": {"advantage": "my.py:mine"}},
+        {"algorithm": {"dual_clip": 0.0}},
+        {"algorithm": {"dual_clip": 1.01}},
+        {"algorithm": {"aggregation": "seq-mean-token-sum-norm", "aggregation_norm": 2.0}},
+        {"trainer": {"min_lr_ratio": 1.0, "lr_schedule": "cosine"}},
+        {"trainer": {"warmup_steps": 8}, "run": {"steps": 8}},
+        {"trainer": {"max_tokens_per_micro_batch": 640}},
+        {"broker": {"bind": "ipc:///tmp/broker", "beat_s": 1.0, "notice_s": 3.0, "node_ttl_s": 3.0}},
+    ],
+    ids=str,
+)
+def test_values_just_inside_the_bounds_are_accepted(sections: dict[str, Any]) -> None:
+    made(**sections)

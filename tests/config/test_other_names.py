@@ -1,0 +1,101 @@
+"""verl's names are those in the docstrings of the configuration; former keys are answered with the present ones."""
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from asyncrl.config import sections as config
+from asyncrl.config.other_names import FORMER, REMOVED, VERL, answer, from_verl
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config, Section
+from asyncrl.config.toml import put, split_override
+from asyncrl.errors import ConfigError
+
+OTHERS = {("device", "trainer.device"), ("ratio_cap", "clip_ratio_c")}
+"""Settings with the same name in verl, or whose verl name is also that of a more frequent setting."""
+
+
+def keys(section: type[Section] = Config, where: str = "") -> set[str]:
+    """Full key of every setting and section."""
+    found = set()
+    for key, kind in get_type_hints(section).items():
+        found.add(where + key)
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found |= keys(kind, f"{where}{key}.")
+    return found
+
+
+def documented() -> set[tuple[str, str]]:
+    """Pairs of a setting's last name and the verl name that its docstring has in brackets."""
+    found = set()
+    for section in ast.walk(ast.parse(Path(config.__file__).read_text())):
+        if not isinstance(section, ast.ClassDef):
+            continue
+        for field, said in pairwise(section.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant):
+                brackets = re.search(r"\[([\w., ]+)\]\.?\s*$", str(said.value.value))
+                names = brackets.group(1).split(", ") if brackets else []
+                found |= {(ast.unparse(field.target), name) for name in names}
+    return found
+
+
+def test_every_name_of_verl_leads_to_a_setting_of_asyncrl_and_is_none_itself() -> None:
+    assert set(VERL.values()) <= keys()
+    assert not [name for name in VERL if name in {key.rpartition(".")[2] for key in keys()}]
+
+
+def test_the_name_in_the_brackets_of_a_docstring_leads_to_that_setting() -> None:
+    named = {(key, name) for key, name in documented() if re.fullmatch(r"[\w.]+", name)} - OTHERS
+    assert len(named) > 40
+    assert {(key, name) for key, name in named if (from_verl(name) or "").rpartition(".")[2] != key} == set()
+
+
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("actor_rollout_ref.rollout.n=8", "schedule.group_size"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=32", "schedule.groups_per_step"),
+        ("algorithm.adv_estimator=grpo", "algorithm.advantage"),
+        ("reward.custom_reward_function.path=reward.py", "reward.function"),
+        ("algorithm.rollout_correction.rollout_is=token", "algorithm.correction.importance"),
+        ("data.train_files=a.parquet", "data.train"),
+        ("max_response_length=512", "sampling.max_tokens"),
+    ],
+)
+def test_verls_name_is_answered_with_that_of_asyncrl(override: str, setting: str) -> None:
+    raw: dict[str, object] = {"model": {"path": "m"}, "data": {"train": "t"}}
+    key, value = split_override(override, {})
+    put(raw, key, value, "--set")
+    with pytest.raises(ConfigError) as raised:
+        decode(raw)
+    assert str(raised.value) == f"unknown key {key!r}: that is verl's name; here it is {setting!r}"
+
+
+def test_a_name_that_verl_does_not_have_has_no_answer() -> None:
+    assert from_verl("n") is from_verl("learning.rate") is None
+
+
+def test_a_former_key_is_answered_with_the_present_one() -> None:
+    assert set(FORMER.values()) <= keys()
+    assert not set(FORMER) & keys()
+    with pytest.raises(ConfigError) as raised:
+        decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"max_lag": 1}})
+    assert str(raised.value) == "unknown key 'schedule.max_lag': it is now 'schedule.max_staleness'"
+
+
+def test_a_removed_section_is_answered_with_a_sentence() -> None:
+    assert not set(REMOVED) & keys()
+    with pytest.raises(ConfigError) as raised:
+        decode({"model": {"path": "m", "scratch": {"recipe": "random"}}, "data": {"train": "t"}})
+    assert str(raised.value) == (
+        "unknown key 'model.scratch.recipe': toy models are made by a command now: asyncrl toy --help"
+    )
+
+
+def test_a_name_of_a_setting_that_the_file_does_not_have_has_no_answer() -> None:
+    assert answer("schedule.max_lag", {"schedule.max_staleness"}) == "it is now 'schedule.max_staleness'"
+    assert answer("schedule.max_lag", set()) is answer("rollout.n", set()) is None

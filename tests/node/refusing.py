@@ -1,0 +1,46 @@
+"""A broker that welcomes a node which then fails to start."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.message import Message
+from asyncrl.actor.zmq_link import ZmqHub
+from asyncrl.client.handshake import Identity, identity
+from asyncrl.config.sections import Config, to_json
+from asyncrl.errors import ConfigError
+from asyncrl.messages import CODEC, Bye, Hello, Role, Welcome
+
+Start = Callable[[str, Identity], Awaitable[None]]
+"""Starts a node, given the broker's address and the node's identity."""
+
+
+def refused(config: Config, role: Role, start: Start) -> tuple[str, str]:
+    """The `ConfigError` that is raised, and the reason that the broker receives in the Bye."""
+    received: list[Message] = []
+
+    async def broker(hub: ZmqHub) -> None:
+        while not any(isinstance(message, Bye) for message in received):
+            peer, message = await hub.receive()
+            received.append(message)
+            if isinstance(message, Hello):
+                hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), "tcp://127.0.0.1:1", 0.5))
+
+    async def main() -> str:
+        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        answering = asyncio.create_task(broker(hub))
+        try:
+            with pytest.raises(ConfigError) as error:
+                await start(hub.address, identity(role, f"{role}-0"))
+            async with asyncio.timeout(10):
+                await answering
+        finally:
+            answering.cancel()
+            await hub.aclose()
+        return str(error.value)
+
+    error = asyncio.run(main())
+    (bye,) = [message for message in received if isinstance(message, Bye)]
+    return error, bye.reason

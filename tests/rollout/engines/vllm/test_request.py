@@ -1,0 +1,57 @@
+"""Needs no vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from asyncrl.messages import Sampling, Span
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.vllm.request import VllmRequest
+
+PREFIX = Completion(
+    completion_ids=[8, 9],
+    behavior_logprobs=[-0.5, -0.25],
+    spans=[Span(3, 0, 2)],
+    finish_reason="unfinished",
+    generate_s=100.0,
+)
+
+
+def make(prefix: Completion | None = None, seed: int = 5) -> VllmRequest:
+    return VllmRequest(Request(prompt_ids=[1, 2, 3], sampling=Sampling(max_tokens=9), seed=seed, resume_from=prefix))
+
+
+def test_resumed_tokens_are_prompt_to_vllm_and_part_of_the_completion():
+    mine = make(PREFIX)
+    mine.begin(policy_version=4)
+
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0])
+    done = mine.completion(output, "stop")
+
+    assert mine.prompt_ids == [1, 2, 3, 8, 9]
+    assert (done.completion_ids, done.behavior_logprobs) == ([8, 9, 7], [-0.5, -0.25, -1.0])
+    assert done.spans == [Span(3, 0, 2), Span(4, 2, 3)]
+    assert done.generate_s >= 100.0
+
+
+def test_a_resumed_request_has_another_seed():
+    assert make(seed=5).seed == 5
+    assert make(PREFIX, seed=5).seed == make(PREFIX, seed=5).seed
+    low_bits = {make(PREFIX, seed=seed).seed % 2**32 for seed in range(100)}  # torch keeps only these on a CPU
+    assert len(low_bits | {5}) == 101
+
+
+def test_a_seed_fits_what_vllm_takes():
+    assert 0 <= make(seed=2**63 + 7).seed < 2**63
+    assert 0 <= make(PREFIX, seed=2**63 - 1).seed < 2**63
+
+
+def test_a_restart_takes_a_new_id_and_version():
+    mine = make()
+    mine.begin(policy_version=4)
+    first, mine.restarts = mine.id, True
+
+    mine.begin(policy_version=5)
+
+    assert mine.id != first
+    assert not mine.restarts
+    assert mine.spans.until(1) == [Span(5, 0, 1)]

@@ -1,0 +1,256 @@
+"""Trajectories of a rollout, from the lease until they are settled, without links or messages."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.errors import EngineError
+from asyncrl.messages import Held, Lease, Leased, Prompt, Sampling, Span, Unit
+from asyncrl.rollout.engine import Completion
+from asyncrl.rollout.generations import Generations
+from asyncrl.testing import LOGPROB, FakeEngine
+
+LEASE = Lease(
+    lease_id=7,
+    group_id=3,
+    indices=[0, 1],
+    split="train",
+    prompt=Prompt(text="how many"),
+    sampling=Sampling(max_tokens=8),
+    seed=100,
+    max_prompt_tokens=4,
+    expires_in_s=60.0,
+)
+FIRST, SECOND = Unit(3, 0), Unit(3, 1)
+PREFIX = Completion(
+    completion_ids=[0, 1],
+    behavior_logprobs=[LOGPROB] * 2,
+    spans=[Span(4, 0, 2)],
+    finish_reason="unfinished",
+    generate_s=1.0,
+)
+
+
+@dataclass
+class Stage:
+    engine: FakeEngine
+    generations: Generations
+
+    async def start(self, *indices: int, lease: Lease = LEASE) -> None:
+        """Start these indices and wait until the engine has them."""
+        for index in indices:
+            self.generations.start(lease, index)
+        await self.engine.started(len(self.engine.running) + len(indices))
+
+    async def finish(self, index: int = 0) -> None:
+        """Finish the request at ``index`` and wait until its task has ended."""
+        self.generations.has_news.clear()
+        self.engine.finish(index)
+        await self.generations.has_news.wait()
+
+
+def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engine = FakeEngine(policy_version=5)
+        generations = Generations(engine, "r-0")
+        generations.policy_version = 5
+        async with asyncio.timeout(10):
+            await scene(Stage(engine, generations))
+            await generations.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+async def turns(count: int = 10) -> None:
+    """Let every task run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_generation_runs_until_it_is_unsettled_and_is_held_until_it_is_forgotten() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        stage.engine.write(3)
+        await stage.finish()
+        (item,) = stage.generations.unsettled
+        assert (item.unit, item.lease_id, item.summary.num_tokens) == (FIRST, 7, 3)
+        assert stage.generations.holds(Leased(FIRST, 7))
+        assert not stage.generations.holds(Leased(FIRST, 8))
+        assert stage.generations.forget(FIRST)
+        assert not stage.generations.forget(FIRST), "a credit is returned once"
+        assert not stage.generations.unsettled
+
+    play(scene)
+
+
+def test_a_lease_is_encoded_once() -> None:
+    async def scene(stage: Stage) -> None:
+        calls = 0
+        encode = stage.engine.encode
+
+        def counting(prompt: Prompt) -> list[int]:
+            nonlocal calls
+            calls += 1
+            return encode(prompt)
+
+        stage.engine.encode = counting  # type: ignore[method-assign]
+        await stage.start(0, 1)
+        assert calls == 1
+
+    play(scene)
+
+
+def test_a_greedy_index_ignores_temperature_and_filters() -> None:
+    async def scene(stage: Stage) -> None:
+        sampling = Sampling(max_tokens=8, temperature=0.7, top_p=0.9, top_k=20)
+        await stage.start(0, 1, lease=replace(LEASE, sampling=sampling, greedy=[1]))
+        assert [request.sampling for request in stage.engine.requests] == [
+            sampling,
+            Sampling(max_tokens=8, temperature=0.0),
+        ]
+
+    play(scene)
+
+
+def test_units_of_a_lease_are_those_running_or_unsettled() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0, 1)
+        await stage.start(0, lease=replace(LEASE, lease_id=8, group_id=4))
+        assert stage.generations.units_of({7, 9}) == [FIRST, SECOND]
+
+    play(scene)
+
+
+def test_a_failure_waits_for_the_broker_and_is_dropped_by_a_new_session() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        stage.engine.fail(EngineError("out of memory", retryable=False))
+        await stage.generations.has_news.wait()
+        (failed,) = stage.generations.failures
+        assert (failed.unit, failed.lease_id, failed.reason, failed.retryable) == (FIRST, 7, "out of memory", False)
+        assert stage.generations.begin_session() == []
+        assert stage.generations.failures == []
+
+    play(scene)
+
+
+def test_a_new_session_holds_running_and_unsettled_trajectories_with_their_oldest_versions() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0, 1)
+        stage.engine.running[0].write(1, policy_version=2)
+        stage.engine.write(1)
+        await stage.finish(index=0)
+        await stage.start(2)
+        stage.generations.unsettled.take_fresh()
+        assert stage.generations.begin_session() == [Held(FIRST, 7, 2), Held(SECOND, 7, 5), Held(Unit(3, 2), 7, 5)]
+        assert [item.unit for item in stage.generations.unsettled.take_fresh()] == [FIRST], "it is put again"
+
+    play(scene)
+
+
+def test_a_generation_that_waits_for_its_prefix_is_dropped_by_a_new_session() -> None:
+    async def scene(stage: Stage) -> None:
+        async def fetch() -> Completion:
+            await asyncio.Event().wait()
+            return PREFIX
+
+        stage.generations.start(LEASE, 0, fetch)
+        await turns()
+        assert stage.generations.begin_session() == []
+        await turns()
+
+    play(scene)
+
+
+def test_a_resumed_generation_counts_its_own_tokens_only() -> None:
+    async def scene(stage: Stage) -> None:
+        async def fetch() -> Completion:
+            return PREFIX
+
+        stage.generations.start(LEASE, 1, fetch)
+        await stage.engine.started(1)
+        stage.engine.write(3)
+        await stage.finish()
+        (item,) = stage.generations.unsettled
+        assert (item.summary.num_tokens, item.summary.oldest_version) == (5, 4)
+        assert stage.generations.num_tokens == 3
+
+    play(scene)
+
+
+def test_progress_has_each_new_token_once() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0, 1)
+        assert stage.generations.progress() == []
+        stage.engine.running[1].write(2, policy_version=5)
+        assert [(item.unit, item.summary.num_tokens) for item in stage.generations.progress()] == [(SECOND, 2)]
+        assert stage.generations.progress() == []
+        assert not stage.generations.unsettled, "progress needs no settling"
+
+    play(scene)
+
+
+def test_handing_over_leaves_only_trajectories_that_have_tokens() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0, 1)
+        stage.engine.running[0].write(2, policy_version=5)
+        stage.generations.progress()
+        await stage.generations.hand_over()
+        (item,) = stage.generations.unsettled
+        assert (item.unit, item.summary.num_tokens, item.summary.finish_reason) == (FIRST, 2, "unfinished")
+        assert stage.engine.calls == ["pause", "resume"]
+        settled = asyncio.create_task(stage.generations.wait_until_settled())
+        await turns()
+        assert not settled.done()
+        stage.generations.settle_unfinished(Leased(FIRST, 7))
+        await settled
+
+    play(scene)
+
+
+def test_requests_held_back_start_after_the_running_ones_have_finished() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        idle = asyncio.create_task(stage.generations.finish_running())
+        await turns()
+        stage.generations.start(LEASE, 1)
+        await turns()
+        assert (len(stage.engine.requests), idle.done()) == (1, False)
+        stage.engine.write(1)
+        await stage.finish()
+        await idle
+        assert len(stage.engine.requests) == 1
+        stage.generations.allow_starts()
+        await stage.engine.started(1)
+
+    play(scene)
+
+
+def test_an_error_that_is_no_engine_error_is_fatal() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        stage.engine.running[0].done.set_exception(ZeroDivisionError("in the engine"))
+        await turns()
+        assert isinstance(stage.generations.fatal_error, ZeroDivisionError)
+        assert stage.generations.has_news.is_set()
+        assert not stage.generations.failures
+
+    play(scene)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+def test_forgetting_a_running_generation_frees_its_slot(num_tokens: int) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        if num_tokens:
+            stage.engine.write(num_tokens)
+        assert stage.generations.forget(FIRST)
+        await turns()
+        assert stage.engine.running == []
+        assert not stage.generations.unsettled
+
+    play(scene)

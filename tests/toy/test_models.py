@@ -1,0 +1,150 @@
+"""A toy model directory: whole or absent, loadable, and the same for the same seed."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncrl.errors import ConfigError, DataError, RunFailed
+from asyncrl.toy.models import Sizes, make_random, make_step_sums
+from asyncrl.toy.step_sums import WORDS
+from asyncrl.toy.warm_up import WarmUpSchedule
+
+SIZES = Sizes(layers=1, hidden_size=16, intermediate_size=16, heads=4, kv_heads=2, head_dim=8)
+BRIEF = WarmUpSchedule(
+    batch_size=4, rise_steps=1, constant_steps=2, decay_steps=2, mixture_steps=2, num_held_out=4, goal=0.0
+)
+ALL = {"model", "train.parquet", "held_out.parquet"}
+
+
+def step_sums(where: Path, *, said: list[str] | None = None, **settings: Any) -> Path:
+    make_step_sums(
+        where, report=(said if said is not None else []).append, **{"sizes": SIZES, "schedule": BRIEF} | settings
+    )
+    return where / "model"
+
+
+def random(where: Path, sizes: Sizes = SIZES, said: list[str] | None = None) -> Path:
+    make_random(
+        where / "model",
+        where / "train.parquet",
+        sizes,
+        vocab_size=300,
+        report=(said if said is not None else []).append,
+    )
+    return where / "model"
+
+
+def write_texts(where: Path, **columns: list[Any]) -> None:
+    pq.write_table(pa.table(columns), where / "train.parquet")
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+def test_step_sums_makes_a_model_its_tokenizer_and_its_data(tmp_path: Path) -> None:
+    path = step_sums(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert model.config.model_type == "qwen3"
+    assert model.config.num_hidden_layers == 1
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.decode(tokenizer(" a+5=5 #### 12").input_ids) == " a+5=5 #### 12"
+    assert len(tokenizer) == model.config.vocab_size == len(WORDS) + 3
+    assert pq.read_table(tmp_path / "train.parquet").num_rows == 4096
+    assert pq.read_table(tmp_path / "held_out.parquet").num_rows == 256
+    assert names(tmp_path) == ALL
+
+
+def test_every_prompt_of_the_data_is_known_to_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(step_sums(tmp_path))
+    prompts = pq.read_table(tmp_path / "train.parquet")["prompt"].to_pylist()[:200]
+    for prompt, ids in zip(prompts, tokenizer(prompts).input_ids, strict=True):
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids) == prompt
+
+
+def test_the_same_seed_makes_the_same_weights_and_another_does_not(tmp_path: Path) -> None:
+    def weights(name: str, seed: int) -> bytes:
+        return (step_sums(tmp_path / name, seed=seed) / "model.safetensors").read_bytes()
+
+    one = weights("one", 1)
+    assert one == weights("two", 1)
+    assert one != weights("three", 2)
+
+
+def test_making_leaves_the_random_state_of_the_process_alone(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    step_sums(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_making_again_changes_nothing_and_reports_so(tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in step_sums(tmp_path).iterdir()}
+    said: list[str] = []
+    assert before == {path: path.stat().st_mtime_ns for path in step_sums(tmp_path, said=said).iterdir()}
+    assert said == [f"kept {tmp_path / name}, which exists" for name in ("model", "train.parquet", "held_out.parquet")]
+
+
+def test_data_that_exists_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_text("mine")
+    step_sums(tmp_path)
+    assert (tmp_path / "train.parquet").read_text() == "mine"
+    assert names(tmp_path) == ALL
+
+
+def test_a_warm_up_that_fails_leaves_no_model(tmp_path: Path) -> None:
+    hopeless = replace(BRIEF, constant_steps=1, decay_steps=1, goal=0.95, max_rounds=1)
+    with pytest.raises(RunFailed):
+        step_sums(tmp_path, schedule=hopeless)
+    assert names(tmp_path) == {"train.parquet", "held_out.parquet"}
+
+
+def test_random_learns_its_tokens_from_all_text_columns(tmp_path: Path) -> None:
+    write_texts(tmp_path, prompt=["How many clips?"] * 9, answer=["72"] * 9, solution=["zzzzyyyy zzzzyyyy"] * 9)
+    path = random(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert len(tokenizer("zzzzyyyy").input_ids) < 4
+    assert AutoModelForCausalLM.from_pretrained(path).config.vocab_size == len(tokenizer) <= 300
+    assert tokenizer.eos_token_id is not None
+    assert tokenizer.pad_token_id is not None
+
+
+def test_a_random_model_that_exists_is_kept(tmp_path: Path) -> None:
+    write_texts(tmp_path, prompt=["How many clips?"])
+    random(tmp_path)
+    said: list[str] = []
+    (tmp_path / "train.parquet").unlink()
+    random(tmp_path, said=said)
+    assert said == [f"kept {tmp_path / 'model'}, which exists"]
+
+
+def test_random_without_text_is_refused(tmp_path: Path) -> None:
+    write_texts(tmp_path, question=["How many?"])
+    with pytest.raises(DataError, match="none of the columns prompt, answer, solution"):
+        random(tmp_path)
+
+
+def test_a_directory_that_is_no_model_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is not a model directory"):
+        step_sums(tmp_path)
+    assert names(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"kv_heads": 3}, "4 heads cannot share 3 kv_heads"), ({"head_dim": 7}, "head_dim is 7")],
+)
+def test_sizes_that_cannot_work_are_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    for make in (step_sums, random):
+        with pytest.raises(ConfigError, match=complaint):
+            make(tmp_path, sizes=replace(SIZES, **change))
+    assert names(tmp_path) == set()
