@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrl.cli.launch.run import run as run
     from asyncrl.client.connection import Connection as Connection
-    from asyncrl.config.run_file import load as load_config  # noqa: F401
+    from asyncrl.config.run_file import load_config as load_config
     from asyncrl.config.sections import Config as Config
     from asyncrl.errors import AsyncrlError as AsyncrlError
     from asyncrl.node.attach import attach as attach
@@ -39,7 +39,7 @@ _EXPORTS = {
     "VerifierInput": "asyncrl.reward.verifier:VerifierInput",
     "attach": "asyncrl.node.attach:attach",
     "batches": "asyncrl.node.batches:batches",
-    "load_config": "asyncrl.config.run_file:load",
+    "load_config": "asyncrl.config.run_file:load_config",
     "run": "asyncrl.cli.launch.run:run",
 }
 

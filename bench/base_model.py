@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 
 VLLM_SIZES = ("--heads", "2", "--kv-heads", "1", "--head-dim", "32")
 """As conf/quickstart-vllm.toml says."""
@@ -12,7 +12,7 @@ VLLM_SIZES = ("--heads", "2", "--kv-heads", "1", "--head-dim", "32")
 
 def make_base(config: Path, overrides: list[str]) -> None:
     """Make the model and the data a quickstart's run file names: two minutes, once."""
-    loaded = load(config, overrides)
+    loaded = load_config(config, overrides)
     model = Path(loaded.model.path)
     if not (model / "config.json").exists():
         sizes = VLLM_SIZES if loaded.rollout.engine == "vllm" else ()

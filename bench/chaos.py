@@ -29,7 +29,7 @@ from live_run import ENDLESS, QUICKSTART, LiveRun
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, Taken
 from asyncrl.cli.inspect import read_audit
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
@@ -109,7 +109,9 @@ def main(options: argparse.Namespace) -> None:
         print_line({"case": kind, "skipped": "no network namespaces here (unshare -Urn)"})
     with tempfile.TemporaryDirectory() as folder:
         run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides, isolated="cut" in kinds)
-        tormentor = Tormentor(run, kinds, nodes(load(options.config, options.overrides)), options.seed, options.every)
+        tormentor = Tormentor(
+            run, kinds, nodes(load_config(options.config, options.overrides)), options.seed, options.every
+        )
         try:
             run.until(lambda: run.steps_taken() >= QUIET_STEPS)
             started_s = time.monotonic()
@@ -161,7 +163,7 @@ def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm
 
 def out_of_order(directory: RunDirectory) -> list[str]:
     """Where the prompts trained on are not those of the data order, each once."""
-    config = load(directory.config)
+    config = load_config(directory.config)
     prompts = train_stream(config.data, config.run.seed)
     records = list(read_records(directory.ledger))
     rows = {record.group_id: (record.epoch, record.row) for record in records if isinstance(record, Admitted)}

@@ -23,7 +23,7 @@ from base_model import make_base, toy
 from live_run import ENDLESS, PATIENCE_S, QUICKSTART, LiveRun
 
 from asyncrl.cli.inspect import read_audit
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 
 SETTINGS = ENDLESS | {
     "rollout.replicas": "1",
@@ -47,7 +47,7 @@ class Pace:
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_base(options.config, options.overrides)
-        text = load(options.config, options.overrides).data.train_files[0]
+        text = load_config(options.config, options.overrides).data.train_files[0]
         # A random model never ends a completion by itself: all have 128 tokens.
         toy("random", f"{folder}/model", "--text", text, *SIZES)
         settings = SETTINGS | {"model.path": json.dumps(f"{folder}/model")}

@@ -14,7 +14,7 @@ from asyncrl.messages import Prompt, Sampling
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.rollout.engine import Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 Weights = Mapping[str, Any]
 """Tensors by Hugging Face name, tied ones once."""

@@ -42,7 +42,7 @@ from cpu import CpuWatch
 from ours import whole_loop
 from overlap import Overlap, summary
 
-from asyncrl.config.run_file import load, to_toml
+from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
 
 HERE = Path(__file__).parent
@@ -86,12 +86,14 @@ def main(options: argparse.Namespace) -> None:
 def compare_peers(options: argparse.Namespace) -> None:
     """Print a line for each figure and peer."""
     ours: dict[str, Contender] = {
-        "asyncrl": partial(whole_loop.run, load(options.config, options.overrides)),
-        "asyncrl, unexamined": partial(whole_loop.run, load(options.config, [*options.overrides, *NO_EVALUATION])),
+        "asyncrl": partial(whole_loop.run, load_config(options.config, options.overrides)),
+        "asyncrl, not evaluated": partial(
+            whole_loop.run, load_config(options.config, [*options.overrides, *NO_EVALUATION])
+        ),
     }
     peers = peers_of(options)
     courses = take_turns(ours | peers, options.rounds)
-    learning, running = courses["asyncrl"], courses["asyncrl, unexamined"]
+    learning, running = courses["asyncrl"], courses["asyncrl, not evaluated"]
     for peer in peers:
         show_accuracy(options.accuracy, learning, peer, courses[peer])
         for figure in FIGURES:
@@ -100,7 +102,7 @@ def compare_peers(options: argparse.Namespace) -> None:
 
 def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
     """Those that can be run here; a line for each that cannot."""
-    config = load(options.config, options.overrides)
+    config = load_config(options.config, options.overrides)
     found: dict[str, Contender] = {}
     if "bare" in options.peers:
         found["bare loop"] = partial(bare_loop, config)
@@ -199,7 +201,7 @@ def overlaps(options: argparse.Namespace) -> dict[str, Overlap]:
     runs = {"asyncrl": whole_loop.run} | ({"bare loop": bare_loop} if "bare" in options.peers else {})
     overrides = [*options.overrides, *ONLY_AT_END, "rollout.replicas=1"]
     contenders: dict[str, Contender] = {
-        f"{name}, {way}": partial(run, load(options.config, [*overrides, f"schedule.staleness={staleness}"]))
+        f"{name}, {way}": partial(run, load_config(options.config, [*overrides, f"schedule.staleness={staleness}"]))
         for name, run in runs.items()
         for way, staleness in STALENESS.items()
     }

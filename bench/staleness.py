@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from base_model import make_base
 from picture import picture
 
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.observe.report.charts import Series, line_chart
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import RunRecord, read_run
@@ -109,7 +109,7 @@ def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
     directory = RunDirectory(path)
     if not directory.config.exists():
         return False
-    if load(directory.config) != load(config, overrides):
+    if load_config(directory.config) != load_config(config, overrides):
         raise SystemExit(f"{path} was run with other settings: remove it, or choose other --runs")
     summary = directory.read_summary()
     if summary is not None and summary.status == "finished":

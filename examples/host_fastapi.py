@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 import asyncrl
 from asyncrl.messages import Prompt, Sampling
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 SLOTS = 8
 """Completions that the engine decodes together."""

@@ -22,6 +22,6 @@ def score(sample: VerifierInput, *, bonus: float = 0.0) -> dict[str, float]:
         ``score`` is the reward. ``correct`` is averaged into accuracy. Other numbers become metrics.
     """
     found = re.search(r"####\s*(-?\d+)\s*$", sample.completion.strip())
-    correct = float(bool(found) and found[1] == sample.answer.rpartition("####")[2].strip())
+    correct = float(found is not None and found[1] == sample.answer.rpartition("####")[2].strip())
     has_steps = float("=" in sample.completion)
     return {"score": correct + bonus * has_steps, "correct": correct, "shows_steps": has_steps}

@@ -26,8 +26,8 @@ MODEL = "cache/step-sums/model"
 def logprobs(model: PreTrainedModel, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
     """Log-probabilities [T] of a completion under the policy in training."""
     ids = torch.cat([prompt_ids, completion_ids])[None]
-    predictions = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1].float().log_softmax(-1)
-    return predictions.gather(1, completion_ids[:, None])[:, 0]
+    logits: Tensor = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(1, completion_ids[:, None])[:, 0]
 
 
 def update(
@@ -46,16 +46,17 @@ def update(
             prompt_ids, completion_ids = map(torch.LongTensor, (trajectory.prompt_ids, trajectory.completion_ids))
             behavior_logprobs = torch.tensor(trajectory.behavior_logprobs)
             ratio = (logprobs(model, prompt_ids, completion_ids) - behavior_logprobs).exp()
-            (-advantage * ratio.clamp(max=2.0).sum() / num_tokens).backward()
+            loss = -advantage * ratio.clamp(max=2.0).sum() / num_tokens
+            torch.autograd.backward(loss)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return float(norm)
 
 
-async def main(address: str, model_path: str = MODEL, lr: float = 2e-4) -> None:
+async def main(address: str, model_path: str = MODEL) -> None:
     """Train until the run is over."""
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)
     async with asyncrl.batches(address, model, AutoTokenizer.from_pretrained(model_path)) as stream:
         async for batch in stream:
             # In a thread, because this event loop also sends heartbeats and weights.

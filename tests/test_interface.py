@@ -36,4 +36,4 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'rnu'"):
-        asyncrl.rnu
+        _ = asyncrl.rnu

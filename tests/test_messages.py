@@ -52,7 +52,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         case origin if origin is dict:
             return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
         case origin if origin in (Union, UnionType):
-            return st.one_of(map(values, arguments))
+            return st.one_of([values(argument) for argument in arguments])
     raise NotImplementedError(hint)
 
 

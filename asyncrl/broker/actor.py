@@ -19,10 +19,10 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
+from asyncrl.broker.metrics.run_files import RunFiles
+from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.outbox import Event, Outgoing
-from asyncrl.broker.report.run_report import RunReport
-from asyncrl.broker.report.sample_files import SampleFiles
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.versions.rendezvous import Rendezvous
 from asyncrl.client.payloads import PayloadClient
@@ -86,7 +86,7 @@ class BrokerActor:
         self._broker_term = broker_term
         self._clock = clock
         self._sleep = sleep
-        self._report = RunReport(config, scheduler, directory, clock)
+        self._files = RunFiles(config, scheduler, directory, clock)
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
         self._layout: tuple[str, str] | None = None
@@ -105,7 +105,7 @@ class BrokerActor:
     async def run(self) -> None:
         """Serve until the run is over; raises `RunFailed` with the cause if it ended early."""
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
-        self._report.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
+        self._files.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -203,7 +203,7 @@ class BrokerActor:
             case Exited():
                 self._exited(message)
             case Live():
-                self._report.swapped(message)
+                self._files.swapped(message)
                 self._scheduler.handle(peer, message, self._clock())
             case _:
                 self._scheduler.handle(peer, message, self._clock())
@@ -252,11 +252,11 @@ class BrokerActor:
                 self._reject(peer, node.name, reason)
                 self._scheduler.left(peer, reason, self._clock())
                 return
-        self._report.event("node.ready", node=node.name, role=node.role)
+        self._files.event("node.ready", node=node.name, role=node.role)
         self._scheduler.handle(peer, message, self._clock())
 
     def _reject(self, peer: str, name: str, reason: str) -> None:
-        self._report.event("node.rejected", node=name, cause=reason)
+        self._files.event("node.rejected", node=name, cause=reason)
         self._hub.send(peer, Reject(reason))
 
     def _stepped(self, peer: str, stepped: Stepped) -> None:
@@ -264,7 +264,7 @@ class BrokerActor:
         if self._scheduler.nodes.heard(peer, self._clock()) is None:
             return
         groups = self._scheduler.training.batches.taken(stepped.step) or []
-        if (line := self._report.step(stepped, groups)) is None:
+        if (line := self._files.step(stepped, groups)) is None:
             return
         for supervisor in self._scheduler.nodes.of("supervisor"):
             self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
@@ -278,7 +278,7 @@ class BrokerActor:
         if isinstance(node, str):
             self._hub.send(peer, Drained(name, node))
             return
-        self._report.event("node.draining", node=name, asked_by=peer)
+        self._files.event("node.draining", node=name, asked_by=peer)
         self._hub.send(node.peer, Drain(name))
 
     def _departed(self, event: Event) -> None:
@@ -288,7 +288,7 @@ class BrokerActor:
             self._hub.send(asker, Drained(fields["node"], problem))
 
     def _exited(self, message: Exited) -> None:
-        self._report.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
+        self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
         for node in [n for n in self._scheduler.nodes.all() if n.name == message.node]:
@@ -300,13 +300,13 @@ class BrokerActor:
     def _flush(self) -> None:
         outbox, records, events = self._scheduler.drain()
         for event in events:
-            self._report.event(event.kind, **event.fields)
+            self._files.event(event.kind, **event.fields)
             records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
                 self._departed(event)
         self._unwritten.extend(records)
         for outgoing in outbox:
-            if outgoing.after_commit:
+            if outgoing.once_durable:
                 self._unsent.append(outgoing)
             else:
                 self._hub.send(outgoing.peer, outgoing.message)
@@ -329,7 +329,7 @@ class BrokerActor:
                     await self._changed.wait()
 
     def _announce_end(self) -> None:
-        self._cause = self._report.conclude(self._cause)
+        self._cause = self._files.conclude(self._cause)
         for node in self._scheduler.nodes.all():
             message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
             if node.role == "supervisor":

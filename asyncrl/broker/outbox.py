@@ -11,7 +11,7 @@ from asyncrl.broker.ledger.records import AnyRecord
 class Outgoing(Struct, frozen=True, gc=False):
     peer: str
     message: Message
-    after_commit: bool = False
+    once_durable: bool = False
     """Send only once every record made so far is on disk."""
 
 
@@ -28,8 +28,8 @@ class Outbox:
         self._records: list[AnyRecord] = []
         self._events: list[Event] = []
 
-    def send(self, peer: str, message: Message, *, after_commit: bool = False) -> None:
-        self._messages.append(Outgoing(peer, message, after_commit))
+    def send(self, peer: str, message: Message, *, once_durable: bool = False) -> None:
+        self._messages.append(Outgoing(peer, message, once_durable))
 
     def record(self, record: AnyRecord) -> None:
         self._records.append(record)

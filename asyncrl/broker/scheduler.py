@@ -7,7 +7,7 @@ The broker's rules: messages and the time go in, messages, records and events co
 The broker, property tests, the simulation and `asyncrl plan` all run this object. Each rule is a book of its own
 (window, leases, groups, grading, batches, transfers, evaluation); the scheduler connects them.
 
-Messages that announce durable facts are sent with ``after_commit``: `Settled`, `Batch`, `Trim`, and no others.
+Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, and no others.
 """
 
 from collections.abc import Sequence

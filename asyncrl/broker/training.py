@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drops import DropBook
+from asyncrl.broker.groups.drop_limit import DropLimit
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
@@ -55,7 +55,7 @@ class TrainingGroups:
         self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
         self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
         self.filtering = GroupFilter(schedule)
-        self._drops = DropBook(schedule.window)
+        self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
         self.committed_step = -1
@@ -128,7 +128,7 @@ class TrainingGroups:
         if done := self.committed(message.step):
             first_needed = min(_segments(self._groups), default=max(_segments(done)))
             for spool in self._nodes.of("spool"):
-                self._out.send(spool.peer, Trim(first_needed), after_commit=True)
+                self._out.send(spool.peer, Trim(first_needed), once_durable=True)
 
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
@@ -156,7 +156,7 @@ class TrainingGroups:
             return
         self._wanted_step = None
         trajectories = [slot.scored_trajectory() for group in groups for slot in group.slots]
-        self._out.send(peer, Batch(step, trajectories), after_commit=True)
+        self._out.send(peer, Batch(step, trajectories), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
         if step < self.batches.next_step:

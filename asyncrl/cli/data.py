@@ -136,10 +136,10 @@ def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Chec
 
 
 def _check_run(path: Path) -> "list[Checked]":
-    from asyncrl.config.run_file import load
+    from asyncrl.config.run_file import load_config
     from asyncrl.data.check import inspect
 
-    config = load(path)
+    config = load_config(path)
     settings: Data = config.data
     model = Path(config.model.path)
     count_tokens = _token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None

@@ -10,7 +10,7 @@ from asyncrl.broker.ledger.audit import Audit, audit
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.cli.terminal import Row, aligned
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -24,7 +24,7 @@ SHOWN = 8
 def read_audit(path: Path) -> Audit:
     """Audit a run's ledger against its schedule. `ConfigError`: no run directory; `LedgerError`: missing or damaged."""
     directory = _opened(path)
-    schedule = load(directory.config).schedule
+    schedule = load_config(directory.config).schedule
     return audit(read_records(directory.ledger), schedule)
 
 

@@ -9,7 +9,7 @@ import click
 from asyncrl.cli.data import data
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import toy
-from asyncrl.config.run_file import explain, load
+from asyncrl.config.run_file import explain, load_config
 
 PATH = click.Path(path_type=Path)
 set_option = click.option(
@@ -49,7 +49,7 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
     """
     from asyncrl.cli.launch import run as launch
 
-    config = load(config_path, overrides)
+    config = load_config(config_path, overrides)
     if dry_run:
         launch.dry_run(config)
     else:

@@ -10,7 +10,7 @@ import click
 
 from asyncrl.cli.terminal import report_errors
 from asyncrl.client.handshake import identity
-from asyncrl.config.run_file import load, to_toml
+from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role
 from asyncrl.node.process import Job, run_process
@@ -88,7 +88,7 @@ def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: s
         raise ConfigError("--config FILE is missing: the broker needs the run's configuration")
     if address:
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = load(config_path, overrides)
+    config = load_config(config_path, overrides)
     directory = RunDirectory.reopen(run_dir) if run_dir else create_directory(config, config_path)
     directory.write_config(to_toml(config))
     # A restarted broker listens on its old address, where its nodes look for it.

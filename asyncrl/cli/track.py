@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.trackers.catalogue import label, make_tracker
@@ -26,7 +26,7 @@ def track(path: Path, name: str, overrides: Sequence[str], *, once: bool) -> Non
     `TrackerError` if the tracker fails.
     """
     directory = RunDirectory(path)
-    config = load(directory.config, overrides).trackers
+    config = load_config(directory.config, overrides).trackers
     tracker = make_tracker(name, config.options.get(name, {}))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -27,7 +27,7 @@ class Origin(Struct, frozen=True):
     """``default``, the name of the file, ``--set``, or ``preset`` for a value set by a correction preset."""
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     Read and check a run file.
 
@@ -57,7 +57,7 @@ def decode(raw: dict[str, Any]) -> Config:
 
 def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
     """Every value that applies, with its source."""
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     given = dict(leaves(msgspec.to_builtins(config)))
     in_file = dict(leaves(read(path, "config file")))
     in_set = {split_override(override, SHORTHANDS)[0] for override in overrides}
@@ -76,7 +76,7 @@ def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
 
 
 def to_toml(config: Config) -> str:
-    """TOML text of a config, as stored in the run directory; `load` reads it back to an equal config."""
+    """TOML text of a config, as stored in the run directory; `load_config` reads it back to an equal config."""
     lines: list[str] = []
     _write_table(msgspec.to_builtins(config), (), lines)
     return "\n".join(lines).lstrip("\n") + "\n"

@@ -33,7 +33,7 @@ from asyncrl.observe.samples import prompt_text
 from asyncrl.reward.verifier import verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.rollout.engine import Completion, Engine, Request
-from asyncrl.rollout.truncation import fit
+from asyncrl.rollout.prompt_truncation import fit
 
 Result = TypeVar("Result")
 

@@ -20,7 +20,11 @@ def load_engine(config: Config) -> Engine:
     devices = find(config.rollout.device, os.environ)
     require(devices, config.rollout)
     os.environ.update(devices.environment())  # must precede the import of libraries that read these variables
-    return _vllm(config) if config.rollout.engine == "vllm" else _transformers(config)
+    match config.rollout.engine:
+        case "vllm":
+            return _vllm(config)
+        case "transformers":
+            return _transformers(config)
 
 
 def _vllm(config: Config) -> Engine:
@@ -33,7 +37,7 @@ def _transformers(config: Config) -> Engine:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from asyncrl.rollout.engines.transformers import TransformersEngine
+    from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
     torch.set_num_threads(config.rollout.threads)
     disable_progress_bar()  # a log is not a terminal

@@ -22,8 +22,8 @@ from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.prompt_truncation import fit
 from asyncrl.rollout.results import UnsettledResults, check_extends, to_put_item
-from asyncrl.rollout.truncation import fit
 
 log = structlog.get_logger()
 

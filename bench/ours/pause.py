@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Engine, Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 from . import shapes
 

@@ -32,11 +32,11 @@ from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
 
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 
@@ -140,7 +140,7 @@ def sample(config: Config, shared: SharedWeights, batches: "Queue[Any]", used_up
 
 def main(path: Path) -> None:
     """The training process."""
-    config = load(path)
+    config = load_config(path)
     torch.set_num_threads(config.trainer.threads)
     learner = Learner(config, Path(config.model.path))
     weights = dict(learner.named_weights())

@@ -22,8 +22,8 @@ from lesson import Lesson, Weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from asyncrl.algo.losses.table import resolve_loss
-from asyncrl.config.run_file import load
+from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.messages import Prompt
 from asyncrl.trainer.model.learning_rate import learning_rate
@@ -121,7 +121,7 @@ def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Opti
 def main(path: Path, threads: int, rows: int) -> None:
     """Train, and print the course."""
     torch.set_num_threads(threads)
-    config = load(path)
+    config = load_config(path)
     lesson = Lesson(config)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)

@@ -87,7 +87,11 @@ def test_sending_while_the_receive_side_waits_never_makes_it_deaf(pair: Pair) ->
 
     async def scene() -> None:
         answers: asyncio.Queue[bytes] = asyncio.Queue()
-        echo = FdSocket(theirs, lambda frames: echo.send([frames[0].bytes]) or None, lambda: None)
+
+        def answer(frames: list[zmq.Frame]) -> None:
+            echo.send([frames[0].bytes])
+
+        echo = FdSocket(theirs, answer, lambda: None)
         asking = FdSocket(ours, lambda frames: answers.put_nowait(frames[0].bytes), lambda: None)
         async with asyncio.timeout(DEADLINE_S):
             for number in range(1000):

@@ -64,6 +64,7 @@ def test_its_output_is_kept_and_its_last_line_is_its_last_words(tmp_path: Path) 
             await child.start()
             assert await child.wait() == 78
             assert child.pid is None
+        assert child.log is not None
         assert child.log.read_text() == "hello\nasyncrl: no such file\n" * 2
         assert child.last_line() == "no such file"
 

@@ -491,7 +491,7 @@ class Cluster:
         self.uncommitted += records
         self.events += events
         for outgoing in outbox:
-            if outgoing.after_commit:
+            if outgoing.once_durable:
                 self.unsent.append(outgoing)
             else:
                 self._deliver(outgoing)

@@ -10,10 +10,10 @@ def test_output_is_drained_once_in_order() -> None:
     out.send("a", Release())
     out.record(Committed(0, "step_000001"))
     out.event("version.live", policy_version=1)
-    out.send("t", Published(1), after_commit=True)
+    out.send("t", Published(1), once_durable=True)
 
     assert out.drain() == (
-        [Outgoing("a", Release()), Outgoing("t", Published(1), after_commit=True)],
+        [Outgoing("a", Release()), Outgoing("t", Published(1), once_durable=True)],
         [Committed(0, "step_000001")],
         [Event("version.live", {"policy_version": 1})],
     )

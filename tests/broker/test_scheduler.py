@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.broker.groups.drops import LEAST_IN_A_ROW
+from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
 from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.broker.ledger.records import (
     Admitted,
@@ -217,8 +217,8 @@ def test_settled_batch_and_trim_and_nothing_else_wait_for_the_ledger() -> None:
     cluster.settle()
 
     assert cluster.scheduler.is_finished
-    waited = {type(outgoing.message) for outgoing in sent if outgoing.after_commit}
-    went = {type(outgoing.message) for outgoing in sent if not outgoing.after_commit}
+    waited = {type(outgoing.message) for outgoing in sent if outgoing.once_durable}
+    went = {type(outgoing.message) for outgoing in sent if not outgoing.once_durable}
     assert waited == {Settled, Batch, Trim}
     assert went == {Lease, Grade, Hold, Release, Transfer, Published, Evaluating, Evaluated}
 

@@ -11,7 +11,7 @@ import structlog
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
-from asyncrl.config.run_file import load, to_toml
+from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.observe.run_directory import RunDirectory
 
 
@@ -229,7 +229,7 @@ def test_an_unknown_tracker_is_refused_before_anything_starts(config):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_can_be_extended_but_not_shortened(config, tmp_path, steps):
     directory = RunDirectory.create(tmp_path, "run")
-    directory.write_config(to_toml(load(config)))
+    directory.write_config(to_toml(load_config(config)))
     before = directory.config.read_text()
 
     result = asyncrl("resume", directory.path, "--steps", str(steps))

@@ -60,7 +60,7 @@ def answer(hub: MemoryHub, fetch: Fetch) -> None:
 def test_what_is_asked_for_comes_back_in_the_order_asked() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         fetching = asyncio.create_task(client.fetch_all(REFS, DEADLINE_S))
-        requests = []
+        requests: list[Fetch] = []
         while sum(len(fetch.refs) for fetch in requests) < len(REFS):
             requests.append(await asked(hub))
         assert [ref for fetch in requests for ref in fetch.refs] == REFS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.observe.run_directory import RunDirectory
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -22,7 +22,7 @@ TOO_LONG_S = 100.0
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.toml")), ids=lambda path: path.name)
 def test_every_run_file_is_accepted(path):
-    load(path)
+    load_config(path)
 
 
 # ── systemd ─────────────────────────────────────────────────────────────────────────────────

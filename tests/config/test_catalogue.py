@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncrl.algo.advantages.table import resolve_advantage
+from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.algo.aggregate import Totals, resolve_aggregation
 from asyncrl.algo.kl import resolve_kl
-from asyncrl.algo.losses.table import resolve_loss
+from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.config.catalogue import (
     ADVANTAGES,
     AGGREGATIONS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.run_file import SHORTHANDS, decode, explain, load, to_toml
+from asyncrl.config.run_file import SHORTHANDS, decode, explain, load_config, to_toml
 from asyncrl.config.sections import Schedule, from_json, to_json
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
@@ -32,19 +32,19 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_run_needs_a_model_and_prompts_and_nothing_else(file: Path) -> None:
-    config = load(file)
+    config = load_config(file)
     assert (config.model.path, config.data.train) == ("models/tiny", "train.parquet")
     assert config.schedule == Schedule()
 
 
 def test_the_file_goes_before_defaults_and_set_before_the_file(file: Path) -> None:
     file.write_text(LEAST + "[run]\nsteps = 7\nseed = 8")
-    config = load(file, ["run.seed=9"])
+    config = load_config(file, ["run.seed=9"])
     assert (config.run.name, config.run.steps, config.run.seed) == ("", 7, 9)
 
 
 def test_the_last_set_of_a_key_counts(file: Path) -> None:
-    assert load(file, ["run.seed=1", "run.seed=2"]).run.seed == 2
+    assert load_config(file, ["run.seed=1", "run.seed=2"]).run.seed == 2
 
 
 def test_a_set_value_is_toml_and_a_bare_word_is_a_string(file: Path) -> None:
@@ -55,14 +55,14 @@ def test_a_set_value_is_toml_and_a_bare_word_is_a_string(file: Path) -> None:
         "data.shuffle=false",
         "trainer.lr=3e-5",
     ]
-    config = load(file, overrides)
+    config = load_config(file, overrides)
     assert (config.run.name, config.run.dir, config.sampling.stop) == ("quoted", "a/b", ["\n", "x"])
     assert (config.data.shuffle, config.trainer.lr) == (False, 3e-5)
 
 
 @pytest.mark.parametrize("short", SHORTHANDS)
 def test_a_shorthand_is_the_key_it_stands_for(file: Path, short: str) -> None:
-    assert load(file, [f"{short}=3"] if short != "name" else ["name=x"]) == load(
+    assert load_config(file, [f"{short}=3"] if short != "name" else ["name=x"]) == load_config(
         file, [f"{SHORTHANDS[short]}=3"] if short != "name" else ["run.name=x"]
     )
 
@@ -147,19 +147,19 @@ def test_a_value_of_the_wrong_type_or_range_is_one_sentence(
 def test_a_set_that_cannot_be_read_is_one_sentence(file: Path, override: str, sentence: str) -> None:
     file.write_text(LEAST + "[run]\nsteps = 7")
     with pytest.raises(ConfigError) as raised:
-        load(file, [override])
+        load_config(file, [override])
     assert str(raised.value) == sentence
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such config file: .*absent\.toml"):
-        load(tmp_path / "absent.toml")
+        load_config(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
-        load(tmp_path)
+        load_config(tmp_path)
     for content in (b"[run", b"\xff"):
         (tmp_path / "broken.toml").write_bytes(content)
         with pytest.raises(ConfigError, match=r"broken.toml is not TOML: "):
-            load(tmp_path / "broken.toml")
+            load_config(tmp_path / "broken.toml")
 
 
 # ── there and back ──────────────────────────────────────────────────────────────────────────
@@ -205,7 +205,7 @@ def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFacto
     config = decode(settings)
     path = tmp_path_factory.getbasetemp() / "again.toml"
     path.write_text(to_toml(config), encoding="utf-8")
-    assert load(path) == config
+    assert load_config(path) == config
     assert from_json(to_json(config)) == config
 
 
@@ -215,7 +215,7 @@ def test_what_is_unset_is_not_written_and_reads_back_unset(tmp_path: Path) -> No
         config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": lag})
         path.write_text(to_toml(config), encoding="utf-8")
         assert ("max_staleness" in path.read_text(encoding="utf-8")) == bool(lag)
-        assert load(path) == config
+        assert load_config(path) == config
 
 
 def test_a_written_config_names_every_value() -> None:

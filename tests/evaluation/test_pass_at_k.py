@@ -1,6 +1,7 @@
 """pass@m and majority, by hand and against counting every way to draw."""
 
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -74,7 +75,7 @@ def test_the_most_frequent_answer_decides(answers: list[str], corrects: list[flo
 
 
 @given(st.lists(st.sampled_from(["", "1", "2", "3"]), max_size=9), st.randoms(use_true_random=False))
-def test_the_order_of_completions_decides_nothing(answers: list[str], random) -> None:  # type: ignore[no-untyped-def]
+def test_the_order_of_completions_decides_nothing(answers: list[str], random: Random) -> None:
     shuffled = answers.copy()
     random.shuffle(shuffled)
     right = {"1"}

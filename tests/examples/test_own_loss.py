@@ -2,8 +2,8 @@
 
 import pytest
 
-from asyncrl.algo.advantages.table import resolve_advantage
-from asyncrl.algo.losses.table import resolve_loss
+from asyncrl.algo.advantages.resolve import resolve_advantage
+from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.algo.outcomes import Outcome
 from tests.examples.conftest import ROOT
 

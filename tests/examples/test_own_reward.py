@@ -19,7 +19,7 @@ from tests.examples.conftest import ROOT, load_example
 def test_the_answer_counts_and_steps_earn_a_bonus(completion: str, reward: float, correct: float) -> None:
     example = load_example("own_reward")
     verdict = verdict_of(example.score(VerifierInput(completion=completion, answer="3 + 4 #### 7"), bonus=0.1))
-    assert (verdict.reward, verdict.metrics["correct"]) == (pytest.approx(reward), correct)
+    assert [verdict.reward, verdict.metrics["correct"]] == pytest.approx([reward, correct])
 
 
 def test_the_command_in_its_docstring_names_it() -> None:

@@ -12,7 +12,7 @@ from tests.examples.conftest import StartNodes, load_example
 @pytest.mark.slow
 def test_its_steps_are_the_steps_of_the_run(toy: Path, tmp_path: Path, start_nodes: StartNodes) -> None:
     address = start_nodes("rollout", "reward", steps=4)
-    asyncio.run(load_example("own_training_loop").main(address, str(toy / "model"), 1e-3))
+    asyncio.run(load_example("own_training_loop").main(address, str(toy / "model")))
 
     directory = RunDirectory(tmp_path / "run")
     lines = directory.read_metrics()

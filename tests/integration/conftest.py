@@ -19,7 +19,7 @@ from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Rewarded, Taken
 from asyncrl.cli.inspect import read_audit
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
@@ -65,7 +65,7 @@ class ToyRun:
 
     @property
     def config(self) -> Config:
-        return load(self.directory.config)
+        return load_config(self.directory.config)
 
     @property
     def summary(self) -> RunSummary:

@@ -16,7 +16,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.weights.contents.layout import Layout

@@ -17,7 +17,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Engine, Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from asyncrl.config.run_file import load
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
 from asyncrl.node.batches import BatchStream
 from asyncrl.trainer.packing.batch import TrainingTrajectory
@@ -33,7 +33,7 @@ STEPS = [
 
 def make_stream(toy: Path, first_step: int = 0) -> BatchStream:
     model = AutoModelForCausalLM.from_pretrained(toy / "model")
-    return BatchStream(load(toy / "toy.toml"), model, first_step=first_step)
+    return BatchStream(load_config(toy / "toy.toml"), model, first_step=first_step)
 
 
 @asynccontextmanager

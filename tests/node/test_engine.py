@@ -9,7 +9,7 @@ import torch
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
 from asyncrl.node.engine import load_engine
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
 from collections.abc import Iterable
 
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drops import OVERLONG
+from asyncrl.broker.groups.drop_limit import OVERLONG
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
@@ -40,7 +40,7 @@ class Trajectories:
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
         settled = Settled(_leased(finished), _leased(unfinished))
-        self._out.send(f"{message.node}.{message.incarnation}", settled, after_commit=True)
+        self._out.send(f"{message.node}.{message.incarnation}", settled, once_durable=True)
         for item in unfinished:
             self._dispatcher.progressed(item)
         for item in finished:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from asyncrl.actor.supervise import OURS, why
-from asyncrl.algo.advantages.table import resolve_advantage
+from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.config.sections import Config, from_json, to_json
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.plug_in import is_path, load_function

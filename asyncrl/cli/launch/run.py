@@ -15,11 +15,11 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from asyncrl.broker.report.step_report import RunTotals
+from asyncrl.broker.metrics.step_metrics import RunTotals
 from asyncrl.cli.launch.functions import check_functions
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
-from asyncrl.config.run_file import load, to_toml
+from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config, Model
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
@@ -74,10 +74,10 @@ def resume(path: Path, steps: int | None = None) -> None:
             f"asyncrl resume {path} --steps {2 * summary.steps}"
         )
     if steps is not None and directory.config.is_file():
-        directory.write_config(to_toml(_extended(load(directory.config), steps)))
+        directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
     directory = RunDirectory.reopen(path)
     directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
-    config = load(directory.config)
+    config = load_config(directory.config)
     check_trackers(config.trackers)
     _execute(config, directory, *_shares(config), Console())
 

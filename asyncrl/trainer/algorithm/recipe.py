@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from asyncrl.algo.advantages.gae import value_targets
-from asyncrl.algo.advantages.table import resolve_advantage
+from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.algo.aggregate import Totals, resolve_aggregation
 from asyncrl.algo.correction.correct import Correct
 from asyncrl.algo.kl import resolve_kl
-from asyncrl.algo.losses.table import resolve_loss
+from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
 from asyncrl.config.catalogue import SETTINGS
 from asyncrl.config.correction import resolved

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from asyncrl.broker.groups.drops import LEAST_IN_A_ROW
+from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
 from asyncrl.broker.groups.filtering import LEAST_PATIENCE, ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted, Dropped, Rewarded, Taken

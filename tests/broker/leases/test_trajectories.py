@@ -65,7 +65,7 @@ def test_every_report_is_settled_and_the_first_result_counts() -> None:
     desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=9)]))
 
     outbox, records, _ = desk.out.drain()
-    assert [(o.peer, o.message, o.after_commit) for o in outbox] == [
+    assert [(o.peer, o.message, o.once_durable) for o in outbox] == [
         ("a.0", Settled([Leased(Unit(0, 0), 5)], [Leased(Unit(0, 1), 5)]), True),
         ("b.0", Settled([Leased(Unit(0, 0), 9)]), True),
     ]

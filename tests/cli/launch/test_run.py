@@ -12,7 +12,7 @@ from rich.console import Console
 
 from asyncrl.cli.launch import run as run_module
 from asyncrl.cli.launch.run import dry_run, resume, run
-from asyncrl.config.run_file import decode, load, to_toml
+from asyncrl.config.run_file import decode, load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
@@ -96,7 +96,7 @@ def test_a_finished_run_ends_with_a_report_and_the_paths_of_its_results(
     run(config)
 
     directory = RunDirectory(tmp_path / "runs" / "tiny")
-    assert load(directory.config) == config
+    assert load_config(directory.config) == config
     lines = printed.getvalue().splitlines()
     assert lines[1].startswith("finished: 3 of 3 steps in 6.0 s, held-out accuracy 25.0% -> 75.0%")
     assert f"report      {directory.report}" in lines
@@ -182,7 +182,7 @@ def test_a_finished_run_is_resumed_only_to_extend_it(
         resume(directory.path)
 
     def action(resumed: RunDirectory) -> None:
-        assert load(resumed.config).run.steps == 9
+        assert load_config(resumed.config).run.steps == 9
         assert not resumed.address.exists(), "the port of the old broker may be in use"
         resumed.write_summary(SUMMARY)
 

@@ -12,7 +12,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.reference import reference_logprobs
 
 pytest.importorskip("vllm")

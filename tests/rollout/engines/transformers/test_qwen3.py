@@ -2,9 +2,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from asyncrl.rollout.engines.forward import Forward, ModelForward
-from asyncrl.rollout.engines.kv_cache import KVCache
-from asyncrl.rollout.engines.qwen3 import Qwen3Forward, fits
+from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, fits
 
 SLOTS, POSITIONS = 3, 32
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from asyncrl.rollout.engines.forward import causal_bias
-from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.forward import causal_bias
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
 Attend = Callable[[int, Tensor], Tensor | None]
 """(layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if not needed; stores keys and values in the cache."""

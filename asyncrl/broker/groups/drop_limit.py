@@ -15,7 +15,7 @@ OVERLONG = "overlong_prompt"
 """Reason for dropping a group with too many prompt tokens, with ``data.filter_overlong_prompts``."""
 
 
-class DropBook:
+class DropLimit:
     """Counts drops since a group last became complete. One short-lived cause may fail a whole ``window`` of groups."""
 
     def __init__(self, window: int) -> None:

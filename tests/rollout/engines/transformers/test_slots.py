@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines import slots
-from asyncrl.rollout.engines.kv_cache import KVCache
-from asyncrl.rollout.engines.slot_job import SlotJob
-from asyncrl.rollout.engines.slots import PREFILL_TOKENS, SlotTable
+from asyncrl.rollout.engines.transformers import slots
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.slot_job import SlotJob
+from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 
 VOCAB = 10
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.algo.advantages.table import Estimator, resolve_advantage
+from asyncrl.algo.advantages.resolve import Estimator, resolve_advantage
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.errors import AsyncrlError, ConfigError

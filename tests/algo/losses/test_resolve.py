@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from asyncrl.algo.aggregate import Totals, resolve_aggregation
+from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.algo.losses.sapo import sapo
-from asyncrl.algo.losses.table import resolve_loss
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config import catalogue

@@ -24,12 +24,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines import parameters, qwen3, text
-from asyncrl.rollout.engines.forward import Forward, ModelForward, check_attention
-from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines import parameters, text
 from asyncrl.rollout.engines.limits import check
-from asyncrl.rollout.engines.slot_job import SlotJob
-from asyncrl.rollout.engines.slots import SlotTable
+from asyncrl.rollout.engines.transformers import qwen3
+from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.slot_job import SlotJob
+from asyncrl.rollout.engines.transformers.slots import SlotTable
 from asyncrl.weights.contents.layout import TensorSpec
 
 

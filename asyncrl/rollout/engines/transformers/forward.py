@@ -16,7 +16,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from asyncrl.errors import ConfigError
-from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
 
 class Forward(Protocol):

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.broker.report.gap_alarm import MIN_TOKENS, GapAlarm
+from asyncrl.broker.metrics.gap_alarm import MIN_TOKENS, GapAlarm
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 

@@ -2,7 +2,7 @@
 A run's files for people: events, one line of metrics per step, and a summary at the end.
 
     scheduler ─▶ records of the data ─▶ ledger
-              └▶ progress ─▶ RunReport ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
+              └▶ progress ─▶ RunFiles ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from typing import Any, Literal
 import structlog
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.report import step_report
-from asyncrl.broker.report.gap_alarm import GapAlarm
+from asyncrl.broker.metrics import step_metrics
+from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
@@ -22,7 +22,7 @@ from asyncrl.observe.run_directory import RunDirectory, RunSummary
 log = structlog.get_logger()
 
 
-class RunReport:
+class RunFiles:
     """Report of one run, continued by each restarted broker. ``clock`` gives monotonic seconds."""
 
     def __init__(
@@ -36,9 +36,9 @@ class RunReport:
         self._started_s = clock() - max(
             (float(line["time_s"]) for line in [*metrics, *directory.read_events()] if "time_s" in line), default=0.0
         )
-        self._waits = step_report.WaitShare()
-        self._swap_times = step_report.SwapTimes()
-        self._totals = step_report.RunTotals(metrics)
+        self._waits = step_metrics.WaitShare()
+        self._swap_times = step_metrics.SwapTimes()
+        self._totals = step_metrics.RunTotals(metrics)
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
 
@@ -60,7 +60,7 @@ class RunReport:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        line = step_report.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
+        line = step_metrics.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
         self._totals.add(line)

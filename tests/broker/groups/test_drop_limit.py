@@ -2,13 +2,13 @@
 
 import pytest
 
-from asyncrl.broker.groups.drops import LEAST_IN_A_ROW, LEAST_OVERLONG, OVERLONG, DropBook
+from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW, LEAST_OVERLONG, OVERLONG, DropLimit
 from asyncrl.errors import RunFailed
 
 
 @pytest.mark.parametrize(("window", "limit"), [(1, LEAST_IN_A_ROW), (16, 32), (100, 200)])
 def test_more_drops_in_a_row_than_two_windows_end_the_run(window: int, limit: int) -> None:
-    drops = DropBook(window)
+    drops = DropLimit(window)
     for _ in range(limit):
         drops.dropped("reward: no such unit")
     with pytest.raises(RunFailed, match=rf"^{limit + 1} groups in a row .* because of reward: no such unit$"):
@@ -16,7 +16,7 @@ def test_more_drops_in_a_row_than_two_windows_end_the_run(window: int, limit: in
 
 
 def test_one_complete_group_starts_the_count_anew() -> None:
-    drops = DropBook(window=1)
+    drops = DropLimit(window=1)
     for _ in range(10):
         for _ in range(LEAST_IN_A_ROW):
             drops.dropped("bad luck")
@@ -25,7 +25,7 @@ def test_one_complete_group_starts_the_count_anew() -> None:
 
 @pytest.mark.parametrize(("window", "limit"), [(1, LEAST_OVERLONG), (16, 256), (100, 1600)])
 def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window: int, limit: int) -> None:
-    drops = DropBook(window)
+    drops = DropLimit(window)
     for _ in range(limit):
         drops.dropped(OVERLONG)
     with pytest.raises(RunFailed, match=rf"^{limit + 1} prompts were filtered .* data.max_prompt_tokens"):
@@ -33,7 +33,7 @@ def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window: int, limit:
 
 
 def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_row() -> None:
-    drops = DropBook(window=1)
+    drops = DropLimit(window=1)
     for _ in range(3):
         for _ in range(LEAST_OVERLONG):
             drops.dropped(OVERLONG)

@@ -2,7 +2,7 @@ import pytest
 
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Request
-from asyncrl.rollout.engines.slot_job import SlotJob
+from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.rollout.engines import sampler
+from asyncrl.rollout.engines.transformers import sampler
 
 QUARTERS = torch.tensor([[0.25, 0.5, 0.125, 0.125]]).log()
 ONE = torch.ones(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.broker.report.run_report import RunReport
+from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Live, Stepped
 from asyncrl.observe.run_directory import RunDirectory
@@ -19,7 +19,7 @@ class Life:
         config = a_config()
         self.directory = directory
         self.now_s = now_s
-        self.report = RunReport(config, a_scheduler(config), directory, lambda: self.now_s)
+        self.report = RunFiles(config, a_scheduler(config), directory, lambda: self.now_s)
 
     def event(self, kind: str) -> dict[str, Any]:
         return [event for event in self.directory.read_events() if event["event"] == kind][-1]

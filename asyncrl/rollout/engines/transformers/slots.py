@@ -9,7 +9,7 @@ ends. A cell is ``slot * positions + position``. The cursor of a slot is the cel
 not in the cache yet, so a prefix of L tokens needs L - 1 cached positions before it is decoded. Uniforms are counted
 from the end of the prompt, so a resumed completion continues with the draws of an uninterrupted one.
 
-There is no event loop here: `asyncrl.rollout.engines.transformers` drives the table.
+There is no event loop here: `asyncrl.rollout.engines.transformers.engine` drives the table.
 """
 
 import math
@@ -23,9 +23,10 @@ from torch import Tensor
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines import sampler, text
-from asyncrl.rollout.engines.forward import Forward
-from asyncrl.rollout.engines.slot_job import SlotJob
+from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines.transformers import sampler
+from asyncrl.rollout.engines.transformers.forward import Forward
+from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
 PREFILL_TOKENS = 2048
 """Most padded tokens of one prefill: enough to fill the kernels, few enough for CPU caches and the event loop."""

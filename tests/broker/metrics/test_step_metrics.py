@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.metrics.step_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.broker.nodes.node import Node
-from asyncrl.broker.report.step_report import RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.messages import Beat, Live, Prompt, Stepped, TrajectorySummary
 
 

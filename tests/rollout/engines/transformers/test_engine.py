@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, Request
-from asyncrl.rollout.engines.transformers import TransformersEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.rollout.engines.reference import reference_logprobs
 

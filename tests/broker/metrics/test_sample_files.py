@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.report.sample_files import SampleFiles
+from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.errors import DecodeError
 from asyncrl.messages import Prompt, Span, SpoolRef, Stepped, Trajectory, Unit
 from asyncrl.observe.samples import SamplesWriter

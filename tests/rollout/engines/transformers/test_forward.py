@@ -3,8 +3,8 @@ import torch
 from transformers import MistralConfig, Qwen3Config
 
 from asyncrl.errors import ConfigError
-from asyncrl.rollout.engines.forward import ModelForward, causal_bias, check_attention
-from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.forward import ModelForward, causal_bias, check_attention
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
 INF = torch.inf
 

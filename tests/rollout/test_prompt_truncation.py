@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import PromptTooLong
 from asyncrl.messages import Truncation
-from asyncrl.rollout.truncation import fit
+from asyncrl.rollout.prompt_truncation import fit
 
 TEN = list(range(10))
 

@@ -1,7 +1,7 @@
 import torch
 from transformers import GPT2Config, Qwen3Config
 
-from asyncrl.rollout.engines.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
 CONFIG = Qwen3Config(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=3, hidden_size=12)
 
