@@ -400,7 +400,7 @@ class Welcome(Message, frozen=True):
     config: bytes
     """Resolved configuration of the run, as JSON."""
     spool: str
-    """Address of the spool that serves this node."""
+    """Address of the run's spool."""
     beat_s: float
     """Seconds between two heartbeats."""
 

@@ -138,7 +138,7 @@ class BrokerActor:
     async def _serve(self) -> None:
         while True:
             peer, message = await self._hub.receive()
-            with self._rules():
+            with self._deciding():
                 self._handle(peer, cast("ToBroker", message))
 
     async def _tick(self) -> None:
@@ -147,7 +147,7 @@ class BrokerActor:
             due_s = loop.time() + TICK_S
             await self._sleep(TICK_S)
             late_s = loop.time() - due_s
-            with self._rules():
+            with self._deciding():
                 if late_s > SLEPT_S:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
@@ -173,7 +173,7 @@ class BrokerActor:
     # ── one message ─────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
-    def _rules(self) -> Iterator[None]:
+    def _deciding(self) -> Iterator[None]:
         """Run scheduler code, then send and record its output; a `RunFailed` of it ends the run."""
         try:
             yield

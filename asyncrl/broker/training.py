@@ -88,9 +88,10 @@ class TrainingGroups:
 
     def committed(self, step: int) -> list[Group]:
         """
-        A checkpoint contains every step up to ``step``. Returns the groups closed by it: those of the one before.
+        A new checkpoint contains every step up to ``step``.
 
-        Groups of the newest checkpoint stay open: should it be damaged, the trainer resumes from the one before.
+        Returns the groups that are not needed any more: those that the checkpoint before contains too. Groups of the
+        newest checkpoint alone stay open, because the trainer resumes from the one before if the newest is damaged.
         """
         self.filtering.forget(self.committed_step)
         done = self.batches.forget(self.committed_step)

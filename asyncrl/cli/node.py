@@ -48,11 +48,11 @@ def main(
     Start the broker with the run file; all other nodes receive the configuration from the broker.
 
     \b
-    Example, on one or several machines:
-      asyncrl-node --role broker --config run.toml --broker tcp://HOST:5570
-      asyncrl-node --role reward --broker tcp://HOST:5570
-      asyncrl-node --role trainer --broker tcp://HOST:5570
-      asyncrl-node --role rollout --broker tcp://HOST:5570 --replicas auto
+    Example, on one machine (sockets bind loopback addresses only):
+      asyncrl-node --role broker --config run.toml --broker tcp://127.0.0.1:5570
+      asyncrl-node --role reward --broker tcp://127.0.0.1:5570
+      asyncrl-node --role trainer --broker tcp://127.0.0.1:5570
+      asyncrl-node --role rollout --broker tcp://127.0.0.1:5570 --replicas auto
 
     --replicas auto starts as many rollouts as the machine has devices for, named NAME-0, NAME-1 and so on, and restarts
     one that dies. Devices hidden by CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES are not used.

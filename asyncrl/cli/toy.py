@@ -23,7 +23,7 @@ def _size_options(**defaults: int) -> Callable[[Any], Any]:
 
 @click.group()
 def toy() -> None:
-    """Make toy models."""
+    """Make small models for first runs and tests."""
 
 
 @toy.command("step-sums")
@@ -34,10 +34,15 @@ def toy() -> None:
 @report_errors
 def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
     """
-    Make DIR/model, DIR/train.parquet and DIR/held_out.parquet: arithmetic that reinforcement learning can improve.
+    Make a model of sums, with its data.
 
-    A small Qwen3 is trained on the CPU, in about two minutes. It can write out a sum step by step, and rarely does.
-    What exists already is kept.
+    Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is a small Qwen3,
+    trained on the CPU in about two minutes. It can write out a sum step by step and rarely does, so that reinforcement
+    learning can improve it.
+
+    \b
+    Example:
+      asyncrl toy step-sums cache/step-sums
     """
     _silence()
     from asyncrl.toy.models import Sizes, make_step_sums
@@ -48,12 +53,16 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
 @toy.command("random")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.option("--text", type=PATH, metavar="FILE", required=True, help="Dataset the byte-level BPE is trained on.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the weights.")
 @click.option("--vocab-size", type=COUNT, default=2048, help="Most tokens of the byte-level BPE.")
 @_size_options(layers=3, hidden_size=128, intermediate_size=256, heads=4, kv_heads=2, head_dim=32)
 @report_errors
 def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int) -> None:
-    """Make the model directory DIR: a Qwen3 with random weights and a tokenizer trained on FILE; kept if it exists."""
+    """
+    Make a model with random weights.
+
+    Writes the model directory DIR, a Qwen3 with a tokenizer trained on FILE; an existing one is kept.
+    """
     _silence()
     from asyncrl.toy.models import Sizes, make_random
 

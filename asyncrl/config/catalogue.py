@@ -4,7 +4,8 @@ Catalogue of the algorithms by the names they have in ``[algorithm]``.
     "gspo" ─▶ LossEntry: import path of the function, the settings it reads, flags ─▶ asyncrl.algo imports it when used
 
 An entry holds import paths and no functions, because a configuration is checked in processes without torch. A new loss
-is one file in asyncrl/algo/losses and one entry here. Defaults of settings are in the signature of the function.
+is one file in asyncrl/algo/losses and one entry here; a new setting is also a field of `Algorithm`, unset by default.
+The defaults of settings are in the signatures of the functions.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """
 One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
 
-SIGTERM or SIGINT: drain, leave, exit 0. A second one: exit at once.
+SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
+exits with 0. A second signal: exit at once.
 """
 
 import asyncio

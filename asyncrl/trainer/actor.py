@@ -124,7 +124,7 @@ class TrainerActor:
         self._live_version = self._version
         self._went_live = asyncio.Event()
         self._stepped = deque(start.stepped, maxlen=max(config.checkpoint.every_steps, 1) + BATCHES_AHEAD)
-        """Reports of the newest steps: all that a checkpoint contains and a broker that died may not have received."""
+        """Reports of the newest steps, saved in checkpoints: a broker that died may not have received them."""
         self._num_tokens = 0
         self._publish_s = 0.0
         self._publish_bytes = 0

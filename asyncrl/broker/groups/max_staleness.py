@@ -19,10 +19,10 @@ for every d >= s.
     After step s is formed: the later steps up to d have P (d - s) places, so at least N(d) - P (d - s) of those groups
     have to go into step s, whichever are complete first. `due` returns this number; it is at most P.
     After an admission at version v: the P (s - v T) groups of the steps from v T on are consumed and not retired, so at
-    most W - P (s - v T) are not consumed, W being the window. For every d that the new group counts for,
-    d >= (v + L + 1) T - 1 and P (d - s + 1) >= (L + 1) P T - P (s - v T). So it holds if W <= (L + 1) P T.
-The config is checked for that condition. Where it does not hold, W groups admitted at version 0 are more than the steps
-up to their last one consume.
+    most W - P (s - v T) are not consumed, W being the window. The new group counts in N(d) for d >= (v + L + 1) T - 1
+    only, and there P (d - s + 1) >= (L + 1) P T - P (s - v T). So N(d) <= P (d - s + 1) if W <= (L + 1) P T.
+The config is checked for W <= (L + 1) P T. Without it, W groups admitted at version 0 could not all be consumed by
+their last step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ class Stragglers:
     def __init__(self, bound: StalenessBound) -> None:
         self._bound = bound
         self._removed_below = 0
-        """Groups admitted at a version below this one have restarted; none is admitted there any more."""
+        """All groups admitted at older versions than this one have restarted already."""
 
     def overdue(self, groups: Iterable[Group], step: int, live_version: int) -> list[Group]:
         """

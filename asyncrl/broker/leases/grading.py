@@ -29,7 +29,7 @@ class GradeBook:
         return sum(map(len, self._waiting.values()))
 
     def assign(self, peer: str, at_most: int) -> list[Slot]:
-        """Assign slots of the group that waits longest to a reward node. One group fits one `Grade` message."""
+        """Assign up to ``at_most`` slots to a reward node, all of one group: the group that waits longest."""
         key, waiting = next(iter(self._waiting.items()))
         slots, rest = waiting[:at_most], waiting[at_most:]
         if rest:

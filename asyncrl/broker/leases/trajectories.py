@@ -56,7 +56,12 @@ class Trajectories:
         return group
 
     def failed(self, message: Failed) -> str:
-        """Record a failed attempt and arrange the next one. Returns the reason to give up; empty if there is a next."""
+        """
+        Record a failed attempt, and arrange the next one.
+
+        Returns:
+            Reason to give the trajectory up, after a last attempt; empty in all other cases.
+        """
         unit = message.unit
         slot = self._groups.slot(unit)
         if message.stage == "reward":

@@ -1,0 +1,77 @@
+"""docs/reference.py: two pages of the documentation are made from the code, and all of them build without a network."""
+
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["reference"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+SOURCE = '''
+Count = Annotated[int, Meta(ge=1)]
+
+class Run(Section):
+    """Length of the run."""
+
+    steps: Count = 60
+    """Optimizer steps to train."""
+    kind: Literal["a", "b"] | None = None
+    """First or second."""
+    path: str
+    """Where it is."""
+'''
+
+
+def test_a_setting_has_its_type_in_words_its_default_and_its_meaning(reference: ModuleType) -> None:
+    steps, kind, path = reference.sections(SOURCE)["Run"].settings
+    assert (steps.kind, steps.default, steps.meaning) == ("integer ≥ 1", "60", "Optimizer steps to train.")
+    assert (kind.kind, kind.default) == ('"a" or "b" or unset', "none")
+    assert (path.kind, path.default) == ("string", "required")
+
+
+def test_every_setting_of_a_run_file_is_explained(reference: ModuleType) -> None:
+    found = reference.sections(reference.SECTIONS.read_text(encoding="utf-8"))
+    unexplained = [
+        f"{name}.{setting.name}"
+        for name, section in found.items()
+        for setting in section.settings
+        if not setting.meaning and setting.kind not in found
+    ]
+    assert unexplained == []
+
+
+def test_a_message_is_found_with_its_variable_parts_marked(reference: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text('def f(n):\n    raise ConfigError(f"expected {n} rows, " f"got none")\n')
+    (message,) = reference.messages(tmp_path)
+    assert (message.text, message.error, message.module) == ("expected … rows, got none", "ConfigError", "module.py")
+
+
+def test_the_page_of_errors_has_the_messages_of_the_package(reference: ModuleType) -> None:
+    page = reference.error_page()
+    assert "no broker answered at … within … s" in page
+    assert "| `ConfigError` | 78 |" in page
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    for page in (tmp_path / "site").glob("*.html"):
+        assert 'src="http' not in page.read_text(encoding="utf-8"), page.name
+        assert "fonts.googleapis" not in page.read_text(encoding="utf-8"), page.name
