@@ -1,4 +1,4 @@
-"""The quickstart's base model and data, made if they are missing."""
+"""Create the base model and data of the quickstart if they are missing."""
 
 import subprocess
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 from asyncrl.config.run_file import load_config
 
 VLLM_SIZES = ("--heads", "2", "--kv-heads", "1", "--head-dim", "32")
-"""As conf/quickstart-vllm.toml says."""
+"""Options from conf/quickstart-vllm.toml: vLLM has no CPU kernels for heads of size 16."""
 
 
 def make_base(config: Path, overrides: list[str]) -> None:
-    """Make the model and the data a quickstart's run file names: two minutes, once."""
+    """Create the model and data named in a quickstart run file, which takes two minutes; do nothing if they exist."""
     loaded = load_config(config, overrides)
     model = Path(loaded.model.path)
     if not (model / "config.json").exists():
@@ -20,5 +20,5 @@ def make_base(config: Path, overrides: list[str]) -> None:
 
 
 def toy(*arguments: object) -> None:
-    """Run `asyncrl toy`, its output on standard error."""
+    """Run `asyncrl toy` with its output on standard error."""
     subprocess.run([sys.executable, "-m", "asyncrl", "toy", *map(str, arguments)], check=True, stdout=sys.stderr)

@@ -1,19 +1,19 @@
 """
-What the broker costs with ten, a hundred and a thousand times as many nodes, and how fast its ledger is.
+Broker CPU cost as the number of nodes grows, and ledger throughput.
 
     python bench/broker.py [--virtual 100,1000,10000] [--groups 18000] [--sockets 100,1000] [--seconds 4]
                            [--ledger 1,16,64] [--rounds 3] [--directory DIR]
 
-    virtual   the broker's rules alone, amid nodes that are only played: no socket, no disk (ours/cluster.py)
-    sockets   a real broker process with its ledger on disk, and a socket for each node (ours/swarm.py)
-    ledger    trajectories a second onto disk, beside a plain SQLite table and a bare append + fdatasync of the same
-              bytes (ledgers.py)
+    virtual   the scheduler alone with simulated nodes: no sockets, no disk (ours/cluster.py)
+    sockets   a real broker process with its ledger on disk, and one socket per node (ours/swarm.py)
+    ledger    trajectories per second written to disk, compared with a plain SQLite table and with a bare append and
+              fdatasync of the same bytes (ledgers.py)
 
-Cost is CPU time, which other load on the machine changes less than seconds on the wall. ``ratio`` is over the smallest
-cluster of the same run; the goal is at most 1.5 for a group. What nodes cost by being there, beats and ticks, stands in
-lines of its own: it is a node's, not a group's.
+Cost is CPU time, because other load on the machine changes CPU time less than wall time. ``ratio`` is the cost divided
+by the cost of the smallest cluster in the same run; the goal is at most 1.5 per group. Heartbeats and ticks have
+separate lines, because their cost grows with the number of nodes, not with the number of groups.
 
-Sizes take turns, each time in fresh processes; each figure is the median of the rounds.
+Every round measures each size once in new processes. Each figure is the median over the rounds.
 """
 
 import argparse
@@ -34,11 +34,11 @@ LEDGER_SECONDS = 1.0
 
 
 async def main(options: argparse.Namespace) -> None:
-    if task := asyncio.current_task():  # So that processes and directories are gone after a SIGTERM too.
+    if task := asyncio.current_task():  # A SIGTERM also ends the child processes and removes directories.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await _virtual(options)
     await _sockets(options)
-    await asyncio.to_thread(_ledger, options)  # It has event loops of its own.
+    await asyncio.to_thread(_ledger, options)  # The ledger bench starts its own event loops.
 
 
 async def _virtual(options: argparse.Namespace) -> None:
@@ -130,18 +130,36 @@ def _print(line: dict[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("--virtual", type=_numbers, default=[100, 1_000, 10_000], help="nodes that are played")
-    parser.add_argument("--groups", type=int, default=18_000, help="least to retire in each of these measurements")
-    parser.add_argument("--sockets", type=_numbers, default=[100, 1_000], help="nodes with a socket each")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each of these measurements")
-    parser.add_argument("--ledger", type=_numbers, default=[1, 16, 64], help="trajectories in a commit")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to sync to")
+    parser.add_argument(
+        "--virtual",
+        type=_numbers,
+        default=[100, 1_000, 10_000],
+        help="numbers of simulated nodes; empty skips this part",
+    )
+    parser.add_argument(
+        "--groups", type=int, default=18_000, help="minimum number of groups to retire in each virtual measurement"
+    )
+    parser.add_argument(
+        "--sockets",
+        type=_numbers,
+        default=[100, 1_000],
+        help="numbers of nodes with one socket each; empty skips this part",
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each sockets measurement")
+    parser.add_argument(
+        "--ledger", type=_numbers, default=[1, 16, 64], help="trajectories per ledger commit; empty skips this part"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each size")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="parent of temporary directories, on the disk to measure",
+    )
     return parser.parse_args()
 
 
 def _numbers(text: str) -> list[int]:
-    """Empty measures nothing of the kind."""
     return [int(number) for number in text.split(",") if number]
 
 

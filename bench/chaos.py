@@ -1,15 +1,15 @@
 """
-A run that is killed, frozen and cut off at random for as long as it takes, and what its ledger says afterwards.
+Fault injection: processes of a run are killed, stopped and disconnected at random, then the ledger is audited.
 
     python bench/chaos.py [CONFIG] [--set a.b=value] [--faults 200] [--every 2] [--seed 0] [--kinds kill,freeze,cut]
 
-    kill      SIGKILL of a random process: broker, trainer, reward, a rollout; with vLLM its engine core too
-    freeze    SIGSTOP of one, for up to twice the time after which a silent node counts as lost, then SIGCONT
-    cut       no packet passes between any two of them for as long (Linux network namespaces; left out without)
+    kill      SIGKILL of a random process: broker, trainer, reward, rollout, or vLLM's engine core if vLLM is used
+    freeze    SIGSTOP of a random process for up to twice ``broker.node_ttl_s``, then SIGCONT
+    cut       no network traffic between the processes for up to the same time (needs Linux network namespaces)
 
-Faults come at random moments and do not wait for one another: a process may be killed while another is frozen, loading,
-writing a checkpoint or publishing. When all are done the run has to take ten more steps by itself. Then the ledger is
-audited, and the prompts trained on are compared with the order of the data. Anything wrong is an error.
+Faults occur at random times and can overlap: a process may be killed while another is stopped, loading, writing a
+checkpoint or publishing. After the last fault the run must take ten more steps. Then the bench audits the ledger and
+compares the prompts trained on with the order of the data. Any difference is an error.
 """
 
 import argparse
@@ -41,36 +41,36 @@ SETTINGS = ENDLESS | {
     "evaluation.every_versions": "50",
     "evaluation.at_start": "true",
     "evaluation.at_end": "true",
-    "supervisor.window_s": "1",  # each kill is the first
+    "supervisor.window_s": "1",  # a window this short makes every restart count as the first
 }
 KINDS = ("kill", "freeze", "cut")
 ENGINE_CORE = "VLLM::EngineCore"
-"""vLLM's name for the process that decodes."""
+"""Process name of vLLM's engine core."""
 LONGEST_S = 8.0
-"""Of a freeze or a cut: twice ``broker.node_ttl_s``."""
-QUIET_STEPS = 10
+"""Longest freeze or cut: twice ``broker.node_ttl_s``."""
+FINAL_STEPS = 10
 
 
-class Tormentor:
-    """Does one bad thing after the other, by a seed."""
+class FaultInjector:
+    """Injects random faults into a run, one after another, with a seeded random generator."""
 
     def __init__(self, run: LiveRun, kinds: list[str], nodes: list[str], seed: int, every_s: float) -> None:
         self._run = run
         self._kinds = kinds
         self._nodes = nodes
         self._every_s = every_s
-        self._dice = random.Random(seed)
-        self._thaws: list[tuple[float, int]] = []
-        """When which frozen process goes on."""
+        self._random = random.Random(seed)
+        self._resumes: list[tuple[float, int]] = []
+        """(time to resume, process id) of each stopped process."""
         self.done: Counter[str] = Counter()
 
-    def torment(self, faults: int) -> None:
-        """So many faults; afterwards nobody is frozen or cut off."""
+    def inject(self, faults: int) -> None:
+        """Inject ``faults`` faults, and wait until no process is stopped or disconnected."""
         for _ in range(faults):
-            self._sleep(self._dice.expovariate(1 / self._every_s))
-            kind, node = self._dice.choice(self._kinds), self._dice.choice(self._nodes)
+            self._sleep(self._random.expovariate(1 / self._every_s))
+            kind, node = self._random.choice(self._kinds), self._random.choice(self._nodes)
             if kind == "cut":
-                self._cut(self._dice.uniform(0.1, LONGEST_S))
+                self._cut(self._random.uniform(0.1, LONGEST_S))
             else:
                 self._hit(kind, node)
         self._sleep(LONGEST_S)
@@ -84,7 +84,7 @@ class Tormentor:
             os.kill(pid, signal.SIGKILL)
         else:
             os.kill(pid, signal.SIGSTOP)
-            self._thaws.append((time.monotonic() + self._dice.uniform(0.1, LONGEST_S), pid))
+            self._resumes.append((time.monotonic() + self._random.uniform(0.1, LONGEST_S), pid))
 
     def _cut(self, seconds: float) -> None:
         self.done["cut"] += 1
@@ -93,49 +93,49 @@ class Tormentor:
         self._run.in_namespace("ip", "link", "set", "lo", "up")
 
     def _sleep(self, seconds: float) -> None:
-        """Time passes, and the frozen go on when theirs is over."""
+        """Sleep, and resume stopped processes when their time is over."""
         until_s = time.monotonic() + seconds
         while (now_s := time.monotonic()) < until_s:
-            for thaw in [thaw for thaw in self._thaws if thaw[0] <= now_s]:
-                self._thaws.remove(thaw)
-                if Path(f"/proc/{thaw[1]}").exists():
-                    os.kill(thaw[1], signal.SIGCONT)
+            for resume in [resume for resume in self._resumes if resume[0] <= now_s]:
+                self._resumes.remove(resume)
+                if Path(f"/proc/{resume[1]}").exists():
+                    os.kill(resume[1], signal.SIGCONT)
             time.sleep(0.02)
 
 
 def main(options: argparse.Namespace) -> None:
     kinds = [kind for kind in options.kinds if kind != "cut" or can_cut()]
     for kind in set(options.kinds) - set(kinds):
-        print_line({"case": kind, "skipped": "no network namespaces here (unshare -Urn)"})
+        print_line({"case": kind, "skipped": "cannot create network namespaces with unshare -Urn"})
     with tempfile.TemporaryDirectory() as folder:
         run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides, isolated="cut" in kinds)
-        tormentor = Tormentor(
+        injector = FaultInjector(
             run, kinds, nodes(load_config(options.config, options.overrides)), options.seed, options.every
         )
         try:
-            run.until(lambda: run.steps_taken() >= QUIET_STEPS)
+            run.until(lambda: run.steps_taken() >= FINAL_STEPS)
             started_s = time.monotonic()
-            tormentor.torment(options.faults)
-            tormented_s = time.monotonic() - started_s
-            calm = run.steps_taken() + QUIET_STEPS
-            calm_s = run.until(lambda: run.steps_taken() >= calm) - started_s - tormented_s
+            injector.inject(options.faults)
+            faults_s = time.monotonic() - started_s
+            steps_wanted = run.steps_taken() + FINAL_STEPS
+            calm_s = run.until(lambda: run.steps_taken() >= steps_wanted) - started_s - faults_s
         finally:
             run.end()
             if options.keep:
                 shutil.copytree(run.directory.path, options.keep, dirs_exist_ok=True)
-        problems = report(run.directory, tormentor.done, tormented_s, calm_s)
+        problems = report(run.directory, injector.done, faults_s, calm_s)
     if problems:
         raise SystemExit("\n".join(problems))
 
 
 def nodes(config: Config) -> list[str]:
-    """What may be hit."""
+    """Names of the processes that faults can hit."""
     rollouts = [f"rollout-{i}" for i in range(config.rollout.replicas)]
     return ["broker-0", "trainer-0", "reward-0", *rollouts, *([ENGINE_CORE] if config.rollout.engine == "vllm" else [])]
 
 
-def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm_s: float) -> list[str]:
-    """One line of figures; returns what is wrong."""
+def report(directory: RunDirectory, done: Counter[str], faults_s: float, calm_s: float) -> list[str]:
+    """Print one line of figures. Returns the problems found."""
     audit = read_audit(directory.path)
     problems = [*audit.problems, *out_of_order(directory)]
     print_line(
@@ -147,8 +147,8 @@ def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm
             "peer": "none",
             "faults": sum(done.values()),
             "kinds": dict(sorted(done.items())),
-            "seconds": round(tormented_s, 1),
-            f"s_to_{QUIET_STEPS}_steps_after": round(calm_s, 1),
+            "seconds": round(faults_s, 1),
+            f"s_to_{FINAL_STEPS}_steps_after": round(calm_s, 1),
             "steps": audit.steps,
             "skipped": audit.skipped,
             "double_trained": audit.double_trained,
@@ -162,23 +162,23 @@ def report(directory: RunDirectory, done: Counter[str], tormented_s: float, calm
 
 
 def out_of_order(directory: RunDirectory) -> list[str]:
-    """Where the prompts trained on are not those of the data order, each once."""
+    """Differences between the prompts trained on and the data order, in which each prompt occurs once."""
     config = load_config(directory.config)
     prompts = train_stream(config.data, config.run.seed)
     records = list(read_records(directory.ledger))
     rows = {record.group_id: (record.epoch, record.row) for record in records if isinstance(record, Admitted)}
     trained = sorted(group_id for record in records if isinstance(record, Taken) for group_id in record.group_ids)
     are_first = trained == list(range(len(trained)))
-    problems = [] if are_first else ["the groups trained on are not the first ones, each once"]
+    problems = [] if are_first else ["the groups trained on are not the first ones in order, each exactly once"]
     for group_id in trained:
         draw = prompts.at(group_id)
         if rows[group_id] != (draw.epoch, draw.row):
-            problems.append(f"group {group_id} was row {rows[group_id]}, the data order says {(draw.epoch, draw.row)}")
+            problems.append(f"group {group_id} used (epoch, row) {rows[group_id]}; expected {(draw.epoch, draw.row)}")
     return problems
 
 
 def can_cut() -> bool:
-    """May this user make network namespaces?"""
+    """True if the current user can create network namespaces."""
     tries = ["unshare", "-Urn", "ip", "link", "set", "lo", "up"]
     return all(map(shutil.which, ("unshare", "nsenter", "ip"))) and subprocess.run(tries, check=False).returncode == 0
 

@@ -1,6 +1,7 @@
 """
-How much CPU the processes of a run use, read from outside while they run. Other load on the machine changes it far less
-than it changes wall time. Linux only.
+CPU time of a process and its descendants, read from /proc while they run (Linux only).
+
+Other load on the machine changes CPU time much less than wall time.
 """
 
 import os
@@ -13,16 +14,16 @@ from types import TracebackType
 EVERY_S = 0.1
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PARENT, USER, SYSTEM = 1, 11, 12
-"""Fields of /proc/PID/stat after the command in brackets."""
+"""Indices of fields in /proc/PID/stat after the parenthesised command name."""
 
 
 class CpuWatch:
-    """A context: looks at a process and all its descendants, ten times a second."""
+    """Context manager that samples the CPU time of a process and all its descendants ten times per second."""
 
     def __init__(self, pid: int) -> None:
         self._root = pid
         self._points: dict[int, list[tuple[float, float]]] = {}
-        """By process: (time, CPU seconds so far)."""
+        """(time, total CPU seconds) samples by process id."""
         self._names: dict[int, str] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -38,7 +39,7 @@ class CpuWatch:
         self._thread.join()
 
     def used(self, start_s: float, end_s: float) -> dict[str, float]:
-        """CPU seconds of each process between two times of `time.monotonic`; those that did nothing are left out."""
+        """CPU seconds by process name between two `time.monotonic` times, without processes that used none."""
         found: dict[str, float] = {}
         for pid, points in self._points.items():
             name = self._names[pid]
@@ -53,7 +54,7 @@ class CpuWatch:
             for pid in _family(self._root, stats):
                 used_s = (int(stats[pid][USER]) + int(stats[pid][SYSTEM])) / TICKS_PER_S
                 self._points.setdefault(pid, []).append((now_s, used_s))
-                # Asked every time: until it has begun its own program, a child is called what its parent is.
+                # Read at every sample: before exec, a forked child has the command line of its parent.
                 self._names[pid] = _name(pid) or self._names.get(pid, "")
 
 
@@ -63,7 +64,7 @@ def _stats() -> dict[int, list[str]]:
         if entry.name.isdigit():
             try:
                 found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
     return found
 
@@ -76,12 +77,12 @@ def _family(root: int, stats: dict[int, list[str]]) -> set[int]:
 
 
 def _name(pid: int) -> str:
-    """What it was called on its command line, or which module it is; empty if that cannot be told any more."""
+    """Value of ``--name`` on the command line, else the module after ``-m``, else "child"; empty if it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return ""
-    if not any(words):  # it has ended, and nobody has asked how
+    if not any(words):  # a zombie has an empty command line
         return ""
     if "--name" in words:
         return words[words.index("--name") + 1]

@@ -1,13 +1,13 @@
 """
-A second rollout joins a run that goes on, works, and is drained: what it brings, how soon, and who waits for it.
+Adding a rollout to a running run and draining it again: throughput gained, time to join and to leave, longest step.
 
     python bench/joiner.py [CONFIG] [--set a.b=value] [--steps 12]
 
-One run with one rollout, of a model with random weights, on the data of the quickstart. Its pace is
-measured over ``--steps`` steps alone, with the second rollout, and alone again; tokens are those trained on. The clock
-of the joiner runs from the start of its process (Python's imports and the model included) until it says Hello, and
-until a step has trained on a trajectory of its own. ``longest_step_s`` while it joins or leaves stands beside the
-longest of the quiet phases: if somebody waited for it, it shows there.
+The run uses a model with random weights on the data of the quickstart. The bench measures trained tokens per second
+over ``--steps`` steps with one rollout, with two rollouts, and with one rollout again. The joining time starts when the
+second rollout's process starts (so it includes Python's imports and loading the model); ``hello_s`` ends at its Hello,
+``ours`` at the first step that trained on one of its trajectories. Comparing ``longest_step_s`` of joining and leaving
+with that of the other phases shows if the run had to wait.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from asyncrl.config.run_file import load_config
 
 SETTINGS = ENDLESS | {
     "rollout.replicas": "1",
-    "rollout.slots": "8",  # small batches: sampling takes far longer than training, which is when one adds a rollout
+    "rollout.slots": "8",  # small batches make sampling the bottleneck, which is the reason to add a rollout
     "schedule.groups_per_step": "8",
 }
 SIZES = ("--hidden-size", "64", "--intermediate-size", "192", "--head-dim", "16")
-"""Of the quickstart's model."""
+"""Options for a model as large as the quickstart's."""
 JOINER = "joiner"
 
 
 class Pace:
-    """Steps of one phase."""
+    """Throughput and step times of one phase, from lines of metrics."""
 
     def __init__(self, lines: list[dict[str, float]]) -> None:
         self.tokens_per_s = sum(line["tokens"] for line in lines[1:]) / (lines[-1]["time_s"] - lines[0]["time_s"])
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_base(options.config, options.overrides)
         text = load_config(options.config, options.overrides).data.train_files[0]
-        # A random model never ends a completion by itself: all have 128 tokens.
+        # A random model never emits the end token, so every completion has 128 tokens.
         toy("random", f"{folder}/model", "--text", text, *SIZES)
         settings = SETTINGS | {"model.path": json.dumps(f"{folder}/model")}
         run = LiveRun(Path(folder), options.config, settings, options.overrides)
@@ -61,21 +61,21 @@ def main(options: argparse.Namespace) -> None:
 
 
 def report(run: LiveRun, steps: int) -> None:
-    """The three phases, and the two changes between them."""
+    """Measure and print the three phases and the two transitions between them."""
     address_at = run.directory.address
     run.until(lambda: run.steps_taken() >= 4)
     alone = phase(run, steps)
     first = run.steps_taken()
     started_s = time.monotonic()
     address = address_at.read_text().strip()
-    joiner = run.beside("asyncrl.cli.node", "--role", "rollout", "--name", JOINER, "--broker", address)
+    joiner = run.start_process("asyncrl.cli.node", "--role", "rollout", "--name", JOINER, "--broker", address)
     joined_s = run.until(lambda: run.starts_of(JOINER) > 0) - started_s
     useful_s = run.until(lambda: has_trained_on(run, first)) - started_s
     joining = Pace(run.directory.read_metrics()[first - 1 :])
     both = phase(run, steps)
     first = run.steps_taken()
     drained_s = time.monotonic()
-    drain = run.beside("asyncrl", "drain", str(run.directory.path), JOINER)
+    drain = run.start_process("asyncrl", "drain", str(run.directory.path), JOINER)
     code = drain.wait(PATIENCE_S) or joiner.wait(PATIENCE_S)
     drained_s = time.monotonic() - drained_s
     after = phase(run, steps)
@@ -105,20 +105,19 @@ def report(run: LiveRun, steps: int) -> None:
 
 
 def phase(run: LiveRun, steps: int) -> Pace:
-    """The pace over so many steps from now."""
+    """Measure the next ``steps`` steps."""
     first = run.steps_taken()
     run.until(lambda: run.steps_taken() > first + steps)
     return Pace(run.directory.read_metrics()[first : first + steps + 1])
 
 
 def has_trained_on(run: LiveRun, first_step: int) -> bool:
-    """Is a trajectory of the joiner among those of the newest step written down?"""
+    """True if one of the last three recorded steps after ``first_step`` contains a trajectory of the joiner."""
     files = sorted(run.directory.samples.glob("*.parquet"))[first_step:]
     return any(JOINER in pq.read_table(file, columns=["node"])["node"].to_pylist() for file in files[-3:])
 
 
 def line(case: str, ours: float, unit: str, better: str, **fields: object) -> None:
-    """One case, as JSON."""
     rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
     if isinstance(peer_value := fields.get("peer_value"), float):
         rounded["ratio"] = round(ours / peer_value, 2)
@@ -131,7 +130,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, default=12, help="of each phase")
+    parser.add_argument("--steps", type=int, default=12, help="number of steps in each phase")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
 """
-Three ways to make the same records durable: the broker's ledger, a plain SQLite table, and a file that is appended to.
+Three ways to make the same records durable: the broker's ledger, a plain SQLite table, and an append-only file.
 
-A trajectory is two records, `Result` and `Rewarded`. One call makes a number of trajectories durable and returns when
-they are on disk, as the broker calls its ledger: what came during one transaction goes into the next. Ours encodes the
-records, counts none twice and keeps a checksum of each; the others are handed the encoded bytes.
+Each trajectory has two records, `Result` and `Rewarded`. One call writes a batch of trajectories and returns when they
+are on disk, like the broker, which writes records that arrive during a transaction in the next one. The broker's ledger
+also encodes the records, rejects duplicates and stores a checksum of each; the other two receive encoded bytes.
 """
 
 import asyncio
@@ -24,19 +24,17 @@ GROUP_SIZE = 8
 
 
 class Rate(Struct, frozen=True):
-    """What came to lie on disk."""
-
     trajectories_per_s: float
     cpu_us: float
-    """For each trajectory."""
+    """CPU microseconds per trajectory."""
 
 
 Keep = Callable[[Path, int, float], Rate]
-"""A directory to write to, trajectories in a call, and seconds."""
+"""(directory to write to, trajectories per call, duration in seconds) -> rate."""
 
 
 def ours(directory: Path, together: int, seconds: float) -> Rate:
-    """The broker's ledger."""
+    """Write with the broker's ledger."""
     return asyncio.run(_ours(directory, together, seconds))
 
 
@@ -52,7 +50,7 @@ async def _ours(directory: Path, together: int, seconds: float) -> Rate:
 
 
 def sqlite_table(directory: Path, together: int, seconds: float) -> Rate:
-    """A table of one column without an index; write-ahead log, every commit synced."""
+    """Write to a table with one column and no index, in WAL mode, with every commit synced."""
     bodies = _bodies(together)
     connection = sqlite3.connect(directory / "table.sqlite", isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -70,7 +68,7 @@ def sqlite_table(directory: Path, together: int, seconds: float) -> Rate:
 
 
 def appended_file(directory: Path, together: int, seconds: float) -> Rate:
-    """One write and one fdatasync."""
+    """Append to a file with one write and one fdatasync per call."""
     call = b"".join(_bodies(together))
     with (directory / "records").open("ab", buffering=0) as file:
         watch = _Watch(seconds)
@@ -82,7 +80,7 @@ def appended_file(directory: Path, together: int, seconds: float) -> Rate:
 
 
 class _Watch:
-    """Counts trajectories for some seconds from now on."""
+    """Counts trajectories for a fixed time that starts at construction."""
 
     def __init__(self, seconds: float) -> None:
         self.num = 0
@@ -99,7 +97,7 @@ class _Watch:
 
 
 def _records(first: int, num: int) -> list[Record]:
-    """Of ``num`` trajectories."""
+    """Records of ``num`` trajectories, the first with index ``first``."""
     units = [Unit(*divmod(ordinal, GROUP_SIZE)) for ordinal in range(first, first + num)]
     results = [Result(unit, (1 << 32) + unit.group_id, SpoolRef("spool", 0, 0, 20_000, 0), SUMMARY) for unit in units]
     return [*results, *(Rewarded(unit, 1.0, {"correct": 1.0}) for unit in units)]

@@ -1,4 +1,4 @@
-"""One `asyncrl run` that goes on while a bench watches it, and does things to it."""
+"""A running `asyncrl run` that a bench observes and injects faults into."""
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ ENDLESS = {
     "evaluation.every_versions": "0",
     "evaluation.at_start": "false",
     "evaluation.at_end": "false",
-    "trainer.lr": "1e-6",  # so many steps at a learning rate that is meant for forty would end in nonsense
+    "trainer.lr": "1e-6",  # the quickstart's rate is meant for 40 steps; a long run would diverge with it
 }
-"""Settings of a run that goes on until its bench is done."""
+"""Settings of a run that continues until its bench ends it."""
 
 LOOK_S = 0.03
 PATIENCE_S = 120.0
@@ -32,14 +32,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 class LiveRun:
     """
-    Every process of one run.
+    All processes of one run.
 
     Args:
-        directory: Where its run directory is made.
-        config: Its run file.
-        settings: Over that.
-        overrides: Over those, as ``a.b=value``.
-        isolated: In a network namespace of its own, whose loopback `in_namespace` can take away.
+        directory: Parent of the run directory.
+        config: Run file.
+        settings: Override the run file.
+        overrides: Override the settings, as ``a.b=value``.
+        isolated: Run in a new network namespace, whose loopback interface `in_namespace` can switch off.
     """
 
     def __init__(
@@ -62,24 +62,24 @@ class LiveRun:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
 
     def steps_taken(self) -> int:
-        """Optimizer steps, repeated ones too."""
+        """Number of optimizer steps so far, including repeated steps."""
         repeated = sum(event["event"] == "step.repeated" for event in self.events())
         return repeated + (len(self.directory.read_metrics()) if self.directory.metrics.exists() else 0)
 
     def starts_of(self, node: str) -> int:
-        """How often a node has come; of the broker, how often it has begun to serve."""
+        """Number of times a node has joined; for the broker, number of times it has started to serve."""
         if node.startswith("broker"):
             return sum(event["event"] in ("run.started", "run.resumed") for event in self.events())
         return sum(event["event"] == "node.joined" and event["node"] == node for event in self.events())
 
     def kill(self, node: str) -> None:
-        """As the kernel would that has run out of memory."""
+        """Send SIGKILL, as the kernel's out-of-memory killer does."""
         if (pid := self.pid_of(node)) is None:
-            raise SystemExit(f"no process plays {node}")
+            raise SystemExit(f"no process runs node {node}")
         os.kill(pid, signal.SIGKILL)
 
     def pid_of(self, node: str) -> int | None:
-        """The process that plays ``node`` now; None while there is none."""
+        """Id of the process that runs ``node``; None if there is none."""
         for pid in self._tree():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
@@ -92,25 +92,32 @@ class LiveRun:
         subprocess.run(entered, check=True)
 
     def until(self, condition: Callable[[], bool]) -> float:
-        """When it came to be, by the monotonic clock."""
+        """
+        Wait until ``condition`` returns true.
+
+        Returns:
+            The current `time.monotonic`.
+
+        Raises:
+            SystemExit: The run ended, or the condition did not hold within `PATIENCE_S`.
+        """
         deadline_s = time.monotonic() + PATIENCE_S
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit(f"the run ended or hangs: see {self.directory.path}")
+                raise SystemExit(f"the run ended or made no progress for {PATIENCE_S:g} s: see {self.directory.path}")
             time.sleep(LOOK_S)
         return time.monotonic()
 
-    def beside(self, module: str, *options: str) -> "subprocess.Popen[str]":
-        """One more process, as on another machine."""
+    def start_process(self, module: str, *options: str) -> "subprocess.Popen[str]":
+        """Start a further process outside the run, like a node on another machine."""
         return subprocess.Popen([sys.executable, "-m", module, *options], env=ENVIRONMENT, text=True)
 
     def end(self) -> None:
-        """Ctrl-C."""
+        """End the run with SIGINT and wait for it."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait(PATIENCE_S)
 
     def events(self) -> list[dict[str, object]]:
-        """What happened so far."""
         return self.directory.read_events() if self.directory.events.exists() else []
 
     def _tree(self) -> list[int]:

@@ -1,25 +1,26 @@
 """
-The whole loop beside two peers, in the same run: TRL's GRPOTrainer, and a bare pair of processes with a queue.
+The complete RL loop compared with TRL's GRPOTrainer and with two bare processes connected by a queue.
 
     python bench/loop.py [CONFIG] [--set a.b=value] [--rounds 3] [--peers bare,trl] [--trl-python PYTHON]
     python bench/loop.py --sync-async [CONFIG] [--set a.b=value] [--rounds 3] [--peers bare]
 
-All start from the same base (made if it is missing), ask the same prompts in the same order, and have the same group
-size, lengths, loss, optimizer and judge. Contenders take turns; each figure is the median of the rounds.
+All contenders start from the same base model (created if it is missing) and use the same prompts in the same order and
+the same group size, lengths, loss, optimizer and reward function. Each round runs every contender once; each figure is
+the median over the rounds.
 
-    to held-out accuracy   seconds from the first step until a policy that good exists. asyncrl's evaluations are on
-                           its clock, because a rollout answers them; those of the peers are not
-    step, trained tokens   median step, and completion tokens a second, over the second half of the steps, when
-                           completions have their final length. Nothing is evaluated meanwhile, by anybody
+    to held-out accuracy   seconds from the first step until a policy with this accuracy exists. The time of asyncrl's
+                           evaluations counts, because its rollouts run them; the time of the peers' does not
+    step, trained tokens   median step time, and completion tokens per second, over the second half of the steps, when
+                           completions have reached their final length. No contender evaluates during these runs
+    CPU of a step          CPU time of all processes over the same steps; other load on the machine hardly changes it
 
-    CPU of a step          of all processes, over the same steps; other load on the machine hardly changes it
+Loading time is excluded and reported as ``ours_load_s`` and ``peer_load_s``. ``ratio`` is ours divided by the peer's.
+The bare loop has no broker, ledger, spool or leases, and cannot recover from the death of a process; the ratio to the
+bare loop is therefore the cost of the runtime.
 
-Loading is on nobody's clock; ``ours_load_s`` and ``peer_load_s`` tell it. ``ratio`` is ours over the peer's. The bare
-loop has no broker, ledger, spool or leases, and loses all if a process dies: its ratio is what the runtime costs.
-
-``--sync-async`` compares asyncrl with itself, staleness 0 against 1, one rollout: wall time of the steps, and how near
-it comes to the ideal, the busier process's busy time in the synchronous run. The bare loop does the same: what it gains
-by overlapping, and how near it comes to its own ideal, is what two processes with nothing between them can do here.
+``--sync-async`` compares asyncrl at staleness 1 with asyncrl at staleness 0, with one rollout: wall time of the steps,
+and its ratio to the ideal, which is the busy time of the busier process in the synchronous run. The bare loop is
+measured in the same way and shows the gain that two processes without a runtime reach on this machine.
 """
 
 import argparse
@@ -37,10 +38,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 from base_model import make_base
-from course import Course
 from cpu import CpuWatch
 from ours import whole_loop
 from overlap import Overlap, summary
+from timeline import Timeline
 
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
@@ -52,23 +53,23 @@ ONLY_AT_END = ("evaluation.every_versions=0", "evaluation.at_start=false")
 
 STALENESS = {"synchronous": 0, "asynchronous": 1}
 
-Contender = Callable[[Path], Course]
-Courses = list[Course]
+Contender = Callable[[Path], Timeline]
+Timelines = list[Timeline]
 
 
 class Figure(NamedTuple):
-    """What is compared."""
+    """One quantity that is compared between contenders."""
 
     case: str
     unit: str
     better: str
-    of: Callable[[Course], float]
+    of: Callable[[Timeline], float]
 
 
 FIGURES = [
-    Figure("step", "s", "lower", Course.step_s),
-    Figure("trained tokens", "tokens/s", "higher", Course.tokens_per_s),
-    Figure("CPU of a step", "CPU-s", "lower", Course.cpu_s_per_step),
+    Figure("step", "s", "lower", Timeline.step_s),
+    Figure("trained tokens", "tokens/s", "higher", Timeline.tokens_per_s),
+    Figure("CPU of a step", "CPU-s", "lower", Timeline.cpu_s_per_step),
 ]
 
 
@@ -80,7 +81,7 @@ def main(options: argparse.Namespace) -> None:
         compare_peers(options)
 
 
-# ── against others ──────────────────────────────────────────────────────────────────────────
+# ── asyncrl and peers ──────────────────────────────────────────────────────────────────────────
 
 
 def compare_peers(options: argparse.Namespace) -> None:
@@ -91,17 +92,17 @@ def compare_peers(options: argparse.Namespace) -> None:
             whole_loop.run, load_config(options.config, [*options.overrides, *NO_EVALUATION])
         ),
     }
-    peers = peers_of(options)
-    courses = take_turns(ours | peers, options.rounds)
-    learning, running = courses["asyncrl"], courses["asyncrl, not evaluated"]
+    peers = available_peers(options)
+    timelines = take_turns(ours | peers, options.rounds)
+    learning, running = timelines["asyncrl"], timelines["asyncrl, not evaluated"]
     for peer in peers:
-        show_accuracy(options.accuracy, learning, peer, courses[peer])
+        show_accuracy(options.accuracy, learning, peer, timelines[peer])
         for figure in FIGURES:
-            show(figure, running, peer, courses[peer])
+            show(figure, running, peer, timelines[peer])
 
 
-def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
-    """Those that can be run here; a line for each that cannot."""
+def available_peers(options: argparse.Namespace) -> dict[str, Contender]:
+    """Peers that can run here. Prints a line for each peer that cannot."""
     config = load_config(options.config, options.overrides)
     found: dict[str, Contender] = {}
     if "bare" in options.peers:
@@ -119,15 +120,15 @@ def peers_of(options: argparse.Namespace) -> dict[str, Contender]:
     return found
 
 
-def bare_loop(config: Config, directory: Path) -> Course:
-    """Two processes and a queue."""
+def bare_loop(config: Config, directory: Path) -> Timeline:
+    """Run the bare loop of two processes and a queue."""
     return run_peer(config, sys.executable, "bare_loop", 1, [], directory)
 
 
-def run_peer(  # noqa: PLR0917  all but the last are bound at once
+def run_peer(  # noqa: PLR0917  all arguments but the last are bound with partial
     config: Config, python: str, module: str, threads: int, settings: list[int], directory: Path
-) -> Course:
-    """A peer in a process of its own; it prints its course."""
+) -> Timeline:
+    """Run a peer as a child process, which prints its `Timeline` as its last line."""
     path = directory / "peer.toml"
     path.write_text(to_toml(config))
     command = [python, "-m", f"peers.{module}", str(path), *map(str, settings)]
@@ -138,37 +139,43 @@ def run_peer(  # noqa: PLR0917  all but the last are bound at once
         "HF_HUB_OFFLINE": "1",
     }
     started_s = time.monotonic()
-    said = directory / "peer.out"
-    with said.open("w") as out, (directory / "peer.log").open("w") as log:
+    output = directory / "peer.out"
+    with output.open("w") as out, (directory / "peer.log").open("w") as log:
         process = subprocess.Popen(command, env=os.environ | environment, stdout=out, stderr=log)
         with CpuWatch(process.pid) as watch:
             code = process.wait()
     if code:
-        raise SystemExit(f"{module} failed with {code}: {(directory / 'peer.log').read_text()[-2000:]}")
-    return msgspec.json.decode(said.read_bytes().splitlines()[-1], type=Course).seen(started_s, watch)
+        raise SystemExit(f"{module} failed with exit code {code}: {(directory / 'peer.log').read_text()[-2000:]}")
+    return msgspec.json.decode(output.read_bytes().splitlines()[-1], type=Timeline).with_process_times(started_s, watch)
 
 
 def trl_version(python: str) -> str:
-    """Empty if it has none."""
+    """Version of trl in this interpreter; empty if it is not installed."""
     script = "import importlib.metadata as m; print(m.version('trl'))"
     done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
     return done.stdout.strip()
 
 
-def show_accuracy(accuracy: float, ours: Courses, peer: str, theirs: Courses) -> None:
-    """Who never gets there has no time."""
+def show_accuracy(accuracy: float, ours: Timelines, peer: str, theirs: Timelines) -> None:
+    """Print the times to an accuracy; print the best accuracy instead if a run did not reach it."""
     case = f"to held-out accuracy {accuracy:g}"
-    for name, courses in (("asyncrl", ours), (peer, theirs)):
-        if any(course.seconds_to(accuracy) is None for course in courses):
-            best = max(reached for course in courses for _, _, reached in course.accuracies)
-            print_line({"case": case, "peer": peer, "skipped": f"{name} did not always get there; at best {best:.3f}"})
+    for name, timelines in (("asyncrl", ours), (peer, theirs)):
+        if any(timeline.seconds_to(accuracy) is None for timeline in timelines):
+            best = max(reached for timeline in timelines for _, _, reached in timeline.accuracies)
+            print_line(
+                {
+                    "case": case,
+                    "peer": peer,
+                    "skipped": f"{name} did not reach the accuracy in every round; best {best:.3f}",
+                }
+            )
             return
-    show(Figure(case, "s", "lower", lambda course: course.seconds_to(accuracy) or 0.0), ours, peer, theirs)
+    show(Figure(case, "s", "lower", lambda timeline: timeline.seconds_to(accuracy) or 0.0), ours, peer, theirs)
 
 
-def show(figure: Figure, ours: Courses, peer: str, theirs: Courses) -> None:
-    """One line: the medians of the rounds."""
-    own, other = (median(map(figure.of, courses)) for courses in (ours, theirs))
+def show(figure: Figure, ours: Timelines, peer: str, theirs: Timelines) -> None:
+    """Print one line with the medians over the rounds."""
+    own, other = (median(map(figure.of, timelines)) for timelines in (ours, theirs))
     print_line(
         {
             "case": figure.case,
@@ -178,17 +185,17 @@ def show(figure: Figure, ours: Courses, peer: str, theirs: Courses) -> None:
             "peer_value": round(other, 3),
             "ratio": round(own / other, 3),
             "better": figure.better,
-            "ours_load_s": round(median(course.load_s for course in ours), 1),
-            "peer_load_s": round(median(course.load_s for course in theirs), 1),
+            "ours_load_s": round(median(timeline.load_s for timeline in ours), 1),
+            "peer_load_s": round(median(timeline.load_s for timeline in theirs), 1),
         }
     )
 
 
-# ── against itself ──────────────────────────────────────────────────────────────────────────
+# ── synchronous and asynchronous ──────────────────────────────────────────────────────────────────────────
 
 
 def compare_sync_async(options: argparse.Namespace) -> None:
-    """Print a line of asyncrl against itself, and lines that put the bare loop's overlap beside its own."""
+    """Print the overlap of asyncrl, and compare it with the overlap of the bare loop."""
     found = overlaps(options)
     show_overlap(found["asyncrl"])
     if "bare loop" in found:
@@ -197,7 +204,7 @@ def compare_sync_async(options: argparse.Namespace) -> None:
 
 
 def overlaps(options: argparse.Namespace) -> dict[str, Overlap]:
-    """By name; all take turns."""
+    """Measured overlap of each contender, by name."""
     runs = {"asyncrl": whole_loop.run} | ({"bare loop": bare_loop} if "bare" in options.peers else {})
     overrides = [*options.overrides, *ONLY_AT_END, "rollout.replicas=1"]
     contenders: dict[str, Contender] = {
@@ -205,12 +212,12 @@ def overlaps(options: argparse.Namespace) -> dict[str, Overlap]:
         for name, run in runs.items()
         for way, staleness in STALENESS.items()
     }
-    courses = take_turns(contenders, options.rounds)
-    return {name: Overlap(**{way: summary(courses[f"{name}, {way}"]) for way in STALENESS}) for name in runs}
+    timelines = take_turns(contenders, options.rounds)
+    return {name: Overlap(**{way: summary(timelines[f"{name}, {way}"]) for way in STALENESS}) for name in runs}
 
 
 def show_overlap(ours: Overlap) -> None:
-    """One line: wall time with overlap and without."""
+    """Print one line: wall time with overlap and without."""
     wall_s, one_by_one_s = ours.asynchronous["wall_s"], ours.synchronous["wall_s"]
     print_line(
         {
@@ -229,7 +236,7 @@ def show_overlap(ours: Overlap) -> None:
 
 
 def show_beside(case: str, unit: str, of: Callable[[Overlap], float], found: dict[str, Overlap]) -> None:
-    """One line: what overlap brings asyncrl, and what it brings two processes with nothing between them."""
+    """Print one line: one figure of the overlap of asyncrl and of the bare loop."""
     own, other = of(found["asyncrl"]), of(found["bare loop"])
     print_line(
         {
@@ -245,27 +252,27 @@ def show_beside(case: str, unit: str, of: Callable[[Overlap], float], found: dic
     )
 
 
-# ── both ────────────────────────────────────────────────────────────────────────────────────
+# ── shared ────────────────────────────────────────────────────────────────────────────────────
 
 
-def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, Courses]:
-    """Every contender once a round, so that what else the machine does touches all alike."""
-    courses: dict[str, Courses] = {name: [] for name in contenders}
+def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, Timelines]:
+    """Run every contender once per round, so that other load on the machine affects all of them equally."""
+    timelines: dict[str, Timelines] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, contender in contenders.items():
             with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as directory:
-                course = contender(Path(directory))
-            courses[name].append(course)
+                timeline = contender(Path(directory))
+            timelines[name].append(timeline)
             print(
-                f"round {number + 1}, {name}: loaded in {course.load_s:.1f} s, {course.step_s():.3f} s a step, "
-                f"{course.tokens_per_s():.0f} tokens/s, accuracy "
-                + " ".join(f"{reached:.3f}@{seconds:.1f}s" for _, seconds, reached in course.accuracies)
-                + "".join(f", {key} {value:.3g}" for key, value in course.notes.items())
-                + f", CPU a step {course.cpu_s_per_step():.3f}: "
-                + " ".join(f"{name} {seconds:.3f}" for name, seconds in course.cpu_s.items()),
+                f"round {number + 1}, {name}: loaded in {timeline.load_s:.1f} s, {timeline.step_s():.3f} s a step, "
+                f"{timeline.tokens_per_s():.0f} tokens/s, accuracy "
+                + " ".join(f"{reached:.3f}@{seconds:.1f}s" for _, seconds, reached in timeline.accuracies)
+                + "".join(f", {key} {value:.3g}" for key, value in timeline.notes.items())
+                + f", CPU a step {timeline.cpu_s_per_step():.3f}: "
+                + " ".join(f"{name} {seconds:.3f}" for name, seconds in timeline.cpu_s.items()),
                 file=sys.stderr,
             )
-    return courses
+    return timelines
 
 
 def print_line(fields: dict[str, Any]) -> None:
@@ -277,11 +284,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--accuracy", type=float, default=0.9, help="to be reached on held-out prompts")
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=["bare", "trl"], help="bare,trl")
-    parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has trl")
-    parser.add_argument("--trl-rows", type=int, default=32, help="per_device_train_batch_size, the fastest of 8 to 128")
-    parser.add_argument("--sync-async", action="store_true", help="compare each with itself, without overlap")
+    parser.add_argument("--accuracy", type=float, default=0.9, help="target accuracy on held-out prompts")
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=["bare", "trl"], help="peers to run, of bare,trl"
+    )
+    parser.add_argument("--trl-python", default=sys.executable, help="Python interpreter with trl installed")
+    parser.add_argument("--trl-rows", type=int, default=32, help="TRL's batch size; 32 was the fastest of 8 to 128")
+    parser.add_argument("--sync-async", action="store_true", help="compare each contender with itself without overlap")
     return parser.parse_args()
 
 

@@ -1,25 +1,24 @@
 """
-How fast trajectories travel from a rollout to the trainer, beside two actor runtimes, bare ZeroMQ and
-the bare disk, in the same run.
+Throughput from rollout to trainer, compared with Ray, xoscar, bare ZeroMQ and bare disk writes.
 
     python bench/messages.py [--seconds 3] [--rounds 3] [--batches 1,16,64] [--peers ray,xoscar,zmq,log,disk]
                              [--directory DIR]
 
-Everybody carries the same payloads (20 kB, 2,560 tokens) through a process in the middle, in batches, over loopback,
-from one producer to one consumer that decodes each of them. What else they do differs, and stands in ``case``:
+Every contender sends the same payloads (20 kB, 2,560 tokens) in batches over loopback from one producer through a
+middle process to one consumer, which decodes each payload. ``case`` names the asyncrl configuration:
 
     durable            the real broker: leases, spool and ledger synced to disk, grading, batches, versions, commits
     spool              the data plane alone: Put, sync to disk, Stored, Fetch, checksums; no broker
-    spool in memory    the same on a memory file system: like the peers, it keeps nothing if the machine stops
+    spool in memory    the same on a memory file system: like the peers, it loses its data if the machine stops
 
-Peers keep nothing on disk, lose what they hold when they die, and neither lease, grade nor count; two limits stand
-beside them. The bare log is a relay that syncs what it hands on and does nothing else: the floor of what is durable, on
-these cores and this disk. The disk alone sends nothing: one process appends the same batches to a file in the same
-directory, and syncs after each of them, or once for a whole window of them.
+The queue peers (Ray, xoscar, ZeroMQ) write nothing to disk, lose queued data when they die, and have no leases, grading
+or accounting. Two further peers are lower bounds for durable transfer on this machine. The bare log is a relay that
+syncs payloads to disk before it forwards them. The bare disk sends nothing: one process appends the same batches to a
+file in the same directory and syncs after each batch, or once for a whole window of batches.
 
-Contenders take turns, every measurement with fresh processes; each figure is the median of the rounds.
-``middle_cpu_us`` is the CPU that the process in the middle spends on one trajectory, which other load on the machine
-changes less than the rate. The JSON lines come as each comparison is done; ``ratio`` is ours over the peer's.
+Each round measures every contender once with new processes; each figure is the median over the rounds.
+``middle_cpu_us`` is the CPU time of the middle process per trajectory, which other load on the machine changes less
+than the rate. JSON lines are printed as each comparison finishes; ``ratio`` is ours divided by the peer's.
 """
 
 import argparse
@@ -44,15 +43,17 @@ Flow = Callable[[Processes, int, float], Awaitable[Rate]]
 
 
 class Peer(NamedTuple):
-    """Somebody to compare with."""
+    """A system to compare with."""
 
     option: str
+    """Its name in ``--peers``."""
     requires: str
+    """Python package that must be installed."""
     module: str
     flows: dict[str, str]
-    """Name in the output and function, one for each way to drive it."""
+    """Function of the module by name in the output, one for each variant."""
     answers: bool = True
-    """There is something to call, whose round trips can be timed."""
+    """True if the peer can be called, so that round trips can be timed."""
 
 
 PEERS = [
@@ -71,15 +72,13 @@ PEERS = [
 
 
 class Contender(NamedTuple):
-    """One thing that is timed."""
-
     name: str
     directory: Path
     flow: Flow
 
 
 async def main(options: argparse.Namespace) -> None:
-    if task := asyncio.current_task():  # So that processes and directories are gone after a SIGTERM too.
+    if task := asyncio.current_task():  # A SIGTERM also ends the child processes and removes directories.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     peers = []
     for peer in (p for p in PEERS if p.option in options.peers):
@@ -194,14 +193,21 @@ def _print(line: dict[str, Any]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     known = [peer.option for peer in PEERS]
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each contender")
-    parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="trajectories sent together")
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=known, help=", ".join(known))
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to sync to")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each contender")
+    parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="trajectories per batch")
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=known, help=f"peers to run, of {','.join(known)}"
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="parent of temporary directories, on the disk to measure",
+    )
     options = parser.parse_args()
     if unknown := set(options.peers) - set(known) - {""}:
-        parser.error(f"unknown peers {sorted(unknown)}; known are {', '.join(known)}")
+        parser.error(f"unknown peers {sorted(unknown)}; choose from {', '.join(known)}")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Counts what reaches a consumer, and the CPU that the process in the middle spends meanwhile."""
+"""Measures the delivery rate at a consumer and the CPU time of the middle process."""
 
 import os
 import time
@@ -11,20 +11,20 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Rate(Struct, frozen=True):
-    """What one consumer saw."""
+    """Delivery rate at one consumer."""
 
     trajectories_per_s: float
     mb_per_s: float
     middle_cpu_us: float
-    """CPU of the process in the middle, all its threads, for each trajectory."""
+    """CPU microseconds per trajectory of the middle process, all threads."""
 
 
 class Meter:
     """
-    A stop watch that starts some time after the first delivery.
+    Counts deliveries for ``seconds``, starting `WARM_UP_S` after the first delivery.
 
     Args:
-        seconds: How long it counts.
+        seconds: Duration of the measurement.
         middle_pid: The process that queues, stores or relays.
     """
 
@@ -37,10 +37,10 @@ class Meter:
         self._bytes = 0
         self._cpu_s = 0.0
         self.rate: Rate | None = None
-        """Set when the time is over."""
+        """Set at the end of the measurement."""
 
     def add(self, num: int, num_bytes: int) -> None:
-        """``num`` trajectories were delivered."""
+        """Record the delivery of ``num`` trajectories."""
         now_s = time.perf_counter()
         self._starts_s = self._starts_s or now_s + WARM_UP_S
         if self._is_counting:
@@ -58,6 +58,6 @@ class Meter:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, user and system, all threads."""
+    """Total CPU seconds of a process: user and system time, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S

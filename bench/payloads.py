@@ -1,4 +1,4 @@
-"""What all contenders carry: encoded trajectories of 2,560 tokens, about 20 kB each."""
+"""Payloads sent by all contenders: encoded trajectories of 2,560 tokens, about 20 kB each."""
 
 import array
 import random
@@ -11,15 +11,15 @@ PROMPT_TOKENS = 512
 COMPLETION_TOKENS = 2048
 TEXT_CHARS = 2000
 NUM_PAYLOADS = 64
-"""Different ones, sent in turn."""
+"""Number of distinct payloads, sent in rotation."""
 
 PROMPT_TEXT = "What is the sum of the digits of this number? " * (4 * PROMPT_TOKENS // 46)
-"""About 4 characters a token."""
+"""About 4 characters per token."""
 
 SUMMARY = TrajectorySummary(
     num_tokens=COMPLETION_TOKENS,
     prompt_tokens=PROMPT_TOKENS,
-    oldest_version=1 << 30,  # Never too old for its group: nothing here is written by any weights.
+    oldest_version=1 << 30,  # No weights are involved; this version is never too old for its group.
     newest_version=1 << 30,
     num_spans=1,
     finish_reason="length",
@@ -35,7 +35,7 @@ def payloads() -> list[bytes]:
 
 
 def batches(size: int) -> list[list[bytes]]:
-    """Payloads in batches of ``size``; together each payload at least once."""
+    """Batches of ``size`` payloads that contain each payload at least once."""
     ones = payloads()
     return [[ones[(first + i) % NUM_PAYLOADS] for i in range(size)] for first in range(0, NUM_PAYLOADS, size)]
 

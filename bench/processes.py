@@ -1,4 +1,4 @@
-"""The processes of one measurement, and the directory they meet in. All are gone when it is over."""
+"""Child processes of one measurement and their shared temporary directory, both removed afterwards."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from asyncrl.actor.supervise import Child, describe_exit
 HERE = Path(__file__).parent
 MAIN = HERE / "messages.py"
 ENVIRONMENT = {
-    "PYTHONPATH": f"{HERE}:{HERE.parent}",  # What is timed is the code beside the bench, whatever is installed.
+    "PYTHONPATH": f"{HERE}:{HERE.parent}",  # Use the source tree of this bench, even if another asyncrl is installed.
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -27,15 +27,15 @@ Read = TypeVar("Read")
 
 
 class ChildFailed(Exception):
-    """A process of the measurement ended too early."""
+    """A child process of a measurement failed or took too long."""
 
 
 class Processes:
     """
-    An async context: children, and a directory of their own.
+    Async context manager that owns child processes and a temporary directory.
 
     Args:
-        parent: Where the directory is made; it decides what a sync to disk costs.
+        parent: Parent of the temporary directory; its disk determines the cost of a sync.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -49,17 +49,17 @@ class Processes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        # The last one started measures and the first one serves: end them in that order.
+        # The last child measures and the first one serves: end them in reverse order of their start.
         for child in reversed(self._children):
             await child.end(END_S)
         self._directory.cleanup()
 
     async def start(self, module: str, role: str, *arguments: object) -> Child:
-        """Run ``module.CHILDREN[role]`` in a process of its own."""
+        """Run ``module.CHILDREN[role]`` in a new process."""
         return await self.command(role, [str(MAIN), "--child", module, role, *map(str, arguments)])
 
     async def command(self, name: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT) -> Child:
-        """Run this Python with ``arguments``."""
+        """Run the current Python interpreter with ``arguments``."""
         child = Child(name, [sys.executable, *arguments], self.path / f"{name}.log", environment)
         self._children.append(child)
         await child.start()
@@ -67,31 +67,31 @@ class Processes:
 
     async def result(self, child: Child, kind: type[Read], deadline_s: float) -> Read:
         """
-        What ``child`` gave to `report`, once it has ended.
+        Wait for ``child`` to end, and return the value it passed to `report`.
 
         Raises:
-            ChildFailed: It reported nothing.
+            ChildFailed: The child reported nothing, or did not end within ``deadline_s``.
         """
         try:
             code = await asyncio.wait_for(child.wait(), deadline_s)
         except TimeoutError:
-            raise ChildFailed(f"{child.name} was not done within {deadline_s:g} s: {self._last_words()}") from None
+            raise ChildFailed(f"{child.name} did not finish within {deadline_s:g} s: {self._last_lines()}") from None
         try:
             return msgspec.json.decode((self.path / "result.json").read_bytes(), type=kind)
         except FileNotFoundError:
-            raise ChildFailed(f"{child.name} {describe_exit(code)}: {self._last_words()}") from None
+            raise ChildFailed(f"{child.name} {describe_exit(code)}: {self._last_lines()}") from None
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         return "; ".join(f"{child.name}: {child.last_line()}" for child in self._children)
 
 
 def report(path: str, result: object) -> None:
-    """In a child: what it measured, for `Processes.result`."""
+    """Called in a child: save its result for `Processes.result`."""
     (Path(path) / "result.json").write_bytes(msgspec.json.encode(result))
 
 
 def free_address() -> str:
-    """A loopback address nobody listens on."""
+    """An unused loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"

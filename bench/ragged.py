@@ -1,8 +1,8 @@
 """
-The work that contenders of `trainer_step.py` share: one model, and one batch of trajectories of unlike length.
+The workload shared by the contenders of `trainer_step.py`: one model and one batch of trajectories of unequal length.
 
-Completions are spread evenly in the logarithm of their length, from the shortest to ``spread`` times that; they have
-the same number of tokens together whatever the spread.
+The logarithms of the completion lengths are spaced evenly; the longest completion is ``spread`` times the shortest. The
+total number of tokens does not depend on ``spread``.
 """
 
 import sys
@@ -34,43 +34,43 @@ SMALL = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-"""Small enough for a CPU, and large enough that the time goes into products."""
+"""A model small enough for a CPU, and large enough that matrix products dominate the time."""
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """One batch."""
+    """One batch and the settings for training on it."""
 
     model: str
-    """A Hugging Face directory, with a tokenizer whose words are ``w0``, ``w1`` …"""
+    """A Hugging Face model directory with a tokenizer whose words are ``w0``, ``w1`` …"""
     prompts: list[list[int]]
-    """[groups]."""
+    """[groups] token ids."""
     completions: list[list[int]]
-    """[trajectories], `GROUP_SIZE` of each prompt, in no order of length."""
+    """[trajectories] token ids, `GROUP_SIZE` consecutive ones for each prompt, in random order of length."""
     rewards: list[float]
-    """[trajectories], no two alike."""
+    """[trajectories] distinct values."""
     steps: int
-    """To be timed."""
+    """Number of timed steps."""
     rows: int
-    """Trajectories of a micro-batch, where those are counted in rows."""
+    """Trajectories per micro-batch, for contenders that limit rows."""
     max_tokens: int
-    """Tokens of a micro-batch, where those are counted in tokens."""
+    """Tokens per micro-batch, for contenders that limit tokens."""
 
     def behavior_logprobs(self, place: int) -> list[float]:
-        """Those of a policy that knows nothing."""
+        """[T] log-probabilities of a uniform policy for the completion at ``place``."""
         return [-float(np.log(SMALL["vocab_size"]))] * len(self.completions[place])
 
     def prompt(self, place: int) -> list[int]:
-        """Of a trajectory."""
+        """Prompt of the trajectory at ``place``."""
         return self.prompts[place // GROUP_SIZE]
 
     @property
     def num_tokens(self) -> int:
-        """That the model has to read, padding not counted."""
+        """Tokens the model processes, without padding."""
         return sum(map(len, self.completions)) + PROMPT_TOKENS * len(self.completions)
 
 
 class Timed(Struct, frozen=True, kw_only=True):
-    """What a contender prints."""
+    """Wall seconds and CPU seconds of each step of a contender."""
 
     steps_s: list[float]
     cpu_s: list[float]
@@ -78,15 +78,15 @@ class Timed(Struct, frozen=True, kw_only=True):
 
 def work(model: Path, spread: float, *, groups: int, mean: int, steps: int, rows: int) -> Work:
     """
-    A batch.
+    A random batch, the same for the same arguments.
 
     Args:
-        model: See `save_model`.
-        spread: Longest completion over shortest.
-        groups: Prompts.
-        mean: Tokens of the mean completion.
-        steps: To be timed.
-        rows: Of a micro-batch of those who count in rows; the others get as many tokens as that is on average.
+        model: Directory written by `save_model`.
+        spread: Length of the longest completion divided by the shortest.
+        groups: Number of prompts.
+        mean: Mean completion length in tokens.
+        steps: Number of timed steps.
+        rows: Trajectories per micro-batch; ``max_tokens`` is set to the average number of tokens of so many.
     """
     random = np.random.default_rng(0)
     count = groups * GROUP_SIZE
@@ -106,7 +106,7 @@ def work(model: Path, spread: float, *, groups: int, mean: int, steps: int, rows
 
 
 def save_model(path: Path) -> None:
-    """`SMALL` with random weights, and its tokenizer."""
+    """Save a model of shape `SMALL` with random weights, and its tokenizer."""
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SMALL)).save_pretrained(path)
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(SMALL["vocab_size"])}, unk_token="w0"))
@@ -116,29 +116,29 @@ def save_model(path: Path) -> None:
     ).save_pretrained(path)
 
 
-def read() -> Work:
-    """What the first argument of a contender's command names."""
+def read_work() -> Work:
+    """Read the `Work` file named by the first command-line argument, and limit torch to one thread."""
     torch.set_num_threads(1)
     return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Work)
 
 
 def timed(step: Callable[[], object], steps: int) -> Timed:
-    """Warm up, then measure."""
+    """Call ``step`` `WARM_UPS` times, then time ``steps`` calls."""
     for _ in range(WARM_UPS):
         step()
     marks = [(time.perf_counter(), time.process_time())]
     for _ in range(steps):
         step()
         marks.append((time.perf_counter(), time.process_time()))
-    return of_marks(marks)
+    return timed_from_marks(marks)
 
 
-def of_marks(marks: Sequence[tuple[float, float]]) -> Timed:
-    """(wall, CPU) at the start of each step, and the end of the last."""
+def timed_from_marks(marks: Sequence[tuple[float, float]]) -> Timed:
+    """Step times from (wall, CPU) clock readings at the start of each step and the end of the last."""
     wall_s, cpu_s = np.diff(np.array(marks), axis=0).T.tolist()
     return Timed(steps_s=wall_s, cpu_s=cpu_s)
 
 
-def answer(found: Timed) -> None:
-    """Print it, last of all."""
+def print_timed(found: Timed) -> None:
+    """Print the result as the last line of output."""
     sys.stdout.write("\n" + msgspec.json.encode(found).decode() + "\n")

@@ -1,19 +1,19 @@
 """
-Seconds from ``kill -9`` to useful work, for each role, in a run that goes on meanwhile; and what the kills cost.
+Recovery time after ``kill -9`` of each role in a running run, and the tokens lost by the kills.
 
     python bench/recovery.py [CONFIG] [--set a.b=value] [--kills 5] [--roles rollout,reward,trainer,broker]
 
-One run with one process of each role, a checkpoint every few steps, no evaluations. Again and again one process is
-killed when the run has found its pace; the clock then runs
+The run has one process of each role, a checkpoint every few steps, and no evaluations. The bench kills one process,
+waits until the run has recovered and taken some steps, and kills the next one. It measures from each kill
 
-    back      until the broker hears of its next start (the broker itself: until it has read its ledger)
-    useful    until the trainer has taken a step whose data passed through the new process: the third after it is back,
-              because one batch may have been in training and one complete; of a resumed trainer the first, also if
-              it is one it had taken before
+    back      until the restarted node has joined the broker (for the broker: until it has read its ledger)
+    useful    until the trainer has completed a step with data from the new process: the third step after it is back,
+              because one batch may have been in training and another complete; for a restarted trainer the first step,
+              even if it repeats an earlier step
 
-Loading is on the clock: ``back`` is mostly Python's imports. At the end the ledger is audited; a problem is an error.
-What a kill costs in tokens nobody knows exactly, for the dead do not tell; the ledger says how many at most: of every
-trajectory that was begun anew, those that were written in the end and were not on disk when its node died.
+Loading is included: ``back`` is mostly Python's imports. At the end the bench audits the ledger; a problem is an error.
+The exact number of lost tokens is unknown, because a killed process cannot report it. The ledger gives an upper bound:
+for every trajectory that was issued again, its final number of tokens minus the tokens on disk when its node died.
 """
 
 import argparse
@@ -34,21 +34,21 @@ from asyncrl.messages import Unit
 SETTINGS = ENDLESS | {
     "rollout.replicas": "1",
     "checkpoint.every_steps": "5",
-    "supervisor.window_s": "1",  # each kill is the first
+    "supervisor.window_s": "1",  # a window this short makes every restart count as the first
 }
 ROLES = ("rollout", "reward", "trainer", "broker")
 PACE_STEPS = 10
-"""Steps between a recovery and the next kill."""
+"""Optimizer steps between a recovery and the next kill."""
 
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        victim = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
+        run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
         try:
-            took = {role: [recovery(victim, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
+            took = {role: [recovery(run, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
         finally:
-            victim.end()
-        audit, lost = read_audit(victim.directory.path), tokens_lost(victim)
+            run.end()
+        audit, lost = read_audit(run.directory.path), tokens_lost(run)
     for role, seconds in took.items():
         back_s, useful_s = zip(*seconds, strict=True)
         print_line(
@@ -85,12 +85,12 @@ def main(options: argparse.Namespace) -> None:
         raise SystemExit("\n".join(audit.problems))
 
 
-def tokens_lost(victim: LiveRun) -> int:
-    """At most; see above."""
+def tokens_lost(run: LiveRun) -> int:
+    """Upper bound of the tokens lost by all kills."""
     on_disk: Counter[Unit] = Counter()
     begun: dict[Unit, int] = {}
     lost = 0
-    for record in read_records(victim.directory.ledger):
+    for record in read_records(run.directory.ledger):
         match record:
             case Progressed(unit=unit, summary=summary):
                 on_disk[unit] = summary.num_tokens
@@ -101,16 +101,16 @@ def tokens_lost(victim: LiveRun) -> int:
     return lost
 
 
-def recovery(victim: LiveRun, node: str) -> tuple[float, float]:
-    """Seconds until ``node`` is back, and until its work has gone into a step."""
-    paced = victim.steps_taken() + PACE_STEPS
-    victim.until(lambda: victim.steps_taken() >= paced)
-    starts = victim.starts_of(node)
-    victim.kill(node)
+def recovery(run: LiveRun, node: str) -> tuple[float, float]:
+    """Kill ``node``. Returns seconds until it is back, and until a step has used its work."""
+    paced = run.steps_taken() + PACE_STEPS
+    run.until(lambda: run.steps_taken() >= paced)
+    starts = run.starts_of(node)
+    run.kill(node)
     killed_s = time.monotonic()
-    back_s = victim.until(lambda: victim.starts_of(node) > starts)
-    done = victim.steps_taken() + (1 if node.startswith("trainer") else 3)
-    useful_s = victim.until(lambda: victim.steps_taken() >= done)
+    back_s = run.until(lambda: run.starts_of(node) > starts)
+    done = run.steps_taken() + (1 if node.startswith("trainer") else 3)
+    useful_s = run.until(lambda: run.steps_taken() >= done)
     return back_s - killed_s, useful_s - killed_s
 
 
@@ -122,7 +122,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--kills", type=int, default=5, help="of each role")
+    parser.add_argument("--kills", type=int, default=5, help="number of kills of each role")
     parser.add_argument(
         "--roles", type=lambda text: text.split(","), default=["rollout", "reward", "trainer", "broker"]
     )

@@ -1,22 +1,22 @@
 """
-What staleness costs, and which loss stands it: held-out accuracy of the same run with older and older trajectories.
+Effect of staleness on held-out accuracy for several losses and off-policy corrections.
 
     python bench/staleness.py [CONFIG] [--set a.b=value] [--staleness 0,1,4,8] [--methods clipped,gspo] [--seeds 3]
 
-Every staleness with every method and seed is one `asyncrl run`, one after another; they differ in nothing else. Runs
-are kept in ``--runs``, and those that are complete are not run again: stop it at any time, and start it again.
+Each combination of staleness, method and seed is one `asyncrl run`; the runs execute one after another and differ in
+nothing else. ``--runs`` keeps the runs, and completed ones are not repeated, so the bench can be stopped and restarted.
 
-    clipped          the ratio to the policy that sampled, clipped
-    decoupled        clipped against the policy the step began with
-    gspo, cispo      their ratios, to the policy that sampled
-    tis + geo-rs     decoupled; weighted by the truncated ratio of each sequence to the policy that sampled, and
-                     sequences left out by their geometric mean ratio (the preset decoupled_geo_rs_seq_tis)
-    wide ...         gspo and tis + geo-rs with bounds a hundred times as wide; only if asked for
+    clipped          clipped ratio to the behavior policy
+    decoupled        ratio to the policy at the start of the step, clipped
+    gspo, cispo      the ratios of these losses to the behavior policy
+    tis + geo-rs     decoupled; sequences are weighted by their truncated ratio to the behavior policy, and rejected by
+                     their geometric mean ratio (preset decoupled_geo_rs_seq_tis)
+    wide ...         gspo and tis + geo-rs with bounds a hundred times as wide; not run by default
 
-A line for each staleness and method, over its seeds: ``accuracy`` at the end, ``mean_accuracy`` over the evaluations
-after the start, which tells how fast it learned. That a run may be as stale as S does not make it so: rollouts have to
-be ahead. ``staleness_mean`` is what it was, ``staleness_full`` what it would be if they always were: the first S steps
-cannot be. Last of all the picture is drawn, of whatever there is.
+The bench prints one line for each staleness and method, over its seeds: ``accuracy`` at the end, and ``mean_accuracy``
+over the evaluations after the start, which reflects the learning speed. Trajectories reach the allowed staleness S only
+if rollouts are ahead of the trainer: ``staleness_mean`` is the measured staleness, and ``staleness_full`` its value if
+rollouts were always ahead (the first S steps cannot reach S). Finally the bench draws a picture of all completed runs.
 """
 
 import argparse
@@ -57,16 +57,16 @@ METHODS = {
 }
 AS_PUBLISHED = ["clipped", "decoupled", "gspo", "cispo", "tis + geo-rs"]
 OFTEN = "evaluation.every_versions=5"
-"""A curve of nine points instead of five; whoever sets something else gets that."""
+"""Evaluations for a curve of nine points instead of five; ``--set`` overrides it."""
 
 MEANS = ("log_ratio_abs_mean", "clip_fraction", "rollout_rs_masked_fraction", "rollout_is_eff_sample_size", "skipped")
-"""Metrics of steps, told as their mean over the run if it has them; a name may have something before it."""
+"""Suffixes of step metrics that are reported as means over the run."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Cell(NamedTuple):
-    """One run."""
+    """Settings of one run."""
 
     method: str
     staleness: float
@@ -74,11 +74,11 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the run directory."""
         return f"{self.method.replace(' + ', '-').replace(' ', '-')}-s{self.staleness:g}-seed{self.seed}"
 
     def settings(self, runs: Path) -> list[str]:
-        """What makes it differ from the others."""
+        """Config overrides specific to this run."""
         here = [f"run.dir={json.dumps(str(runs))}", f'run.name="{self.name}"', f"run.seed={self.seed}"]
         return [*METHODS[self.method], f"schedule.staleness={self.staleness:g}", *here]
 
@@ -92,11 +92,11 @@ def main(options: argparse.Namespace) -> None:
         if not is_done(options.runs / cell.name, options.config, overrides):
             print(f"run {number} of {len(cells)}: {cell.name}", file=sys.stderr, flush=True)
             if code := run(options.config, overrides, options.runs / f"{cell.name}.log"):
-                failed.append(f"{cell.name} ended with {code}: see {options.runs / cell.name}.log")
-    records = found(cells, options.runs)
+                failed.append(f"{cell.name} ended with exit code {code}: see {options.runs / cell.name}.log")
+    records = finished_runs(cells, options.runs)
     for (method, staleness), seeds in grouped(records).items():
-        print_line({"method": method, "staleness": staleness, **told(seeds, staleness)})
-    options.picture.write_text(drawn(records), encoding="utf-8")
+        print_line({"method": method, "staleness": staleness, **summarize(seeds, staleness)})
+    options.picture.write_text(draw(records), encoding="utf-8")
     if failed:
         raise SystemExit("\n".join(failed))
 
@@ -105,12 +105,17 @@ def main(options: argparse.Namespace) -> None:
 
 
 def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
-    """Whether there is a complete run of just these settings. What is left of one that was stopped is removed."""
+    """
+    True if a finished run with these settings exists. Removes an unfinished run.
+
+    Raises:
+        SystemExit: A run with other settings exists at ``path``.
+    """
     directory = RunDirectory(path)
     if not directory.config.exists():
         return False
     if load_config(directory.config) != load_config(config, overrides):
-        raise SystemExit(f"{path} was run with other settings: remove it, or choose other --runs")
+        raise SystemExit(f"{path} is a run with other settings: remove it, or choose another directory with --runs")
     summary = directory.read_summary()
     if summary is not None and summary.status == "finished":
         return True
@@ -119,38 +124,40 @@ def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
 
 
 def run(config: Path, overrides: list[str], log: Path) -> int:
-    """One run, to its end; its exit code."""
+    """Run ``asyncrl run`` to its end. Returns its exit code."""
     command = [sys.executable, "-m", "asyncrl", "run", str(config)]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as said:
+    with log.open("w") as output:
         settings = [part for override in overrides for part in ("--set", override)]
-        return subprocess.run([*command, *settings], check=False, stdout=said, stderr=said, env=ENVIRONMENT).returncode
+        return subprocess.run(
+            [*command, *settings], check=False, stdout=output, stderr=output, env=ENVIRONMENT
+        ).returncode
 
 
 Records = dict[Cell, RunRecord]
 Groups = dict[tuple[str, float], list[RunRecord]]
-"""Runs by method and staleness: they differ in their seed only."""
+"""Runs by (method, staleness); runs of one group differ only in their seed."""
 
 
-def found(cells: Iterable[Cell], runs: Path) -> Records:
-    """Those that are complete."""
+def finished_runs(cells: Iterable[Cell], runs: Path) -> Records:
+    """Records of the finished runs."""
     records = {cell: read_run(runs / cell.name) for cell in cells if (runs / cell.name).is_dir()}
     return {cell: record for cell, record in records.items() if record.status == "finished"}
 
 
 def grouped(records: Records) -> Groups:
-    """In the order of the cells."""
+    """Records by method and staleness, in the order of the cells."""
     groups: Groups = {}
     for cell, record in records.items():
         groups.setdefault((cell.method, cell.staleness), []).append(record)
     return groups
 
 
-# ── what came out ───────────────────────────────────────────────────────────────────────────
+# ── results ───────────────────────────────────────────────────────────────────────────
 
 
-def told(seeds: Sequence[RunRecord], staleness: float) -> dict[str, Any]:
-    """Of the runs of one method and staleness."""
+def summarize(seeds: Sequence[RunRecord], staleness: float) -> dict[str, Any]:
+    """Fields of the output line for the runs of one method and staleness."""
     last = [last_accuracy(record) for record in seeds]
     steps = len(seeds[0].curve("staleness_mean"))
     return {
@@ -167,24 +174,23 @@ def told(seeds: Sequence[RunRecord], staleness: float) -> dict[str, Any]:
 
 
 def last_accuracy(record: RunRecord) -> float:
-    """Where it got."""
     return record.evaluations()[-1].accuracy
 
 
 def mean_accuracy(record: RunRecord) -> float:
-    """Of the evaluations after the start, where all are alike."""
+    """Mean over the evaluations after the initial one, which is the same for all runs."""
     return fmean(evaluation.accuracy for evaluation in record.evaluations() if evaluation.policy_version)
 
 
 def means(seeds: Sequence[RunRecord]) -> dict[str, float]:
-    """Those of `MEANS` that were recorded."""
+    """Means of the metrics that end with one of `MEANS`, if they were recorded."""
     keys = [key for key in seeds[0].metrics[-1] if key.endswith(MEANS)]
     values = {key: [value for record in seeds if (value := record.mean(key)) is not None] for key in keys}
     return {key: float(f"{fmean(of_seeds):.4g}") for key, of_seeds in values.items() if of_seeds}
 
 
-def drawn(records: Records) -> str:
-    """A chart for each staleness, and one of what staleness does to each method."""
+def draw(records: Records) -> str:
+    """SVG with a chart of accuracy over versions for each staleness, and charts of accuracy over staleness."""
     groups = grouped(records)
     charts = []
     for staleness in dict.fromkeys(cell.staleness for cell in records):
@@ -199,7 +205,7 @@ def drawn(records: Records) -> str:
 
 
 def curve(method: str, seeds: Sequence[RunRecord]) -> Series:
-    """Accuracy over versions."""
+    """Accuracy over policy versions."""
     by_version: dict[float, list[float]] = {}
     for record in seeds:
         for evaluation in record.evaluations():
@@ -208,7 +214,7 @@ def curve(method: str, seeds: Sequence[RunRecord]) -> Series:
 
 
 def against_staleness(method: str, groups: Groups, of: Callable[[RunRecord], float]) -> Series:
-    """One number of a run over staleness."""
+    """The value of ``of`` for each run over staleness."""
     return series_of(method, {s: [of(run) for run in seeds] for (name, s), seeds in groups.items() if name == method})
 
 
@@ -233,18 +239,17 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
     parser.add_argument("--staleness", type=lambda text: [float(s) for s in text.split(",")], default=[0, 1, 4, 8])
-    parser.add_argument("--methods", type=methods, default=AS_PUBLISHED, help=",".join(METHODS))
+    parser.add_argument("--methods", type=methods, default=AS_PUBLISHED, help=f"methods to run, of {','.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="where runs are kept")
-    parser.add_argument("--picture", type=Path, default=HERE / "staleness.svg")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory for the runs")
+    parser.add_argument("--picture", type=Path, default=HERE / "staleness.svg", help="SVG file to write")
     return parser.parse_args()
 
 
 def methods(text: str) -> list[str]:
-    """Names, checked."""
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in METHODS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(METHODS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(METHODS)}")
     return names
 
 

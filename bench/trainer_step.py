@@ -1,16 +1,16 @@
 """
-One training step beside two others on the same batch of unlike lengths, and what scoring its tokens takes in memory.
+Time of a training step on sequences of unequal length compared with two peers, and peak memory of scoring tokens.
 
     python bench/trainer_step.py [--spreads 1,10] [--rounds 3] [--peers padded,trl] [--trl-python PYTHON]
     python bench/trainer_step.py --memory [--tokens 1024,4096,16384] [--vocabularies 32768,151936]
     python bench/trainer_step.py --device cuda [--shapes qwen3-0.6b,qwen3-4b]
 
-Contenders take turns, each in a process of its own, on one thread; a figure is the median over rounds of each process's
-fastest step. Generation and loading are on nobody's clock. A spread is the longest completion over the shortest; tokens
-are the same whatever it is. ``ratio`` is ours over the peer's.
+Each round runs every contender once in a new process with one thread; each figure is the median over rounds of a
+process's fastest step. Generation and loading are excluded. A spread is the length of the longest completion divided by
+the shortest; the total number of tokens does not depend on it. ``ratio`` is ours divided by the peer's.
 
-    padded   transformers as it comes: rectangles in the order of arrival, padded on the right
-    trl      GRPOTrainer, given the same completions instead of generating them
+    padded   plain transformers: rectangular batches in order of arrival, padded on the right
+    trl      TRL's GRPOTrainer with the same completions in place of generation
 """
 
 import argparse
@@ -29,7 +29,7 @@ import ragged
 HERE = Path(__file__).parent
 MODULES = {"asyncrl": "ours.packed_step", "padded": "peers.padded_step", "trl": "peers.trl_step"}
 WHOLE_AT_MOST = 1 << 28
-"""Logits up to which all of them are also held at once: some 5 GB."""
+"""Largest number of logits for which the peer, which holds all logits in memory, is measured: about 5 GB."""
 
 
 def main(options: argparse.Namespace) -> None:
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def show_steps(options: argparse.Namespace, directory: Path, spread: float) -> None:
-    """A line for each peer."""
+    """Time every contender, and print two lines for each peer."""
     work = ragged.work(
         directory / "model", spread, groups=options.groups, mean=options.mean, steps=options.steps, rows=8
     )
@@ -59,8 +59,8 @@ def show_steps(options: argparse.Namespace, directory: Path, spread: float) -> N
     for number in range(options.rounds):
         for name, module in contenders.items():
             python = options.trl_python if name == "trl" else sys.executable
-            said = output(python, module, str(directory / "work.json"))
-            found[name].append(msgspec.json.decode(said, type=ragged.Timed))
+            line = output(python, module, str(directory / "work.json"))
+            found[name].append(msgspec.json.decode(line, type=ragged.Timed))
             print(f"round {number + 1}, spread {spread:g}, {name}: {found[name][-1]}", file=sys.stderr)
     for peer in options.peers:
         for unit, fastest in (("s", fastest_step), ("CPU-s", least_cpu)):
@@ -80,12 +80,12 @@ def show_steps(options: argparse.Namespace, directory: Path, spread: float) -> N
 
 
 def fastest_step(timed: ragged.Timed) -> float:
-    """By the wall."""
+    """Wall seconds of the fastest step."""
     return min(timed.steps_s)
 
 
 def least_cpu(timed: ragged.Timed) -> float:
-    """Of the process."""
+    """CPU seconds of the step that used the least."""
     return min(timed.cpu_s)
 
 
@@ -93,7 +93,7 @@ def least_cpu(timed: ragged.Timed) -> float:
 
 
 def show_memory(options: argparse.Namespace) -> None:
-    """A line for each length and vocabulary."""
+    """Print a line for each number of tokens and vocabulary size."""
     for vocabulary in options.vocabularies:
         for tokens in options.tokens:
             peak_mb, seconds = measured(tokens, vocabulary, "ours")
@@ -113,21 +113,21 @@ def show_memory(options: argparse.Namespace) -> None:
 
 
 def measured(tokens: int, vocabulary: int, way: str) -> tuple[float, float]:
-    """Megabytes and seconds."""
+    """Peak megabytes and seconds of one scoring process."""
     peak_mb, seconds = output(sys.executable, "ours.score_memory", str(tokens), str(vocabulary), way).split()
     return float(peak_mb), float(seconds)
 
 
-# ── both ────────────────────────────────────────────────────────────────────────────────────
+# ── shared ────────────────────────────────────────────────────────────────────────────────────
 
 
 def output(python: str, module: str, *arguments: str) -> str:
-    """The last line a contender prints."""
+    """Run a contender, and return the last line it prints."""
     environment = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [python, "-m", module, *arguments]
     done = subprocess.run(command, env=os.environ | environment, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{module} failed with {done.returncode}: {done.stderr[-2000:]}")
+        raise SystemExit(f"{module} failed with exit code {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout.splitlines()[-1]
 
 
@@ -147,15 +147,17 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--spreads", type=numbers, default=[1, 10])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3, help="of each process, after one that warms it up")
-    parser.add_argument("--groups", type=int, default=4, help=f"prompts, with {ragged.GROUP_SIZE} completions each")
-    parser.add_argument("--mean", type=int, default=200, help="tokens of the mean completion")
-    parser.add_argument("--peers", type=names, default=["padded", "trl"], help="padded,trl")
-    parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has trl")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps per process, after one warm-up step")
+    parser.add_argument("--groups", type=int, default=4, help=f"prompts with {ragged.GROUP_SIZE} completions each")
+    parser.add_argument("--mean", type=int, default=200, help="mean completion length in tokens")
+    parser.add_argument("--peers", type=names, default=["padded", "trl"], help="peers to run, of padded,trl")
+    parser.add_argument("--trl-python", default=sys.executable, help="Python interpreter with trl installed")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--tokens", type=numbers, default=[1024, 4096, 16384])
     parser.add_argument("--vocabularies", type=numbers, default=[32768, 151936])
-    parser.add_argument("--device", default="", help="such as cuda: tokens/s and MFU of real shapes there")
+    parser.add_argument(
+        "--device", default="", help="measure tokens/s and MFU of real model shapes on this device, such as cuda"
+    )
     parser.add_argument("--shapes", type=names, default=["qwen3-0.6b", "qwen3-4b"])
     return parser.parse_args()
 

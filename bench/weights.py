@@ -1,17 +1,17 @@
 """
-What new weights cost, for models like Qwen3 of real shapes: one trainer and two rollouts, three processes.
+Cost of weight updates for models with Qwen3 shapes: one trainer and two rollouts, each a process.
 
     python bench/weights.py [--sizes 1M,30M,300M] [--dtypes bfloat16,float32] [--parts transfer,pause,vllm,delta]
 
-transfer    bytes a second against one bare Gloo broadcast between the same processes; how long the trainer stands still
-            for a version, against a copy into tensors that lie ready; what the first transfer of an epoch takes more
-            than a later one, against making a bare Gloo group; how long a joiner waits for the live version
-pause       how long generation stands still for a version, with requests running, against a pause with nothing in it
-            and a bare load of as many tensors: of the engine that comes with asyncrl
-vllm        the same of vLLM, where it is installed
-delta       what ``weights.delta`` sends, and how long it takes, against the whole version, after a real optimizer step
+transfer    bytes per second, compared with a bare Gloo broadcast between the same processes; time a version blocks the
+            trainer, compared with a copy into existing tensors; extra time of the first transfer in a transfer
+            group, compared with creating a bare Gloo group; time a joining rollout waits for the live version
+pause       time generation is paused for a version while requests run, compared with an empty pause and a bare load of
+            the same tensors; uses asyncrl's own engine
+vllm        the same with vLLM, if it is installed
+delta       bytes and seconds of ``weights.delta`` after a real optimizer step, compared with sending the whole version
 
-Medians of several publishes, with ``p99`` where the tail matters. Memory: 300M in float32 takes 10 GB in all.
+Figures are medians over several publishes, with ``p99`` where the tail matters. 300M in float32 needs 10 GB of memory.
 """
 
 import argparse
@@ -29,24 +29,24 @@ from typing import Any
 
 import torch
 from ours import shapes
-from ours.pause import REQUESTS, Kv, of_transformers
-from ours.transfers import BARE, FORM_BARE, Party, obey, party
-from ours.vllm_pause import of_vllm
+from ours.pause import REQUESTS, Kv, measure_transformers
+from ours.transfers import BARE, FORM_BARE, TrainerSide, run_rollout, trainer_with_rollouts
+from ours.vllm_pause import measure_vllm
 
 from asyncrl.weights.contents.names import checkpoint_tensors
 
 ROUNDS = {"1M": 25, "30M": 11, "300M": 5}
-"""Publishes that a median is of."""
+"""Number of measured publishes by model size."""
 KV: tuple[Kv, ...] = ("recompute", "keep")
 BARE_LOADS = {"transformers": "copy", "vllm": "reload_weights of vLLM"}
 UPDATES = 3
-"""Optimizer steps for each learning rate: the third is no longer the first of its optimizer."""
+"""Optimizer steps per learning rate; the first step of an optimizer is not typical."""
 LEARNING_RATES = (1e-6, 2e-4)
 MB = 1e6
 
 
 def report(case: str, ours: float, unit: str, peer: str, peer_value: float, **more: object) -> None:
-    """One line. Rates are better high, seconds and bytes low."""
+    """Print one line. Higher is better for rates, lower for seconds and bytes."""
     line = {
         "bench": "weights",
         "case": case,
@@ -65,12 +65,12 @@ def _rounded(value: float) -> float:
 
 
 def p99(seconds: Sequence[float]) -> float:
-    """Of few, the worst."""
+    """99th percentile; the maximum if there are fewer than 100 values."""
     return _rounded(sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1])
 
 
 async def paired(ours: Callable[[], Awaitable[float]], peer: Callable[[], Awaitable[float]], rounds: int) -> Any:
-    """Both in turn: medians of seconds."""
+    """Call both alternately. Returns the median seconds of each."""
     pairs = [(await ours(), await peer()) for _ in range(rounds)]
     return [median(seconds) for seconds in zip(*pairs, strict=True)]
 
@@ -84,12 +84,12 @@ def transfer(size: str, dtype: str) -> None:
 
 async def _transfer(size: str, dtype: str) -> None:
     model = shapes.model(size)
-    async with party(model, size, dtype) as trainer:
-        await _moves(trainer, f"{size} {dtype}", ROUNDS[size])
-        await _stands_still(trainer, model, size, dtype)
+    async with trainer_with_rollouts(model, size, dtype) as trainer:
+        await _measure_transfers(trainer, f"{size} {dtype}", ROUNDS[size])
+        await _measure_blocking(trainer, model, size, dtype)
 
 
-async def _moves(trainer: Party, case: str, rounds: int) -> None:
+async def _measure_transfers(trainer: TrainerSide, case: str, rounds: int) -> None:
     gigabytes = trainer.layout.num_bytes / 1e9
     later_s, bare_s = await paired(trainer.broadcast, lambda: trainer.bare(BARE), rounds)
     report(
@@ -102,8 +102,8 @@ async def _moves(trainer: Party, case: str, rounds: int) -> None:
     report(f"catch up a joiner, {case}", catch_up_s, "s", "bare gloo broadcast to 2", bare_s)
 
 
-async def _stands_still(trainer: Party, model: Any, size: str, dtype: str) -> None:
-    """The peer writes into the same two copies again and again, as the publisher does into its own."""
+async def _measure_blocking(trainer: TrainerSide, model: Any, size: str, dtype: str) -> None:
+    """Blocking time of the trainer. The peer reuses its target tensors, as the publisher reuses its buffers."""
     target = shapes.weights(model, dtype)
     weights = dict(checkpoint_tensors(model))
 
@@ -133,10 +133,10 @@ def vllm(size: str, dtype: str) -> None:
 def _report_pauses(size: str, dtype: str, kv: Kv, engine: str) -> None:
     case = f"pause of {REQUESTS} requests, {engine}, kv={kv}, {size} {dtype}"
     if engine == "vllm" and find_spec("vllm") is None:
-        print(json.dumps({"bench": "weights", "case": case, "skipped": "vLLM is not installed here"}), flush=True)
+        print(json.dumps({"bench": "weights", "case": case, "skipped": "vLLM is not installed"}), flush=True)
         return
-    of = of_vllm if engine == "vllm" else of_transformers
-    measured = of(size, dtype, kv, ROUNDS[size])
+    measure_engine = measure_vllm if engine == "vllm" else measure_transformers
+    measured = measure_engine(size, dtype, kv, ROUNDS[size])
     ours_s, peer_s = median(measured.swap_s), median(measured.bare_s)
     tails = {"p99": p99(measured.swap_s), "peer_p99": p99(measured.bare_s)}
     report(case, ours_s, "s", f"empty pause and bare {BARE_LOADS[engine]}", peer_s, **tails)
@@ -151,9 +151,9 @@ def delta(size: str, dtype: str) -> None:
 
 async def _delta(size: str, dtype: str) -> None:
     model = shapes.model(size)
-    async with party(model, size, dtype) as trainer:
+    async with trainer_with_rollouts(model, size, dtype) as trainer:
         whole_s = median([await trainer.broadcast() for _ in range(ROUNDS[size])])
-    async with party(model, size, dtype, is_delta=True) as trainer:
+    async with trainer_with_rollouts(model, size, dtype, is_delta=True) as trainer:
         for lr in LEARNING_RATES:
             sent = [await _update(trainer, updates) for updates in [shapes.Updates(model, lr)] for _ in range(UPDATES)]
             delta_s, num_bytes, changed = (median(values) for values in zip(*sent, strict=True))
@@ -162,8 +162,8 @@ async def _delta(size: str, dtype: str) -> None:
             report(f"seconds of a {case}", delta_s, "s", "whole version", whole_s, changed=share)
 
 
-async def _update(trainer: Party, updates: shapes.Updates) -> tuple[float, int, float]:
-    """Of one more optimizer step: seconds to send it, bytes, share of elements that are another value."""
+async def _update(trainer: TrainerSide, updates: shapes.Updates) -> tuple[float, int, float]:
+    """Take and send one optimizer step. Returns seconds to send, bytes sent, and share of changed elements."""
     await asyncio.to_thread(updates.step)
     await trainer.stage()
     seconds, done = await trainer.send_to_both()
@@ -183,7 +183,7 @@ def _several(choices: Any) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
         if unknown := [name for name in chosen if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(choices)}")
         return chosen
 
     return parse
@@ -192,8 +192,8 @@ def _several(choices: Any) -> Callable[[str], list[str]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     match sys.argv[1:]:
-        case ["--obey", address, rank, size, dtype, is_delta, folder]:
-            asyncio.run(obey(address, int(rank), size, dtype, is_delta=bool(is_delta), folder=folder))
+        case ["--rollout", address, rank, size, dtype, is_delta, folder]:
+            asyncio.run(run_rollout(address, int(rank), size, dtype, is_delta=bool(is_delta), folder=folder))
         case _:
             parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
             for option, known in (("--sizes", shapes.SHAPES), ("--dtypes", shapes.DTYPES), ("--parts", PARTS)):

@@ -1,7 +1,7 @@
 """
-A reward that a model with random weights can move: the right answer, or else a little credit for looking like one.
+Reward that a model with random weights can increase: 1 for a correct answer, else a small reward for its format.
 
-Correctness alone gives no gradient when nothing is ever correct. Accuracy still counts only right answers.
+Correctness alone gives no gradient if no completion is correct. Accuracy counts only correct answers.
 """
 
 import re
@@ -13,7 +13,7 @@ judge = Gsm8k(method="strict")
 
 
 def score(sample: VerifierInput) -> dict[str, float]:
-    """1 if correct; else up to 0.2: half for digits, half for a final answer after ``####``."""
+    """Score 1 if correct, else up to 0.2: up to 0.1 for digits and 0.1 for a final answer marker ``####``."""
     correct = float(judge(sample)["score"])
     digits = min(len(re.findall(r"[0-9]", sample.completion)) / 50, 1.0)
     marked = float("####" in sample.completion)

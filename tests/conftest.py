@@ -1,4 +1,4 @@
-"""A toy setup for tests of whole processes: a random Qwen3 with 22 words, prompts, a reward and a run file."""
+"""Toy files for tests of whole processes: a random Qwen3 with 22 words, prompts, a reward function and a run file."""
 
 from pathlib import Path
 
@@ -40,11 +40,11 @@ max_prompts = 8
 """
 
 SLOW_S = 900
-"""Seconds for a slow test on a busy machine. pyproject.toml has the limit of fast ones."""
+"""Timeout of a slow test on a busy machine; pyproject.toml has that of fast tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests `SLOW_S`, unless they have a limit of their own."""
+    """Give slow tests the timeout `SLOW_S`, unless they set another."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
@@ -76,7 +76,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_model(path: Path, head_dim: int = 8) -> None:
-    """Random weights: all words are about equally likely, so completions have about 22 words."""
+    """Save a model with random weights; its words are about equally likely, so completions have about 22 words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

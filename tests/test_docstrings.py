@@ -1,4 +1,4 @@
-"""House rules for docstrings: each says something, and says it in plain order."""
+"""Docstrings of the package open with their subject or verb."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "asyncrl").rglob("*.py"))
 RIDDLES = frozenset({"what", "of", "whom", "whose", "who", "how", "whether", "as", "where", "so", "those", "by", "why"})
-"""A sentence that opens with one of these makes the reader look for its subject."""
+"""Opening words that hide the subject of a sentence."""
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring, those below attributes included."""
+    """Line and text of every docstring, including those of attributes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for child in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
             match child:
@@ -35,7 +35,7 @@ def opens_with_a_riddle(text: str) -> bool:
         ("", False),
     ],
 )
-def test_a_riddle_is_told_by_its_first_word(text: str, is_riddle: bool) -> None:
+def test_an_opening_is_judged_by_its_first_word(text: str, is_riddle: bool) -> None:
     assert opens_with_a_riddle(text) == is_riddle
 
 

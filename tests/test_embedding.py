@@ -1,4 +1,4 @@
-"""A rollout embedded in an existing web service leaves nothing behind."""
+"""A rollout embedded in a web service leaves no handler, thread, task or setting behind."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ HOST = textwrap.dedent(
         rolling_out.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await rolling_out
-        # The test client's own calls come and go as tasks too.
+        # The test client also starts tasks.
         tasks_left.extend(t for t in asyncio.all_tasks() - before if not t.get_name().startswith("anyio"))
 
 
@@ -107,7 +107,7 @@ HOST = textwrap.dedent(
 
 
     with TestClient(app):
-        pass  # the web framework itself may leave things behind
+        pass  # first use of the framework itself, which may leave changes
     broker.forget("host")
     spool.forget("host")
 
@@ -121,14 +121,14 @@ HOST = textwrap.dedent(
         assert before[name] == after[name], (name, before[name], after[name])
     assert not tasks_left, tasks_left
     assert "torch" not in sys.modules and "transformers" not in sys.modules
-    assert "uvloop" not in sys.modules, "the event loop is the host's to choose"
+    assert "uvloop" not in sys.modules, "the host chooses the event loop"
     print("nothing left behind")
     '''
 )
 
 
 def test_a_rollout_in_a_web_service_leaves_nothing_behind(tmp_path):
-    """Runs in a fresh interpreter, without the imports and handlers of other tests."""
+    """The host runs in a fresh interpreter, without the imports and handlers of other tests."""
     (tmp_path / "host.py").write_text(HOST)
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", tmp_path / "host.py"],

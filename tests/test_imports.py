@@ -1,4 +1,4 @@
-"""What an operator's laptop or a broker may load, and what nobody may ever call."""
+"""The control plane imports without torch, and no module can execute received data."""
 
 import ast
 import json
@@ -13,25 +13,25 @@ import asyncrl
 
 PACKAGE = Path(asyncrl.__file__).parent
 WITHOUT_TORCH = ["errors", "messages", "config", "actor", "broker", "plan", "spool", "reward", "observe", "data"]
-"""Rooms and modules a machine without torch must be able to load, and ..."""
+"""Packages and modules that must import without torch."""
 EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
-"""... what a serving process embeds beside its own engine."""
+"""Modules that a serving process embeds beside its own engine; they must import without torch too."""
 HEAVY = ["torch", "transformers", "safetensors", "vllm"]
 
 SERIALIZERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "marshal", "dill", "shelve", "joblib"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-def modules(room: str) -> Iterator[str]:
-    """The dotted names of a module, or of all modules of a package."""
-    place = PACKAGE / room
+def modules(part: str) -> Iterator[str]:
+    """The dotted name of a module, or those of all modules of a package."""
+    place = PACKAGE / part
     for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
         name = ".".join(("asyncrl", *path.relative_to(PACKAGE).with_suffix("").parts))
         yield name.removesuffix(".__init__")
 
 
 def loaded_after_importing(names: list[str]) -> set[str]:
-    """Top-level packages in ``sys.modules`` of a fresh interpreter."""
+    """Top-level packages in ``sys.modules`` of a fresh interpreter after it imported ``names``."""
     program = (
         "import importlib, json, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"
@@ -42,12 +42,12 @@ def loaded_after_importing(names: list[str]) -> set[str]:
 
 
 def test_the_control_plane_loads_without_torch() -> None:
-    names = [name for room in WITHOUT_TORCH for name in modules(room)] + EMBEDDABLE
+    names = [name for part in WITHOUT_TORCH for name in modules(part)] + EMBEDDABLE
     assert len(names) > 40
     assert loaded_after_importing(names).isdisjoint(HEAVY)
 
 
-def test_the_package_itself_loads_nothing_of_its_dependencies() -> None:
+def test_importing_asyncrl_loads_no_dependency() -> None:
     assert loaded_after_importing(["asyncrl"]).isdisjoint([*HEAVY, "zmq", "msgspec", "pyarrow", "click", "numpy"])
 
 
@@ -72,7 +72,7 @@ def forbidden_calls(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_nothing_received_can_become_code(path: Path) -> None:
+def test_no_module_can_execute_received_data(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert {name.partition(".")[0] for name in imports(tree)}.isdisjoint(SERIALIZERS)
     assert list(forbidden_calls(tree)) == []
@@ -88,5 +88,5 @@ def test_nothing_received_can_become_code(path: Path) -> None:
         ("model.eval(); from_pretrained(path, trust_remote_code=False)", []),
     ],
 )
-def test_the_search_for_forbidden_calls_finds_them(source: str, found: list[str]) -> None:
+def test_forbidden_calls_are_found(source: str, found: list[str]) -> None:
     assert list(forbidden_calls(ast.parse(source))) == found

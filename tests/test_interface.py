@@ -13,19 +13,19 @@ TYPED = Path(asyncrl.__file__).with_name("py.typed")
 
 
 @pytest.mark.parametrize("name", asyncrl.__all__)
-def test_every_name_is_there(name: str) -> None:
+def test_every_public_name_is_callable(name: str) -> None:
     assert callable(getattr(asyncrl, name))
     assert name in dir(asyncrl)
 
 
-def test_the_names_for_type_checkers_are_those_at_run_time() -> None:
+def test_type_checkers_see_the_public_names() -> None:
     source = Path(asyncrl.__file__).read_text(encoding="utf-8")
     declared = {line.rsplit(" as ", 1)[1].split()[0] for line in source.splitlines() if line.startswith("    from ")}
     assert declared == set(asyncrl.__all__)
     assert TYPED.is_file()
 
 
-def test_importing_asyncrl_loads_nothing() -> None:
+def test_importing_asyncrl_loads_no_heavy_module() -> None:
     program = "import sys, asyncrl; sys.exit(any(name in sys.modules for name in ('msgspec', 'zmq', 'torch', 'click')))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
@@ -34,6 +34,6 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert asyncrl.__version__ == version("asyncrl")
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'rnu'"):
         _ = asyncrl.rnu

@@ -1,4 +1,4 @@
-"""Everything that crosses a socket comes out as it went in, and old and new nodes understand each other."""
+"""Messages survive encoding and decoding, also between nodes of different versions."""
 
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,7 +20,7 @@ _decoder = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def defined(base: type) -> list[type]:
-    """The Structs of the module below ``base``."""
+    """The subclasses of ``base`` in `messages`."""
     return [
         thing
         for thing in vars(messages).values()
@@ -29,7 +29,7 @@ def defined(base: type) -> list[type]:
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Everything a field of this type may hold."""
+    """Strategy for the values of a field with this type."""
     scalars: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(2**63), 2**64 - 1),
         float: st.floats(allow_nan=False),
@@ -60,20 +60,20 @@ ANY = st.one_of([values(kind) for kind in KINDS])
 
 
 @given(ANY)
-def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
-    again = _decoder.decode(_encoder.encode(message))
-    assert type(again) is type(message)
-    assert again == message
+def test_every_message_survives_encoding_and_decoding(message: Message) -> None:
+    decoded = _decoder.decode(_encoder.encode(message))
+    assert type(decoded) is type(message)
+    assert decoded == message
 
 
 @given(ANY, st.lists(st.one_of(st.integers(0, 9), st.text(), st.lists(st.integers(0, 9))), min_size=1, max_size=3))
-def test_fields_a_newer_node_appended_are_ignored(message: Message, appended: list[object]) -> None:
+def test_fields_appended_by_a_newer_node_are_ignored(message: Message, appended: list[object]) -> None:
     on_the_wire = msgspec.msgpack.decode(_encoder.encode(message))
     assert _decoder.decode(_encoder.encode([*on_the_wire, *appended])) == message
 
 
 @given(ANY)
-def test_fields_an_older_node_does_not_know_take_their_defaults(message: Message) -> None:
+def test_fields_missing_from_an_older_node_get_their_defaults(message: Message) -> None:
     fields = msgspec.structs.fields(message)
     num_required = sum(field.required for field in fields)
     on_the_wire = msgspec.msgpack.decode(_encoder.encode(message))
@@ -82,24 +82,24 @@ def test_fields_an_older_node_does_not_know_take_their_defaults(message: Message
         assert getattr(from_older, field.name) == getattr(message, field.name)
 
 
-def test_on_the_wire_a_message_is_its_name_and_its_fields() -> None:
+def test_an_encoded_message_is_its_name_and_its_fields() -> None:
     scored = Scored([ScoredItem(Unit(7, 2, "held_out"), 0.5, {"correct": 1.0}, 9, "18")])
     on_the_wire = ["Scored", [[[7, 2, "held_out"], 0.5, {"correct": 1.0}, 9, "18"]]]
     assert msgspec.msgpack.decode(_encoder.encode(scored)) == on_the_wire
 
 
-def test_required_fields_come_first_so_that_only_defaults_are_ever_appended() -> None:
+def test_required_fields_precede_fields_with_defaults() -> None:
     for kind in defined(Message) + defined(Value):
         required = [field.required for field in msgspec.structs.fields(kind)]
         assert required == sorted(required, reverse=True), kind
 
 
 @pytest.mark.parametrize("receiver", RECEIVERS)
-def test_what_a_role_may_receive_is_a_message(receiver: str) -> None:
+def test_a_role_receives_only_messages(receiver: str) -> None:
     assert set(get_args(RECEIVERS[receiver])) <= set(KINDS)
 
 
-def test_every_message_has_a_receiver_and_a_place_in_any_message() -> None:
+def test_every_message_has_a_receiver_and_is_in_any_message() -> None:
     received = {kind for union in RECEIVERS.values() for kind in get_args(union)}
     assert received == set(KINDS) == set(defined(Message))
 
@@ -110,7 +110,7 @@ def test_names_on_the_wire_are_unique() -> None:
     assert names == [kind.__name__ for kind in KINDS]
 
 
-def test_a_message_is_a_value() -> None:
+def test_messages_are_immutable_and_compare_by_value() -> None:
     with pytest.raises(AttributeError):
         Offer(1).limit = 2  # type: ignore[misc]
     assert Offer(1) == Offer(1) != Offer(2)
@@ -121,7 +121,7 @@ def test_a_message_is_a_value() -> None:
     [["Unheard", 1], ["Offer"], ["Offer", "many"], ["Hello", 1, "cook", "a", "b"], {"type": "Offer"}, [], 7],
     ids=repr,
 )
-def test_what_is_not_a_message_is_refused(on_the_wire: object) -> None:
+def test_malformed_messages_are_refused(on_the_wire: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         _decoder.decode(_encoder.encode(on_the_wire))
 
@@ -138,6 +138,6 @@ def test_binary_fields_stay_views_into_the_frame() -> None:
     assert payload.obj is frame
 
 
-def test_a_greeting_names_the_protocol_first() -> None:
+def test_the_protocol_is_the_first_field_of_hello() -> None:
     hello = Hello(messages.PROTOCOL, "trainer", "trainer-0", "1")
     assert msgspec.msgpack.decode(_encoder.encode(hello))[:2] == ["Hello", messages.PROTOCOL]

@@ -1,4 +1,4 @@
-"""Custom functions are loaded, and errors name the function and the place to look at."""
+"""Custom functions are loaded, and errors name the function and its file."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_path_is_told_from_a_name_by_its_colon() -> None:
+def test_a_path_differs_from_a_name_by_its_colon() -> None:
     assert is_path("mine.py:advantage")
     assert is_path("package.module:advantage")
     assert not is_path("grpo")
@@ -63,7 +63,7 @@ def test_a_function_is_loaded_from_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("zebra", "expected path/to/file.py:name or package.module:name"),
         ("{dir}/mine.py:", "expected path/to/file.py:name or package.module:name"),
@@ -75,10 +75,8 @@ def test_a_function_is_loaded_from_a_module() -> None:
         ("no.such.module:f", "ModuleNotFoundError: No module named 'no'"),
     ],
 )
-def test_what_cannot_be_found_is_refused_in_one_sentence_that_names_the_setting(
-    file: Path, path: str, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+def test_a_missing_function_is_refused_in_one_sentence_with_the_setting(file: Path, path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_function(path.format(dir=file.parent), setting="algorithm.loss")
 
     assert str(caught.value).startswith("algorithm.loss")
@@ -86,17 +84,17 @@ def test_what_cannot_be_found_is_refused_in_one_sentence_that_names_the_setting(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*mine\.py:2\)"),
         ("def score(:\n", r"SyntaxError: .*mine\.py, line 1"),
         ("raise SystemExit(3)\n", "SystemExit: 3"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(text)
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_function(f"{tmp_path}/mine.py:score", setting="reward.function")
 
 
@@ -110,7 +108,7 @@ def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda: 0, "must be def f(outcomes, *, <settings>), but it takes no argument"),
         (lambda *outcomes: 0, "but its first argument is '*outcomes'"),
@@ -121,8 +119,8 @@ def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
         (dict.fromkeys, "but "),
     ],
 )
-def test_a_function_that_does_not_fit_is_refused_in_one_sentence(function: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+def test_a_function_that_does_not_fit_is_refused_in_one_sentence(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         settings(function)
 
     assert str(caught.value).startswith("algorithm.x 'mine.py:f'")
@@ -139,21 +137,21 @@ def parse(text: str) -> object:
     return json.loads(text)
 
 
-def test_the_line_told_is_the_callers_own_and_not_deep_inside_a_library() -> None:
+def test_an_exception_is_described_with_the_line_of_the_caller_of_a_library() -> None:
     try:
         parse("{")
     except ValueError as error:
-        said, without_ours = describe(error), describe(error, __file__)
+        message, without_ours = describe(error), describe(error, __file__)
 
     line = parse.__code__.co_firstlineno + 1
-    assert said.startswith("JSONDecodeError: Expecting property name")
-    assert said.endswith(f"({__file__}:{line})")
+    assert message.startswith("JSONDecodeError: Expecting property name")
+    assert message.endswith(f"({__file__}:{line})")
     assert __file__ not in without_ours
 
 
-def test_an_exception_is_told_in_one_line_of_bounded_length_in_valid_text() -> None:
-    said = describe(ValueError("a\nb\udcff" + "x" * 10_000))
+def test_an_exception_is_described_in_one_short_line_of_valid_text() -> None:
+    message = describe(ValueError("a\nb\udcff" + "x" * 10_000))
 
-    assert said.startswith("ValueError: a b?")
-    assert len(said) <= MAX_CHARS + len("ValueError: ")
+    assert message.startswith("ValueError: a b?")
+    assert len(message) <= MAX_CHARS + len("ValueError: ")
     assert describe(KeyError()) == "KeyError"

@@ -38,7 +38,7 @@ def test_tokens_carry_the_version_that_wrote_them():
     asyncio.run(main())
 
 
-def test_with_a_length_it_answers_at_once():
+def test_an_engine_with_num_tokens_completes_requests_at_once():
     async def main():
         engine = FakeEngine(num_tokens=2, policy_version=5)
         await engine.pause()
@@ -46,7 +46,7 @@ def test_with_a_length_it_answers_at_once():
         await engine.started(1)
         await engine.swap(6, {})
         await engine.resume()
-        assert (await task).spans == [Span(6, 0, 2)], "nothing was written while it was paused"
+        assert (await task).spans == [Span(6, 0, 2)], "a paused engine writes nothing"
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""Each formula of docs/verl.md: verl's, written out here, agrees with the rules of asyncrl."""
+"""Each formula of verl in docs/verl.md agrees with the behaviour of asyncrl."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ class Verl(NamedTuple):
     """verl's settings and the quantities it derives from them."""
 
     mini: int = 2
-    """ppo_mini_batch_size"""
+    """verl's ppo_mini_batch_size."""
     require: int = 1
-    """require_batches"""
+    """verl's require_batches."""
     trigger: int = 1
-    """trigger_parameter_sync_step"""
+    """verl's trigger_parameter_sync_step."""
     threshold: str = "0"
-    """staleness_threshold, as it is typed"""
+    """verl's staleness_threshold, as text, so that it is exact."""
     total: int = 24
-    """total_rollout_steps"""
+    """verl's total_rollout_steps."""
 
     @property
     def required_samples(self) -> int:
@@ -38,14 +38,14 @@ class Verl(NamedTuple):
 
     @property
     def max_required_samples(self) -> int:
-        """Without rounding errors."""
+        """The exact value; verl computes it with floats."""
         return int(self.required_samples * (Fraction(self.threshold) + 1) * self.trigger)
 
     @property
     def total_train_steps(self) -> int:
         return int(self.total / (self.required_samples * self.trigger))
 
-    def ours(self, **schedule: Any) -> Config:
+    def to_config(self, **schedule: Any) -> Config:
         return a_config(
             run={"steps": self.trigger * self.total_train_steps},
             schedule={
@@ -77,7 +77,7 @@ def started(config: Config, *, rollouts: int = 1, capacity: int = 10**6) -> Clus
 
 
 def publish(cluster: Cluster) -> None:
-    """Finish the open transfer; nobody samples or trains."""
+    """Finish the open transfer without sampling or training."""
     cluster.exchange()
     while moving := [node for node in cluster.nodes.values() if getattr(node, "transfers", None)]:
         for node in moving:
@@ -116,11 +116,11 @@ def finished(config: Config, seed: int) -> Cluster:
     return cluster
 
 
-def of(cluster: Cluster, kind: type[Any]) -> list[Any]:
+def records_of(cluster: Cluster, kind: type[Any]) -> list[Any]:
     return [record for record in [*cluster.records, *cluster.uncommitted] if isinstance(record, kind)]
 
 
-def named(verl: Verl) -> str:
+def verl_id(verl: Verl) -> str:
     return f"P={verl.required_samples} T={verl.trigger} S={verl.threshold}"
 
 
@@ -133,10 +133,10 @@ def test_the_window_is_max_required_samples(threshold: str) -> None:
         schedule = Schedule(groups_per_step=batch, steps_per_publish=trigger, staleness=float(threshold))
         assert schedule.window == Verl(batch, 1, trigger, threshold).max_required_samples
         cut = int(batch * (float(threshold) + 1) * trigger)
-        assert schedule.window - cut in {0, 1}, "verl's floats lose one now and then, never more, and never gain one"
+        assert schedule.window - cut in {0, 1}, "verl's floats lose at most one group and never gain one"
 
 
-def test_verls_floats_lose_one_where_ours_do_not() -> None:
+def test_float_rounding_in_verl_can_lose_one_group() -> None:
     assert int(3 * (0.4 + 1) * 5) == 20
     assert Schedule(groups_per_step=3, steps_per_publish=5, staleness=0.4).window == 21
 
@@ -149,21 +149,21 @@ def test_require_batches_makes_the_same_window_as_more_groups_or_as_more_steps()
         assert larger.window == more.window == verl.max_required_samples
 
 
-@pytest.mark.parametrize("verl", SMALL, ids=named)
-def test_no_more_finished_groups_wait_than_max_queue_size_and_none_is_discarded(verl: Verl) -> None:
-    cluster = started(verl.ours())
+@pytest.mark.parametrize("verl", SMALL, ids=verl_id)
+def test_at_most_max_queue_size_finished_groups_wait_and_none_is_discarded(verl: Verl) -> None:
+    cluster = started(verl.to_config())
 
     sample(cluster)
 
-    taken = sum(len(record.group_ids) for record in of(cluster, Taken))
+    taken = sum(len(record.group_ids) for record in records_of(cluster, Taken))
     assert len(cluster.scheduler.training.batches.complete) + taken == min(verl.max_required_samples, verl.total)
-    assert not of(cluster, Dropped)
+    assert not records_of(cluster, Dropped)
 
 
-@pytest.mark.parametrize("verl", SMALL, ids=named)
-def test_as_many_groups_are_generated_at_once_as_max_concurrent_samples(verl: Verl) -> None:
+@pytest.mark.parametrize("verl", SMALL, ids=verl_id)
+def test_max_concurrent_samples_groups_are_generated_at_once(verl: Verl) -> None:
     for replicas, per_replica in ((1, 1), (2, 2), (3, 16)):
-        cluster = started(verl.ours(), rollouts=replicas, capacity=per_replica * 2)
+        cluster = started(verl.to_config(), rollouts=replicas, capacity=per_replica * 2)
         running = {unit.group_id for node in rollouts_of(cluster) for unit in node.running}
         assert len(running) == min(replicas * per_replica, verl.max_required_samples, verl.total)
 
@@ -172,20 +172,20 @@ def test_as_many_groups_are_generated_at_once_as_max_concurrent_samples(verl: Ve
 
 
 @pytest.mark.parametrize("total", [6, 12, 13, 17, 24])
-def test_a_run_has_total_train_steps_versions_and_consumes_what_fits_into_them(total: int) -> None:
+def test_a_run_has_total_train_steps_versions_and_consumes_whole_versions(total: int) -> None:
     for mini, trigger in product((1, 2, 3), (1, 2)):
         verl = Verl(mini, 1, trigger, "0.5", total)
-        cluster = finished(verl.ours(), seed=total)
+        cluster = finished(verl.to_config(), seed=total)
         assert cluster.scheduler.final_version == verl.total_train_steps
-        assert of(cluster, VersionLive)[-1].policy_version == verl.total_train_steps
-        assert sum(len(record.group_ids) for record in of(cluster, Taken)) == verl.total // (mini * trigger) * (
+        assert records_of(cluster, VersionLive)[-1].policy_version == verl.total_train_steps
+        assert sum(len(record.group_ids) for record in records_of(cluster, Taken)) == verl.total // (mini * trigger) * (
             mini * trigger
         )
 
 
-@pytest.mark.parametrize("verl", SMALL, ids=named)
-def test_parameters_are_synchronised_each_time_the_step_counter_has_gone_round(verl: Verl) -> None:
-    cluster = finished(verl.ours(), seed=1)
+@pytest.mark.parametrize("verl", SMALL, ids=verl_id)
+def test_parameters_are_synchronised_when_the_step_counter_returns_to_one(verl: Verl) -> None:
+    cluster = finished(verl.to_config(), seed=1)
 
     counter, version, expected = 1, 0, [(0, 0)]
     for step in range(cluster.config.run.steps):
@@ -193,14 +193,14 @@ def test_parameters_are_synchronised_each_time_the_step_counter_has_gone_round(v
         if counter == 1:
             version += 1
             expected.append((version, step + 1))
-    assert [(record.policy_version, record.next_step) for record in of(cluster, VersionLive)] == expected
+    assert [(record.policy_version, record.next_step) for record in records_of(cluster, VersionLive)] == expected
 
 
-# ── the staleness counter: what is admitted, when it pauses, what resets it ─────────────────
+# ── the staleness counter: admission, pause, reset ──────────────────────────────────────────
 
 
 def stalenesses(records: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Groups left over at each sync: running, queued, or taken ahead of it; and groups admitted after it."""
+    """Groups left over at each sync: running, queued, or taken before it; and groups admitted after it."""
     batches = {record.step: record.group_ids for record in records if isinstance(record, Taken)}
     left_over: list[int] = []
     admitted: list[int] = []
@@ -215,10 +215,10 @@ def stalenesses(records: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("order", ["fifo", "completion"])
-@pytest.mark.parametrize("verl", SMALL, ids=named)
-def test_as_many_groups_a_version_as_documented(verl: Verl, order: str) -> None:
+@pytest.mark.parametrize("verl", SMALL, ids=verl_id)
+def test_each_version_admits_the_documented_number_of_groups(verl: Verl, order: str) -> None:
     """rollout_num = (1 + S) P T - num_staleness_sample, until the run has enough groups."""
-    left_over, admitted = stalenesses(finished(verl.ours(order=order), seed=7).records)
+    left_over, admitted = stalenesses(finished(verl.to_config(order=order), seed=7).records)
 
     needed = verl.required_samples * verl.trigger * VERSIONS
     for version, num_staleness in enumerate(left_over):
@@ -228,32 +228,32 @@ def test_as_many_groups_a_version_as_documented(verl: Verl, order: str) -> None:
         assert admitted[:VERSIONS] == [verl.required_samples * verl.trigger] * VERSIONS
 
 
-@pytest.mark.parametrize("verl", SMALL, ids=named)
-def test_generation_pauses_when_the_counter_is_full_and_a_sync_sets_it_to_what_is_left(verl: Verl) -> None:
-    cluster = started(verl.ours())
+@pytest.mark.parametrize("verl", SMALL, ids=verl_id)
+def test_generation_pauses_at_a_full_counter_and_a_sync_sets_it_to_the_remaining_groups(verl: Verl) -> None:
+    cluster = started(verl.to_config())
     full = min(verl.max_required_samples, verl.total)
     assert cluster.scheduler.window.num_open == full
 
     while trainer_of(cluster).policy_version < 1:
         sample(cluster)
-        assert len(of(cluster, Admitted)) == full, "consumption makes no room"
+        assert len(records_of(cluster, Admitted)) == full, "consumption frees no room"
         trainer_of(cluster).train()
     cluster.exchange()
     consumed = verl.required_samples * verl.trigger
-    assert len(of(cluster, Admitted)) == full, "nor does a version that is only staged"
+    assert len(records_of(cluster, Admitted)) == full, "a staged version frees no room"
     publish(cluster)
 
     running_or_queued = full - consumed
     again = min(verl.max_required_samples - running_or_queued, verl.total - full)
-    assert len(of(cluster, Admitted)) == full + again
+    assert len(records_of(cluster, Admitted)) == full + again
     assert cluster.scheduler.window.num_open == running_or_queued + again
 
 
 # ── partial_rollout ─────────────────────────────────────────────────────────────────────────
 
 
-def test_a_partial_rollout_goes_on_over_new_weights_and_keeps_both_versions() -> None:
-    cluster = started(Verl(mini=1, threshold="1", total=4).ours())
+def test_a_partial_rollout_continues_with_new_weights_and_keeps_both_versions() -> None:
+    cluster = started(Verl(mini=1, threshold="1", total=4).to_config())
     (node,) = rollouts_of(cluster)
     for unit in [unit for unit in node.running if unit.group_id == 0]:
         node.finish(unit)
@@ -263,20 +263,22 @@ def test_a_partial_rollout_goes_on_over_new_weights_and_keeps_both_versions() ->
             if "judge" in name:
                 act()
     trainer_of(cluster).train()
-    begun = dict(node.running)
+    running_before = dict(node.running)
     publish(cluster)
-    assert begun.items() <= node.running.items(), "nothing was aborted"
+    assert running_before.items() <= node.running.items(), "nothing was aborted"
 
     sample(cluster)
 
-    summaries = {sample.unit.group_id: sample.summary for sample in trainer_of(cluster).batches[1].trajectories}
+    summaries = {
+        trajectory.unit.group_id: trajectory.summary for trajectory in trainer_of(cluster).batches[1].trajectories
+    }
     assert [(s.oldest_version, s.newest_version, s.num_spans) for s in summaries.values()] == [(0, 1, 2)]
 
 
 # ── the page itself ─────────────────────────────────────────────────────────────────────────
 
 
-def test_every_setting_of_ours_that_the_page_names_exists() -> None:
+def test_every_asyncrl_setting_on_the_page_exists() -> None:
     page = (Path(__file__).parent.parent / "docs" / "verl.md").read_text(encoding="utf-8")
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}})
     named_keys = Counter(

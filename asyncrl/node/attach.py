@@ -1,7 +1,7 @@
 """
 Embedding API: attaches an existing process, such as an inference server, to a run as a rollout.
 
-    task = asyncio.create_task(attach(engine, "tcp://10.0.0.1:5570", "server-1", slots=64))
+    task = asyncio.create_task(attach(engine, "tcp://127.0.0.1:5570", "server-1", slots=64))
     ...                                       # the host serves its own requests meanwhile
     task.cancel()                             # leave the run
     await asyncio.wait([task])
@@ -39,7 +39,7 @@ async def attach(engine: Engine, address: str, name: str, *, slots: int, wait_s:
     Args:
         engine: Remains open and owned by the caller. It must have the architecture of the trainer's model; its weights
             are replaced by the first transfer.
-        address: Control address of the broker, such as ``tcp://10.0.0.1:5570``.
+        address: Control address of the broker, such as ``tcp://127.0.0.1:5570``.
         name: Name of this node, unique in the run.
         slots: Maximum number of completions that the engine decodes concurrently.
         wait_s: Seconds to wait for the broker to answer, at the start and after each restart of the broker.

@@ -1,4 +1,4 @@
-"""A worker's extension for benches: what vLLM itself takes for the same tensors, with nothing of ours around it."""
+"""vLLM worker extension that times vLLM's own weight loading of the same tensors."""
 
 import time
 from pathlib import Path
@@ -10,15 +10,15 @@ from asyncrl.rollout.engines.vllm.worker import WorkerExtension
 
 
 class BareLoad(WorkerExtension):
-    """Beside what every worker can do."""
+    """The worker extension of asyncrl with one more method."""
 
     vllm_config: Any
     model_runner: Any
 
     def asyncrl_bare_load(self, path: str) -> None:
-        """Load what lies staged once more, by vLLM's own `reload_weights`, and write down the seconds in ``path``."""
+        """Load the staged tensors again with vLLM's `reload_weights`, and write the seconds to the file ``path``."""
         if self._asyncrl_receiver is None:
-            raise RuntimeError("nothing was staged yet")
+            raise RuntimeError("no version is staged: call receiver() and transfer a version first")
         tensors = self._asyncrl_receiver.receiver.weights()
         start_s = time.perf_counter()
         inplace.reload_weights(self.vllm_config, self.model_runner.get_model(), iter(tensors.items()), None, True)

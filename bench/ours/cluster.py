@@ -1,16 +1,15 @@
 """
-The broker's rules amid a whole cluster that is only played: no socket, no disk, no waiting, a clock that is a number.
+The broker's scheduler with a simulated cluster: no sockets, no disk, no waiting, and a simulated clock.
 
-    a turn of .25 s: everybody is heard, in any order ─▶ Scheduler ─▶ everybody hears ─▶ rollouts finish what is due
+    each .25 s: all messages, in random order ─▶ Scheduler ─▶ messages to nodes ─▶ simulated nodes schedule replies
 
-Of 100 nodes 90 sample, 9 judge, 1 trains. There is a group for every rollout in a step, so a larger cluster takes
-larger steps, and two steps are open: all are busy. A rollout holds two groups, and a group comes back in two halves,
-after .25 to 2 s each. The trainer trains in no time, publishes every step, and writes a checkpoint of every step.
+Of 100 nodes, 90 are rollouts, 9 are reward nodes and 1 is the trainer. A step has one group per rollout, so a larger
+cluster has larger steps, and two steps are open at once, which keeps all rollouts busy. A rollout holds two groups. A
+group returns in two halves, each after .25 to 2 s. Training takes no time; the trainer publishes and commits each step.
 
-Only CPU seconds inside the scheduler are counted. Messages reach it as from a socket, made of bytes just before. What
-comes with time and not with work, beats and ticks, is counted apart: ten times as many nodes beat ten times as often,
-however little they do. Steps come in pairs, a short one and a long one, because two are begun at once; so pairs are
-measured.
+Only CPU seconds inside the scheduler are counted. Messages are decoded from bytes just before, as from a socket.
+Heartbeats and ticks are counted separately, because their number depends on time and nodes, not on work. Short and long
+steps alternate, because two steps start at once, so the bench measures pairs of steps.
 """
 
 import random
@@ -61,40 +60,40 @@ from asyncrl.node.broker import raise_gc_threshold
 
 GROUP_SIZE = 8
 CAPACITY = 2 * GROUP_SIZE
-"""Trajectories that a rollout takes at once."""
+"""Trajectories that a rollout holds at once."""
 SHARE_OF_ROLLOUTS = 0.9
 LONGEST_TURNS = 8
 WARM_UP_STEPS = 2
 TURNS_A_BEAT = 2
 AT_ONCE = 64
-"""Messages that are read, then handled: few, because one that is read early is no longer in a cache when it counts."""
+"""Messages decoded before they are handled; few, so that they are still in the CPU cache when timing starts."""
 SPOOL, TRAINER = "spool", "trainer"
 INCARNATION = "0"
 PATIENCE_S = 300.0
 
 
-class Said(Struct, frozen=True, gc=False):
-    """A message on its way to the broker, as bytes: what is under way is not in the broker's memory."""
+class EncodedMessage(Struct, frozen=True, gc=False):
+    """An encoded message to the broker; encoded, because messages in transit are not in the broker's memory."""
 
     peer: str
     frame: bytes
 
 
 class Cost(Struct, frozen=True):
-    """CPU of the scheduler, all calls of a kind together."""
+    """CPU microseconds of the scheduler by kind of work."""
 
     group_us: float
-    """A group's whole life, from admission to retirement, and its share of publishing."""
+    """Per group, from admission to retirement, including its share of publishing."""
     beat_us: float
-    """One node's beats for a second."""
+    """Heartbeats per node and second."""
     tick_us: float
-    """One node's share of a second's ticks."""
+    """Ticks per node and second."""
     join_us: float
-    """One node's Hello and first words."""
+    """Hello and Ready per node."""
 
 
 async def cost(processes: Processes, num_nodes: int, num_groups: int) -> Cost:
-    """What ``num_nodes`` cost while at least ``num_groups`` retire, in a process of its own."""
+    """Measure ``num_nodes`` in a child process while at least ``num_groups`` groups retire."""
     child = await processes.start(__name__, "play", num_nodes, num_groups, str(processes.path))
     return await processes.result(child, Cost, PATIENCE_S)
 
@@ -102,7 +101,7 @@ async def cost(processes: Processes, num_nodes: int, num_groups: int) -> Cost:
 def play(num_nodes: str, num_groups: str, directory: str) -> None:
     raise_gc_threshold()
     cluster = Cluster(int(num_nodes), Path(directory))
-    cluster.begin()
+    cluster.start()
     join_s = cluster.spent_s["join"]
     while cluster.num_retired < WARM_UP_STEPS * cluster.num_rollouts:
         cluster.turn()
@@ -124,7 +123,7 @@ def play(num_nodes: str, num_groups: str, directory: str) -> None:
 
 
 def roles(num_nodes: int) -> dict[str, Role]:
-    """By name: one trainer, and of the others nine in ten sample."""
+    """Role of each node by name: one trainer, `SHARE_OF_ROLLOUTS` rollouts, and reward nodes."""
     num_rollouts = round(SHARE_OF_ROLLOUTS * num_nodes)
     nodes: dict[str, Role] = {f"rollout.{i}": "rollout" for i in range(num_rollouts)}
     nodes |= {f"reward.{i}": "reward" for i in range(num_nodes - num_rollouts - 1)}
@@ -132,7 +131,7 @@ def roles(num_nodes: int) -> dict[str, Role]:
 
 
 def halves(lease: Lease) -> list[list[StoredItem]]:
-    """What comes of a lease, stored somewhere."""
+    """Stored trajectories of a lease in two halves, the second of which may be missing if there is only one."""
     middle = (len(lease.indices) + 1) // 2
     parts = [part for part in (lease.indices[:middle], lease.indices[middle:]) if part]
     return [
@@ -147,7 +146,7 @@ def halves(lease: Lease) -> list[list[StoredItem]]:
 
 
 def verdicts(grade: Grade) -> Scored:
-    """All are right."""
+    """A reward of 1 for every trajectory."""
     return Scored([ScoredItem(item.unit, 1.0, {"correct": 1.0}, item.lease_id) for item in grade.items])
 
 
@@ -165,7 +164,7 @@ def _config(directory: Path, groups_per_step: int) -> Config:
 
 
 class Cluster:
-    """A scheduler and the nodes around it."""
+    """A scheduler with simulated nodes."""
 
     def __init__(self, num_nodes: int, directory: Path) -> None:
         self._roles = roles(num_nodes)
@@ -174,30 +173,29 @@ class Cluster:
         self._scheduler = Scheduler(config, train_stream(config.data, 0), [], broker_term=1)
         self._random = random.Random(num_nodes)
         self._limits: Counter[str] = Counter()
-        self._beats = [_said(name, Beat()) for name in (SPOOL, *self._roles)]
-        self._said: list[Said] = []
-        """On its way to the broker."""
-        self._due: defaultdict[int, list[Said]] = defaultdict(list)
-        """What will be said in which turn."""
+        self._beats = [_encode(name, Beat()) for name in (SPOOL, *self._roles)]
+        self._to_broker: list[EncodedMessage] = []
+        """Messages to handle in the next turn."""
+        self._due: defaultdict[int, list[EncodedMessage]] = defaultdict(list)
+        """Messages by the turn in which the broker receives them."""
         self._turn = 0
         self._step = 0
         self._has_batch = False
         self._live_version = -1
         self.spent_s: defaultdict[str, float] = defaultdict(float)
-        """CPU inside the scheduler, by what it was about."""
+        """CPU seconds inside the scheduler by kind of work."""
 
     @property
     def now_s(self) -> float:
-        """Seconds since the beginning, as the cluster sees it."""
+        """Simulated seconds since the start."""
         return self._turn * TICK_S
 
     @property
     def num_retired(self) -> int:
-        """Groups so far."""
         return self._scheduler.window.num_retired
 
-    def begin(self) -> None:
-        """Everybody says Hello; the trainer last, with the first weights."""
+    def start(self) -> None:
+        """All nodes join, the trainer last, and the trainer publishes version 0."""
         start_s = time.process_time()
         for name, role in {SPOOL: "spool", **self._roles}.items():
             self._scheduler.joined(_peer(name), Hello(PROTOCOL, role, name, INCARNATION), self.now_s)
@@ -206,37 +204,37 @@ class Cluster:
         self.spent_s["join"] += time.process_time() - start_s
         for name, role in self._roles.items():
             if role != "trainer":
-                self._give_back(name, CAPACITY if role == "rollout" else 2 * CAPACITY)
-        self._say(TRAINER, Publishing(0, 0), Take(0))
+                self._offer(name, CAPACITY if role == "rollout" else 2 * CAPACITY)
+        self._send(TRAINER, Publishing(0, 0), Take(0))
 
     def turn(self) -> None:
-        """A quarter of a second."""
+        """Simulate `TICK_S` seconds."""
         self._turn += 1
-        said, self._said = self._said + self._due.pop(self._turn, []), []
-        self._random.shuffle(said)
-        self._handle("group", said)
+        due, self._to_broker = self._to_broker + self._due.pop(self._turn, []), []
+        self._random.shuffle(due)
+        self._handle("group", due)
         if self._turn % TURNS_A_BEAT == 0:
             self._handle("beat", self._beats)
         start_s = time.process_time()
         self._scheduler.tick(self.now_s)
         self.spent_s["tick"] += time.process_time() - start_s
-        self._hear(self._scheduler.drain()[0])
+        self._deliver(self._scheduler.drain()[0])
 
-    def _handle(self, kind: str, said: list[Said]) -> None:
-        """As the broker's shell does it, with a stop watch."""
+    def _handle(self, kind: str, encoded: list[EncodedMessage]) -> None:
+        """Handle messages as `BrokerActor` does, and add the CPU time to ``kind``."""
         now_s, scheduler = self.now_s, self._scheduler
-        for first in range(0, len(said), AT_ONCE):
-            messages = [(one.peer, _decoder.decode(one.frame)) for one in said[first : first + AT_ONCE]]
-            heard: list[Outgoing] = []
+        for first in range(0, len(encoded), AT_ONCE):
+            messages = [(one.peer, _decoder.decode(one.frame)) for one in encoded[first : first + AT_ONCE]]
+            replies: list[Outgoing] = []
             start_s = time.process_time()
             for peer, message in messages:
                 scheduler.handle(peer, message, now_s)
-                heard += scheduler.drain()[0]
+                replies += scheduler.drain()[0]
             self.spent_s[kind] += time.process_time() - start_s
-            self._hear(heard)
+            self._deliver(replies)
 
-    def _hear(self, heard: list[Outgoing]) -> None:
-        for outgoing in heard:
+    def _deliver(self, replies: list[Outgoing]) -> None:
+        for outgoing in replies:
             self._answer(outgoing.peer.removesuffix(f".{INCARNATION}"), outgoing.message)
 
     def _answer(self, name: str, message: Message) -> None:
@@ -244,16 +242,16 @@ class Cluster:
             case Lease():
                 for items in halves(message):
                     turn = self._turn + self._random.randint(1, LONGEST_TURNS)
-                    self._due[turn].append(_said(SPOOL, Stored(name, INCARNATION, items)))
+                    self._due[turn].append(_encode(SPOOL, Stored(name, INCARNATION, items)))
             case Settled(items=items):
-                self._give_back(name, len(items))
+                self._offer(name, len(items))
             case Grade(items=items):
-                self._say(name, verdicts(message))
-                self._give_back(name, len(items))
+                self._send(name, verdicts(message))
+                self._offer(name, len(items))
             case Transfer(transfer_group=transfer_group, policy_version=version):
-                self._say(name, Transferred(transfer_group, version, 0.1, 100))
+                self._send(name, Transferred(transfer_group, version, 0.1, 100))
                 if name != TRAINER:
-                    self._due[self._turn + 2].append(_said(name, Live(version, 0.01, 0.1)))
+                    self._due[self._turn + 2].append(_encode(name, Live(version, 0.01, 0.1)))
             case Batch():
                 self._has_batch = True
                 self._train()
@@ -262,27 +260,27 @@ class Cluster:
                 self._train()
 
     def _train(self) -> None:
-        """One step, if its batch is there and the weights it would replace are live."""
+        """Train one step if its batch has arrived and the previous version is live."""
         if self._has_batch and self._live_version >= self._step:
             self._has_batch = False
-            self._say(TRAINER, Commit(self._step, "nowhere"))
+            self._send(TRAINER, Commit(self._step, "nowhere"))
             self._step += 1
-            self._say(TRAINER, Publishing(self._step, self._step), Take(self._step))
+            self._send(TRAINER, Publishing(self._step, self._step), Take(self._step))
 
-    def _give_back(self, name: str, num: int) -> None:
+    def _offer(self, name: str, num: int) -> None:
         self._limits[name] += num
-        self._say(name, Offer(self._limits[name]))
+        self._send(name, Offer(self._limits[name]))
 
-    def _say(self, name: str, *messages: ToBroker) -> None:
-        self._said += [_said(name, message) for message in messages]
+    def _send(self, name: str, *messages: ToBroker) -> None:
+        self._to_broker += [_encode(name, message) for message in messages]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToBroker] = msgspec.msgpack.Decoder(ToBroker)
 
 
-def _said(name: str, message: ToBroker) -> Said:
-    return Said(_peer(name), _encoder.encode(message))
+def _encode(name: str, message: ToBroker) -> EncodedMessage:
+    return EncodedMessage(_peer(name), _encoder.encode(message))
 
 
 def _peer(name: str) -> str:

@@ -1,10 +1,10 @@
 """
-One step of the trainer's model on a device: tokens a second, and the share of the device's products it makes.
+Training step of the trainer's model on a device: tokens per second and model FLOPs utilization (MFU).
 
     PYTHONPATH=bench python -m ours.device_step qwen3-0.6b cuda [TOKENS] [SPREAD] [PEAK_TFLOPS]
 
-Random weights of a real shape, bfloat16 products with float32 weights, gradient checkpointing, AdamW. MFU counts what a
-model has to compute, once: activations that are computed again are not work. Prints one JSON object.
+Random weights of a real model shape, bfloat16 matrix products with float32 weights, gradient checkpointing, AdamW. MFU
+counts the FLOPs of the model once; recomputed activations do not count. Prints one JSON object.
 """
 
 import json
@@ -32,12 +32,12 @@ SHAPES = {
     | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
 H200_TFLOPS = 989.0
-"""Dense bfloat16 products, from its data sheet."""
+"""Peak dense bfloat16 TFLOPS of an H200, from its data sheet."""
 PROMPT, STEPS = 256, 3
 
 
 def flops(shape: dict[str, int], lengths: Iterable[int]) -> float:
-    """Of one forward and backward pass: 6 a token and weight, and causal attention."""
+    """FLOPs of one forward and backward pass: 6 per token and weight, plus causal attention."""
     heads = shape["num_attention_heads"] * shape["head_dim"]
     keys = shape["num_key_value_heads"] * shape["head_dim"]
     layer = shape["hidden_size"] * (2 * heads + 2 * keys + 3 * shape["intermediate_size"])
@@ -45,20 +45,22 @@ def flops(shape: dict[str, int], lengths: Iterable[int]) -> float:
     return sum(6.0 * weights * length + 6.0 * shape["num_hidden_layers"] * heads * length**2 for length in lengths)
 
 
-def trajectories(num_tokens: int, spread: float) -> list[TrainingTrajectory]:
-    """About ``num_tokens`` of them together, completions from 512 tokens to ``spread`` times that."""
+def random_trajectories(num_tokens: int, spread: float) -> list[TrainingTrajectory]:
+    """Trajectories of about ``num_tokens`` tokens in total, with completions of 512 to 512 * ``spread`` tokens."""
     random, left = np.random.default_rng(0), num_tokens
-    samples: list[TrainingTrajectory] = []
+    trajectories: list[TrainingTrajectory] = []
     while left > 0:
         length = int(512 * spread ** random.random())
         ids = random.integers(0, 1000, PROMPT + length).astype(np.int32)
-        samples.append(TrainingTrajectory(len(samples), ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0))
+        trajectories.append(
+            TrainingTrajectory(len(trajectories), ids[:PROMPT], ids[PROMPT:], np.zeros(length, np.float32), 0.0)
+        )
         left -= len(ids)
-    return samples
+    return trajectories
 
 
 def main(name: str, device: str, num_tokens: int, spread: float, peak_tflops: float) -> dict[str, object]:
-    """Measure."""
+    """Time `STEPS` steps after a warm-up step, and return the line to print."""
     with TemporaryDirectory() as directory:
         torch.set_default_dtype(torch.bfloat16)
         Qwen3ForCausalLM(Qwen3Config(**SHAPES[name])).save_pretrained(directory)
@@ -66,14 +68,14 @@ def main(name: str, device: str, num_tokens: int, spread: float, peak_tflops: fl
         policy = Policy(Path(directory), dtype="bfloat16", gradient_checkpointing=True)
     policy.model.to(device)
     optimizer = torch.optim.AdamW(policy.parameters().values(), lr=1e-6, fused=True)
-    samples = trajectories(num_tokens, spread)
-    sizes = [trajectory_info(sample).size for sample in samples]
+    trajectories = random_trajectories(num_tokens, spread)
+    sizes = [trajectory_info(trajectory).size for trajectory in trajectories]
     lengths = [size.total for size in sizes]
     times_s = []
     for _ in range(1 + STEPS):
         started_s = time.perf_counter()
         for places in micro_batches(sizes, max(16384, *lengths)):
-            batch = collate([samples[place] for place in places], device=torch.device(device))
+            batch = collate([trajectories[place] for place in places], device=torch.device(device))
             policy.score(batch, temperature=1.0).logprobs.sum().backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters().values(), 1.0)
         optimizer.step()

@@ -1,13 +1,13 @@
 """
-asyncrl with all its promises: the real broker process, its ledger and the spool it hosts, on a real disk.
+The complete durable path of asyncrl: a real broker process with its ledger and its spool, on a real disk.
 
     producer ── Put ──▶ ┌────────────────────┐ ◀─ Fetch ── consumer
       (rollout) ◀ Lease │ broker: spool sync,│   (trainer) Take ▶ Batch, Publishing, Stepped, Commit
     reward ◀─ Grade ──▶ │ ledger sync        │
                         └────────────────────┘
 
-A trajectory is leased, put, synced to the spool, synced to the ledger, graded, taken in a batch, fetched, checked,
-decoded, published and committed before it is out of the window. Nodes are scripted: no engine, no verifier, no weights.
+A trajectory leaves the window after it was leased, put, synced to the spool, synced to the ledger, graded, taken in a
+batch, fetched, checked, decoded, published and committed. The nodes are scripted: no engine, no verifier, no weights.
 """
 
 import asyncio
@@ -54,9 +54,9 @@ PATIENCE_S = 60.0
 GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
 STALENESS = 3
-"""With these the window holds 2048 trajectories: more than twice what is on its way at full speed."""
+"""The resulting window holds 2048 trajectories, more than twice the number in transit at full speed."""
 NO_LIMIT = 1 << 40
-"""Credits: a window limits this run, not what a node can hold."""
+"""Credit offered by nodes, so large that only the window limits this run."""
 
 CONFIG = """
 [run]
@@ -82,7 +82,7 @@ at_end = false
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories a second from lease to trainer."""
+    """Trajectories per second from lease to trainer."""
     broker_pid, address = await start_broker(processes)
     await processes.start(__name__, "reward", address)
     await processes.start(__name__, "produce", address, batch)
@@ -91,7 +91,7 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
 
 
 async def round_trips(processes: Processes, seconds: float) -> list[float]:
-    """Seconds of each `StoreGet` and its `StoreValue`."""
+    """Seconds from each `StoreGet` to its `StoreValue`."""
     _, address = await start_broker(processes)
     caller = await processes.start(__name__, "call", address, seconds, str(processes.path))
     return await processes.result(caller, list[float], seconds + PATIENCE_S)
@@ -104,7 +104,7 @@ async def start_broker(
     group_size: int = GROUP_SIZE,
     staleness: float = STALENESS,
 ) -> tuple[int, str]:
-    """Process id and address of ``asyncrl-node --role broker``."""
+    """Start ``asyncrl-node --role broker``. Returns its process id and address."""
     config = processes.path / "bench.toml"
     config.write_text(
         CONFIG.format(path=processes.path, groups_per_step=groups_per_step, group_size=group_size, staleness=staleness)
@@ -151,7 +151,7 @@ def _forever() -> Iterator[memoryview]:
         yield from ones
 
 
-# ── reward: a verdict without a verifier ────────────────────────────────────────────────────
+# ── reward: scores without a verifier ────────────────────────────────────────────────────
 
 
 async def reward(address: str) -> None:
@@ -201,7 +201,7 @@ class _Trainer:
                     self._went_live.set()
 
     async def train(self) -> None:
-        """Steps without end; the next batch comes while this one is published, as the trainer does it."""
+        """Take steps until the measurement ends; request the next batch during publishing, like the trainer."""
         await self._link.send(Ready())
         await self._link.send(Publishing(0, 0))
         upcoming = asyncio.create_task(self._batch(0))
@@ -220,12 +220,12 @@ class _Trainer:
     async def _batch(self, step: int) -> None:
         await self._link.send(Take(step))
         batch = await self._batches.get()
-        refs = [sample.ref for sample in batch.trajectories]
+        refs = [trajectory.ref for trajectory in batch.trajectories]
         await self._payloads.fetch_all(refs, PATIENCE_S)
         self.meter.add(len(refs), sum(ref.length for ref in refs))
 
 
-# ── a small call ────────────────────────────────────────────────────────────────────────────
+# ── round trips ────────────────────────────────────────────────────────────────────────────
 
 
 async def call(address: str, seconds: str, result: str) -> None:
@@ -242,7 +242,7 @@ async def call(address: str, seconds: str, result: str) -> None:
 
 
 async def _join(address: str, who: Identity) -> tuple[ZmqLink, ZmqLink, Identity]:
-    """Links to broker and spool; the process beats for as long as it lives."""
+    """Join as ``who`` and send heartbeats until the process ends. Returns the links to broker and spool."""
     link, welcome = await join(address, who, PATIENCE_S)
     beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     beats.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -251,7 +251,7 @@ async def _join(address: str, who: Identity) -> tuple[ZmqLink, ZmqLink, Identity
 
 
 _kept: list["asyncio.Task[None]"] = []
-"""The event loop itself keeps tasks only weakly."""
+"""Strong references to tasks, because the event loop holds only weak ones."""
 
 
 def _in_loop(job: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

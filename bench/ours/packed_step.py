@@ -1,4 +1,4 @@
-"""asyncrl's learner: trajectories end to end, as many as fit a budget of tokens."""
+"""Training step of asyncrl's learner, which packs trajectories into micro-batches with a token budget."""
 
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 
 def main(work: ragged.Work) -> ragged.Timed:
-    """Time it."""
     longest = max(map(len, work.completions))
     config = decode(
         {
@@ -22,7 +21,7 @@ def main(work: ragged.Work) -> ragged.Timed:
             "trainer": {"max_tokens_per_micro_batch": work.max_tokens},
         }
     )
-    samples = [
+    trajectories = [
         TrainingTrajectory(
             group_id=place // ragged.GROUP_SIZE,
             prompt_ids=np.array(work.prompt(place), np.int32),
@@ -33,8 +32,8 @@ def main(work: ragged.Work) -> ragged.Timed:
         for place, completion in enumerate(work.completions)
     ]
     learner = Learner(config, Path(work.model))
-    return ragged.timed(lambda: learner.train(samples), work.steps)
+    return ragged.timed(lambda: learner.train(trajectories), work.steps)
 
 
 if __name__ == "__main__":
-    ragged.answer(main(ragged.read()))
+    ragged.print_timed(main(ragged.read_work()))

@@ -1,8 +1,8 @@
 """
-How long generation stands still for new weights, with requests running.
+Time that generation is paused for new weights while requests run.
 
-    requests that never run out ─▶ engine ◀─ pause, swap, resume      timed, again and again, until some tokens more
-                                             pause, resume; and a bare load of as many tensors beside it
+    endless requests ─▶ engine ◀─ pause, swap, resume               timed repeatedly, with some tokens in between
+                                  pause, resume, and a bare load of the same tensors for comparison
 """
 
 import asyncio
@@ -24,46 +24,46 @@ from . import shapes
 
 Kv = Literal["keep", "recompute"]
 Ready = Callable[[int], Awaitable[Mapping[str, Tensor]]]
-"""Brings a version as far as it comes while decoding goes on; what `Engine.swap` then takes."""
+"""Stages a version while decoding continues, and returns the weights for `Engine.swap`."""
 Bare = Callable[[], Awaitable[float]]
-"""Loads the tensors of a version with nothing around it; the seconds that takes."""
+"""Loads the tensors of a version directly, and returns the seconds it took."""
 
 REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 4, 32, 256
 TOKENS_BETWEEN = 3
-"""That a request gets at least between two publishes."""
+"""Average number of tokens per request between two measurements."""
 LOOK_S = 0.001
 
 
 class Pauses(Struct, frozen=True):
-    """Seconds, one each a publish."""
+    """[publishes] seconds."""
 
     swap_s: list[float]
-    """Pause, swap, resume."""
+    """Time of pause, swap and resume."""
     bare_s: list[float]
-    """Pause and resume with nothing between, and a bare load of as many tensors: the least there is to do."""
+    """Pause and resume with nothing between, plus a bare load of the same tensors: a lower bound."""
 
 
-def of_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
-    """The engine that comes with asyncrl: `swap` copies out of the staging buffers."""
+def measure_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
+    """Measure asyncrl's own engine, whose `swap` copies from the staging buffers."""
     model = shapes.model(size).to(getattr(torch, dtype)).requires_grad_(False)
     weights = shapes.weights(model, dtype)
 
     async def ready(_: int) -> Mapping[str, Tensor]:
         return weights
 
-    async def play() -> Pauses:
+    async def run() -> Pauses:
         positions = PROMPT_TOKENS + MAX_TOKENS
         engine = TransformersEngine(model, tokenizer(), slots=REQUESTS, max_tokens_per_slot=positions, kv=kv)
         try:
-            return await measure(engine, ready, _copying(weights), publishes)
+            return await measure(engine, ready, _bare_copy(weights), publishes)
         finally:
             await engine.aclose()
 
-    return asyncio.run(play())
+    return asyncio.run(run())
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Nobody asks it for words."""
+    """A placeholder tokenizer; the bench passes token ids."""
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>")))
 
 
@@ -71,7 +71,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class _Load:
-    """Requests that never run out."""
+    """`REQUESTS` concurrent requests, each replaced by a new one when it ends."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -85,8 +85,8 @@ class _Load:
             self._newest = [*self._newest[1 - REQUESTS :], request]
             await self._engine.generate(request)
 
-    async def goes_on(self) -> None:
-        """Return when the requests have got some tokens more."""
+    async def make_progress(self) -> None:
+        """Wait until the requests have generated `TOKENS_BETWEEN` more tokens each, on average."""
         before = self._num_tokens()
         while 0 <= self._num_tokens() - before < REQUESTS * TOKENS_BETWEEN:
             for task in self.tasks:
@@ -101,18 +101,18 @@ class _Load:
 
 async def measure(engine: Engine, ready: Ready, bare: Bare, publishes: int) -> Pauses:
     """
-    Swap ``publishes`` times.
+    Time ``publishes`` swaps while requests run.
 
     Args:
-        ready: Called before each.
-        bare: Called after each, while nothing decodes.
+        ready: Called before each swap.
+        bare: Called after each swap, while the engine is paused.
     """
     load = _Load(engine)
     swap_s, bare_s = [], []
     for version in range(1, publishes + 1):
-        await load.goes_on()
+        await load.make_progress()
         swap_s.append(await _timed(engine, version, await ready(version)))
-        await load.goes_on()
+        await load.make_progress()
         empty_s = await _timed(engine, None, {})
         await engine.pause()
         bare_s.append(empty_s + await bare())
@@ -132,8 +132,8 @@ async def _timed(engine: Engine, version: int | None, weights: Mapping[str, Tens
     return time.perf_counter() - start_s
 
 
-def _copying(weights: Mapping[str, Tensor]) -> Bare:
-    """One pass over all tensors."""
+def _bare_copy(weights: Mapping[str, Tensor]) -> Bare:
+    """A bare load that copies all tensors once."""
     target = {name: tensor.clone() for name, tensor in weights.items()}
 
     async def copy() -> float:

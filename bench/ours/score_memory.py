@@ -1,10 +1,10 @@
 """
-Peak memory of scoring tokens, forward and backward, with entropy: a process of its own for each figure.
+Peak memory of scoring tokens with entropy, forward and backward. Each measurement needs a new process.
 
     PYTHONPATH=bench python -m ours.score_memory TOKENS VOCABULARY ours|whole
 
-``whole`` is log_softmax of all logits at once. Prints megabytes above what the process had before, states, head and
-their gradients included.
+``whole`` computes log_softmax of all logits at once. Prints the increase of the peak memory in megabytes, including
+states, head and their gradients, and the seconds.
 """
 
 import resource
@@ -17,29 +17,28 @@ from torch import Tensor
 from asyncrl.algo.logprobs import score_states
 
 HIDDEN = 64
-"""Small, so that what is measured is logits."""
+"""Small, so that logits dominate the memory."""
 
 
 def whole(states: Tensor, head: Tensor, ids: Tensor) -> Tensor:
-    """[N] summed log-probs and entropies."""
+    """[N] log-prob plus entropy of each token, from all logits at once."""
     log_p = (states @ head.T).log_softmax(-1)
     return log_p.gather(1, ids[:, None])[:, 0] - (log_p.exp() * log_p).sum(-1)
 
 
 def ours(states: Tensor, head: Tensor, ids: Tensor) -> Tensor:
-    """The same."""
+    """[N] log-prob plus entropy of each token, with `score_states`."""
     scores = score_states(states, head, None, ids, temperature=1.0, entropy=True)
     assert scores.entropy is not None
     return scores.logprobs + scores.entropy
 
 
 def peak_mb() -> float:
-    """Of this process so far."""
+    """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(num_tokens: int, vocabulary: int, way: str) -> None:
-    """Measure once."""
     torch.set_num_threads(1)
     before, started_s = peak_mb(), time.perf_counter()
     states = torch.randn(num_tokens, HIDDEN, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Models like Qwen3 of three sizes, and a trainer's updates of them: random weights, but real shapes and real steps."""
+"""Qwen3 models of three sizes with random weights, and realistic optimizer steps on them."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 
 SHAPES = {"1M": (2048, 128, 4, 32), "30M": (16384, 384, 14, 64), "300M": (32768, 1024, 21, 64)}
-"""Words, hidden size, layers, size of a head. Heads of the same size fill the hidden size; half as many hold keys."""
+"""(vocabulary, hidden size, layers, head size). Query heads fill the hidden size; half as many key-value heads."""
 DTYPES = ("bfloat16", "float32")
 ROWS, TOKENS = 4, 32
-"""Completions of one update, and tokens in each."""
+"""Completions per update, and tokens per completion."""
 
 
 def config(size: str) -> Qwen3Config:
@@ -34,27 +34,27 @@ def config(size: str) -> Qwen3Config:
 
 
 def model(size: str) -> Any:
-    """With float32 weights, as a trainer has them."""
+    """A model with float32 weights, as in the trainer."""
     torch.manual_seed(0)
     return Qwen3ForCausalLM(config(size)).eval()
 
 
 def specs(size: str, dtype: str) -> list[TensorSpec]:
-    """What a transfer moves. Costs no memory."""
+    """Tensor specs of a transfer, made without allocating weights."""
     with torch.device("meta"):
         return checkpoint_specs(Qwen3ForCausalLM(config(size)), dtype)
 
 
 def weights(model: Any, dtype: str) -> dict[str, Tensor]:
-    """Copies, as they lie staged at a rollout."""
+    """Copies of the weights, like the staging buffers of a rollout."""
     return {name: tensor.to(getattr(torch, dtype), copy=True) for name, tensor in checkpoint_tensors(model)}
 
 
 class Updates:
     """
-    Optimizer steps on completions of random tokens, half of them better than the others.
+    Policy-gradient steps on random tokens; half of the completions have a positive advantage, half a negative one.
 
-    The weights are no rounded ones of a checkpoint but lie anywhere between what bfloat16 can say, as after many steps.
+    The weights are not rounded to bfloat16, like weights after many steps and unlike those of a bfloat16 checkpoint.
     """
 
     def __init__(self, model: Any, lr: float) -> None:
@@ -62,7 +62,7 @@ class Updates:
         self._optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01)
 
     def step(self) -> None:
-        """One step of the policy gradient, as GRPO takes it."""
+        """One GRPO-style policy gradient step."""
         tokens = torch.randint(self._model.config.vocab_size, (ROWS, TOKENS))
         logits = self._model(input_ids=tokens[:, :-1], use_cache=False).logits
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])

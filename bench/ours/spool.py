@@ -1,11 +1,11 @@
 """
-asyncrl's data plane alone: one process with a spool, and a consumer that asks for each payload once it is stored.
+asyncrl's data plane alone: a spool process, and a consumer that fetches each payload once it is stored.
 
-    producer ── Put ──▶ spool: one sync for all that waits ◀── Fetch ── consumer
+    producer ── Put ──▶ spool: one sync for all that wait ◀─── Fetch ── consumer
         ▲                     └───────────── Stored ───────────────────▶ │
         └──────────────────────────── Settled ──────────────────────────┘
 
-The consumer binds the hub that is the broker's otherwise. No leases, no grading, no batches, no ledger.
+The consumer binds the control hub in place of the broker. No leases, no grading, no batches, no ledger.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from asyncrl.spool.segments import Segments
 
 PATIENCE_S = 60.0
 WINDOW = 2048
-"""Trajectories put and not yet fetched; as many as in ``durable``."""
+"""Maximum trajectories put and not yet fetched; the same as in ``durable``."""
 SEGMENT_BYTES = 32 << 20
-"""Small, so that old segments are trimmed, and their memory used again, within a measurement."""
+"""Small, so that segments are trimmed and their memory is reused within a measurement."""
 TRIM_EVERY = 1_000
-"""Trajectories; the disk of a long measurement is finite."""
+"""Trajectories between two trims, which bound the disk space of a long measurement."""
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories a second through the spool."""
+    """Trajectories per second through the spool."""
     control, bulk = free_address(), free_address()
     keeper = await processes.start(__name__, "keep", control, bulk, processes.path / "spool")
     consumer = await processes.start(
@@ -72,7 +72,7 @@ def _items() -> Iterator[PutItem]:
         yield PutItem(Unit(number, 0), 1, SUMMARY, ones[number % len(ones)])
 
 
-async def consume(  # noqa: PLR0917  they come from a command line
+async def consume(  # noqa: PLR0917  the arguments come from a command line
     control: str, bulk: str, batch: str, seconds: str, spool_pid: str, result: str
 ) -> None:
     consumer = _Consumer(control, bulk, int(batch), Meter(float(seconds), int(spool_pid)))
@@ -91,13 +91,13 @@ class _Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the time is over."""
+        """Fetch stored trajectories until the measurement ends."""
         self._start(self._payloads.run())
         while self.meter.rate is None:
             peer, message = await self._hub.receive()
             match message:
                 case Ready():
-                    self._hub.send(peer, Settled([]))  # Begin: your credits can reach you.
+                    self._hub.send(peer, Settled([]))  # tells the producer that messages can reach it, so it starts
                 case Stored():
                     self._stored += message.items
             while len(self._stored) >= self._batch:
@@ -117,7 +117,7 @@ class _Consumer:
         self._trim(spool, refs)
 
     def _trim(self, spool: str, refs: list[SpoolRef]) -> None:
-        """Whole segments that were fetched; one is kept for fetches that overtook each other."""
+        """Trim fetched segments; keep one more segment, because fetches can finish out of order."""
         before, self._num_fetched = self._num_fetched, self._num_fetched + len(refs)
         if before // TRIM_EVERY != self._num_fetched // TRIM_EVERY:
             self._hub.send(spool, Trim(refs[0].segment - 1))

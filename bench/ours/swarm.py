@@ -1,13 +1,13 @@
 """
-A real broker process, its ledger on a real disk, and as many nodes as asked for, each with a socket of its own.
+A real broker process with its ledger on a real disk, and many scripted nodes with one socket each.
 
     broker ◀═ one TCP connection a node ═▶ 900 rollouts · 98 rewards · spool · trainer, all in one process
 
-Nodes are those of ``ours.cluster``, less the waiting: each answers as soon as it hears. Payloads do not exist; a spool
-of its own says that they are stored, so that what the broker's process uses is the broker's alone.
+The nodes behave like those of ``ours.cluster`` but answer every message at once. There are no payloads: a separate
+simulated spool reports them as stored, so that the CPU time of the broker process contains no spool work.
 
-First all join, then for a while nobody works: what the broker uses in that time, for beats and acknowledgements, is
-taken off what it uses when all work.
+After all nodes have joined, they stay idle for a while. The CPU time of the broker in that time, for heartbeats and
+acknowledgements, is subtracted from its CPU time under load.
 """
 
 import asyncio
@@ -48,29 +48,29 @@ from asyncrl.messages import (
 
 PATIENCE_S = 60.0
 OWN_SPOOL = "spool.1"
-"""Not to be taken for another start of the one inside the broker."""
+"""Name of the simulated spool, different from that of the broker's own spool."""
 SETTLE_S = 1.0
 IDLE_S = 2.0
 MAX_SOCKETS = 65_535
-"""ZeroMQ allows a process 1,023 unless told otherwise."""
+"""Limit per ZeroMQ context; the default is 1,023."""
 
 
 class Cost(Struct, frozen=True):
-    """What the broker's process used, all its threads."""
+    """Resource use of the broker process, all its threads."""
 
     join_s: float
-    """From the first connection until all were welcomed."""
+    """Seconds from the first connection until all nodes have joined."""
     idle_us: float
-    """CPU for one node that does nothing but beat, for a second."""
+    """CPU microseconds per second and idle node, for heartbeats."""
     group_us: float
-    """CPU for a group, less what as many idle nodes use in the same time."""
+    """CPU microseconds per group, without the CPU time of as many idle nodes."""
     gross_group_us: float
-    """All CPU for a group."""
+    """CPU microseconds per group, including heartbeats."""
     groups_per_s: float
 
 
 async def cost(processes: Processes, num_nodes: int, seconds: float) -> Cost:
-    """What ``num_nodes`` cost the broker."""
+    """Measure a broker with ``num_nodes`` nodes."""
     num_rollouts = sum(role == "rollout" for role in roles(num_nodes).values())
     broker_pid, address = await start_broker(
         processes, groups_per_step=num_rollouts, group_size=GROUP_SIZE, staleness=1
@@ -85,7 +85,7 @@ def swarm(address: str, num_nodes: str, seconds: str, broker_pid: str, result: s
 
 
 class Swarm:
-    """All nodes of a run but the broker."""
+    """All nodes of a run except the broker."""
 
     def __init__(self, address: str, num_nodes: int, broker_pid: int) -> None:
         self._address = address
@@ -94,19 +94,19 @@ class Swarm:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def cost(self, seconds: float) -> Cost:
-        """Join, be idle, work."""
+        """Join with all nodes, stay idle, then work for ``seconds``; measure each phase."""
         who = identity("spool", OWN_SPOOL)
         self._spool = await self._join(who)
         start_s = time.perf_counter()
-        people = [identity(role, name) for name, role in roles(self._num_nodes).items()]
-        links = await asyncio.gather(*map(self._join, people))
+        identities = [identity(role, name) for name, role in roles(self._num_nodes).items()]
+        links = await asyncio.gather(*map(self._join, identities))
         join_s = time.perf_counter() - start_s
-        for one, link in zip(people, links, strict=True):
+        for one, link in zip(identities, links, strict=True):
             if one.role != "trainer":
-                self._begin(_rollout(link, self._spool, one) if one.role == "rollout" else _reward(link))
+                self._start(_rollout(link, self._spool, one) if one.role == "rollout" else _reward(link))
         idle_us = await self._idle()
         meter = Meter(seconds, self._pid)
-        await _train(links[-1], meter, groups_per_step=_number(people, "rollout"))
+        await _train(links[-1], meter, groups_per_step=_number(identities, "rollout"))
         rate = meter.rate
         assert rate is not None
         beats_us = idle_us * self._num_nodes / rate.trajectories_per_s
@@ -121,17 +121,17 @@ class Swarm:
 
     async def _join(self, who: Identity) -> ZmqLink:
         link, welcome = await join(self._address, who, PATIENCE_S)
-        self._begin(send_beats(link, welcome.beat_s, Beat))
+        self._start(send_beats(link, welcome.beat_s, Beat))
         return link
 
-    def _begin(self, job: Coroutine[Any, Any, None]) -> None:
+    def _start(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(lambda done: done.cancelled() or done.result())
 
 
-def _number(people: list[Identity], role: Role) -> int:
-    return sum(one.role == role for one in people)
+def _number(identities: list[Identity], role: Role) -> int:
+    return sum(one.role == role for one in identities)
 
 
 async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
@@ -162,7 +162,7 @@ async def _reward(link: ZmqLink) -> None:
 
 
 async def _train(link: ZmqLink, meter: Meter, *, groups_per_step: int) -> None:
-    """Steps that take no time, until ``meter`` has seen enough groups retire."""
+    """Take steps without computing anything until ``meter`` has finished; count groups as trajectories."""
     await link.send(Ready())
     await link.send(Publishing(0, 0))
     await _receive(link, Published)
@@ -179,7 +179,7 @@ async def _train(link: ZmqLink, meter: Meter, *, groups_per_step: int) -> None:
 
 
 async def _receive(link: ZmqLink, kind: type[Published] | type[Batch]) -> None:
-    """Wait for the next message of a kind; take part in transfers meanwhile."""
+    """Wait for the next message of type ``kind``, and answer transfers in the meantime."""
     while not isinstance(message := await link.receive(), kind):
         if isinstance(message, Transfer):
             await link.send(Transferred(message.transfer_group, message.policy_version, 0.0, 0))

@@ -1,9 +1,9 @@
 """
-One trainer and two rollouts: three processes that send each other weights, and a bare Gloo group between the same.
+Weight transfers between one trainer and two rollout processes, and a bare Gloo group between the same processes.
 
-    Party (trainer and broker) ── Transfer ─▶ obey (rollout) ── Bye ─▶ Party
+    TrainerSide (trainer and broker) ── Transfer ─▶ run_rollout ── Bye ─▶ TrainerSide
 
-Everything is timed at the trainer, from the order that goes to the rollouts to the end of its own call.
+All times are measured at the trainer, from the order to the rollouts to the end of the trainer's own call.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is public, and not exported
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
@@ -38,11 +38,11 @@ from . import shapes
 MEMBERS = [Member(node, "1") for node in ("trainer", "rollout-1", "rollout-2")]
 DEADLINE_S = 300.0
 BARE, FORM_BARE = 0, -1
-"""Transfers of these epochs: join the bare broadcast, or make another group for it."""
+"""Special transfer groups: run the bare broadcast, or form a new group for it."""
 
 
-async def serve(hub: Hub, said: asyncio.Queue[Message]) -> None:
-    """The broker's part: groups find together; what else comes goes into ``said``."""
+async def serve(hub: Hub, received: asyncio.Queue[Message]) -> None:
+    """Serve rendezvous requests like the broker; put all other messages into ``received``."""
     rendezvous = Rendezvous()
     while True:
         peer, message = await hub.receive()
@@ -54,11 +54,11 @@ async def serve(hub: Hub, said: asyncio.Queue[Message]) -> None:
                 if (found := rendezvous.get(group, key, peer)) is not None:
                     hub.send(peer, StoreValue(group, key, found))
             case _:
-                said.put_nowait(message)
+                received.put_nowait(message)
 
 
 class Bare:
-    """The least one can do: a group, a tensor, a broadcast."""
+    """Bare Gloo transfer: one group, one tensor, one broadcast."""
 
     def __init__(self, folder: str, rank: int, num_bytes: int) -> None:
         self._folder, self._rank = folder, rank
@@ -66,7 +66,7 @@ class Bare:
         self._num_groups = 0
 
     def form(self) -> None:
-        """A group of all, by a file."""
+        """Form a group of all processes through a shared file."""
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=DEADLINE_S)
@@ -76,15 +76,15 @@ class Bare:
         self._group = gloo(store, self._rank, len(MEMBERS), options)
 
     def broadcast(self) -> None:
-        """As many bytes as a version has, in one go."""
+        """Broadcast one tensor with as many bytes as a version."""
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         self._group.broadcast([self._tensor], options).wait()
 
 
-async def obey(address: str, rank: int, size: str, dtype: str, *, is_delta: bool, folder: str) -> None:
-    """A rollout, until `Stop`."""
+async def run_rollout(address: str, rank: int, size: str, dtype: str, *, is_delta: bool, folder: str) -> None:
+    """Run a rollout until it receives `Stop`."""
     link = ZmqLink(address, MEMBERS[rank].node, CODEC)
     config = Weights(delta=is_delta)
     layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
@@ -92,7 +92,7 @@ async def obey(address: str, rank: int, size: str, dtype: str, *, is_delta: bool
     bare = Bare(folder, rank, 0 if is_delta else layout.num_bytes)
     await link.send(Bye("ready"))
 
-    async def take(order: Transfer) -> None:
+    async def transfer(order: Transfer) -> None:
         if order.transfer_group > 0:
             await receiver.transfer(order)
         else:
@@ -105,15 +105,15 @@ async def obey(address: str, rank: int, size: str, dtype: str, *, is_delta: bool
                 case StoreValue():
                     receiver.deliver(message)
                 case Transfer():
-                    tasks.create_task(take(message))
+                    tasks.create_task(transfer(message))
                 case Stop():
                     break
     await receiver.aclose()
     await link.aclose()
 
 
-class Party:
-    """The timed end, and the broker."""
+class TrainerSide:
+    """Trainer and broker; measures transfers to the rollouts."""
 
     def __init__(self, model: Any, size: str, dtype: str, *, is_delta: bool, folder: str) -> None:
         config = Weights(delta=is_delta)
@@ -124,54 +124,54 @@ class Party:
         self._link = ZmqLink(self.hub.address, "trainer", CODEC)
         self.publisher = Publisher(self.layout, MEMBERS[0], self._link.send, config)
         self._bare = Bare(folder, 0, 0 if is_delta else self.layout.num_bytes)
-        self.said: asyncio.Queue[Message] = asyncio.Queue()
-        """What rollouts said to us."""
+        self.received: asyncio.Queue[Message] = asyncio.Queue()
+        """Messages from the rollouts."""
         self._last_group = self._transfer_group = 1
         self._version = 0
 
     async def forward(self) -> None:
-        """`StoreValue` to the publisher."""
+        """Pass `StoreValue` messages to the publisher."""
         async for message in self._link:
             if isinstance(message, StoreValue):
                 self.publisher.deliver(message)
 
-    async def heard(self, count: int) -> None:
-        """So many rollouts have said what they are to say."""
+    async def wait_for_replies(self, count: int) -> None:
+        """Wait for ``count`` messages from the rollouts."""
         for _ in range(count):
-            await self.said.get()
+            await self.received.get()
 
     async def stage(self) -> float:
-        """Seconds that the trainer stands still for a new version."""
+        """Seconds the trainer is blocked to stage a new version."""
         self._version += 1
         start_s = time.perf_counter()
         await asyncio.to_thread(self.publisher.stage, self._version, self._named_weights())
         return time.perf_counter() - start_s
 
     async def broadcast(self) -> float:
-        """Seconds to send what is staged to both."""
+        """Seconds to send the staged version to both rollouts."""
         return (await self.send_to_both())[0]
 
     async def send_to_both(self) -> tuple[float, Transferred]:
-        """Seconds, and what the trainer has to say of it."""
+        """Send the staged version to both rollouts. Returns seconds and the trainer's `Transferred`."""
         return await self._send(self._transfer_group, MEMBERS)
 
     async def form_and_broadcast(self) -> float:
-        """The same in a new group."""
+        """Seconds to form a new group and send the staged version."""
         self._last_group = self._transfer_group = self._last_group + 1
         return await self.broadcast()
 
     async def catch_up(self) -> float:
-        """Seconds to send what is staged to one that has just joined."""
+        """Seconds to send the staged version to one rollout that has just joined."""
         self._last_group += 1
         return (await self._send(self._last_group, MEMBERS[:2], keep=False))[0]
 
     async def bare(self, transfer_group: int) -> float:
-        """Seconds of the peer: `BARE` or `FORM_BARE`."""
+        """Seconds of the bare broadcast (`BARE`) or of forming its group (`FORM_BARE`)."""
         start_s = time.perf_counter()
         self._order(transfer_group, MEMBERS, keep=True)
         await asyncio.to_thread(self._bare.form if transfer_group == FORM_BARE else self._bare.broadcast)
         seconds = time.perf_counter() - start_s
-        await self.heard(len(MEMBERS) - 1)
+        await self.wait_for_replies(len(MEMBERS) - 1)
         return seconds
 
     async def _send(
@@ -180,7 +180,7 @@ class Party:
         start_s = time.perf_counter()
         done = await self.publisher.transfer(self._order(transfer_group, members, keep=keep))
         seconds = time.perf_counter() - start_s
-        await self.heard(len(members) - 1)
+        await self.wait_for_replies(len(members) - 1)
         return seconds, done
 
     def _order(self, transfer_group: int, members: list[Member], *, keep: bool) -> Transfer:
@@ -193,7 +193,7 @@ class Party:
         return ((name, tensor.to(self._dtype)) for name, tensor in checkpoint_tensors(self._model))
 
     async def aclose(self) -> None:
-        """Send the rollouts home first."""
+        """Stop the rollouts, then close all links."""
         for member in MEMBERS[1:]:
             self.hub.send(member.node, Stop("done"))
         await self.publisher.aclose()
@@ -202,21 +202,21 @@ class Party:
 
 
 @asynccontextmanager
-async def party(model: Any, size: str, dtype: str, *, is_delta: bool = False) -> Any:
-    """A trainer with ``model`` and two rollouts, that have had a first version."""
+async def trainer_with_rollouts(model: Any, size: str, dtype: str, *, is_delta: bool = False) -> Any:
+    """Start a trainer with ``model`` and two rollouts, and send them a first version."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="asyncrl-bench-"))
-        trainer = Party(model, size, dtype, is_delta=is_delta, folder=folder)
-        for task in (serve(trainer.hub, trainer.said), trainer.forward()):
+        trainer = TrainerSide(model, size, dtype, is_delta=is_delta, folder=folder)
+        for task in (serve(trainer.hub, trainer.received), trainer.forward()):
             stack.callback(asyncio.create_task(task).cancel)
         children = []
         for rank in range(1, len(MEMBERS)):
             main = str(Path(__file__).parents[1] / "weights.py")
-            options = ["--obey", trainer.hub.address, str(rank), size, dtype, "delta" if is_delta else "", folder]
+            options = ["--rollout", trainer.hub.address, str(rank), size, dtype, "delta" if is_delta else "", folder]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             children.append(await asyncio.create_subprocess_exec(sys.executable, main, *options, env=environment))
             stack.callback(_end, children[-1])
-        await trainer.heard(len(children))
+        await trainer.wait_for_replies(len(children))
         await trainer.stage()
         await trainer.broadcast()
         if not is_delta:

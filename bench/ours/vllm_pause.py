@@ -1,7 +1,5 @@
 """
-The same pauses of vLLM, whose worker has received and staged a version by itself: `swap` tells it to take it.
-
-Needs an environment with vLLM; says so if there is none.
+Pauses of vLLM for new weights, as in `ours.pause`. Needs an environment with vLLM.
 """
 
 import asyncio
@@ -33,31 +31,31 @@ from .pause import MAX_TOKENS, PROMPT_TOKENS, REQUESTS, Kv, Pauses, Ready, measu
 from .transfers import DEADLINE_S, MEMBERS, serve
 
 KV_BYTES, KV_BLOCK = 512 << 20, 32
-"""Room for all requests of the largest model; the least that a CPU's attention takes."""
+"""KV cache for all requests of the largest model; smallest block size of vLLM's CPU attention."""
 
 
-def of_vllm(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
-    """vLLM, whose worker has received and staged the version by itself: `swap` tells it to take it."""
+def measure_vllm(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
+    """Measure vLLM, whose worker receives and stages a version; `swap` tells the worker to load it."""
     model = shapes.model(size).to(getattr(torch, dtype))
     with TemporaryDirectory(prefix="asyncrl-bench-") as folder, asyncio.Runner() as runner:
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
-        with _extended():
+        with _bench_worker_extension():
             engine = VllmEngine.load(_vllm(Path(folder), dtype, kv))
 
-        async def play() -> Pauses:
+        async def run() -> Pauses:
             try:
-                async with _fed(engine, model, size, dtype) as ready:
-                    return await measure(engine, ready, partial(_load_barely, engine, folder), publishes)
+                async with _weight_source(engine, model, size, dtype) as ready:
+                    return await measure(engine, ready, partial(_bare_load, engine, folder), publishes)
             finally:
                 await engine.aclose()
 
-        return runner.run(play())
+        return runner.run(run())
 
 
 @contextmanager
-def _extended() -> Iterator[None]:
-    """vLLM's processes find `BareLoad`, which they look for where Python does."""
+def _bench_worker_extension() -> Iterator[None]:
+    """Configure vLLM to use `BareLoad`, and add its folder to the import path of vLLM's processes."""
     name = "worker_extension_cls"
     before, folder = arguments.FIXED[name], str(Path(__file__).parent)
     known = os.environ.get("PYTHONPATH", "")
@@ -70,10 +68,10 @@ def _extended() -> Iterator[None]:
     sys.path.remove(folder)
 
 
-async def _load_barely(engine: VllmEngine, folder: str) -> float:
+async def _bare_load(engine: VllmEngine, folder: str) -> float:
     path = Path(folder, "bare_load_s")
     await engine._adapter.call_workers("asyncrl_bare_load", str(path))
-    return float(path.read_text())  # noqa: ASYNC240  a line, while nothing goes on
+    return float(path.read_text())  # noqa: ASYNC240  one line, while the engine is paused
 
 
 def _vllm(path: Path, dtype: Any, kv: Kv) -> Config:
@@ -87,8 +85,8 @@ def _vllm(path: Path, dtype: Any, kv: Kv) -> Config:
 
 
 @asynccontextmanager
-async def _fed(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIterator[Ready]:
-    """A trainer in this process that sends its weights to the engine's worker."""
+async def _weight_source(engine: VllmEngine, model: Any, size: str, dtype: str) -> AsyncIterator[Ready]:
+    """A function that sends the trainer's weights from this process to the engine's worker."""
     hub, config = MemoryHub(), Weights()
     trainer, node = hub.connect("trainer"), hub.connect("rollout")
     member = Member("rollout", "1", engine.ranks)

@@ -1,4 +1,4 @@
-"""asyncrl's own loop, as `asyncrl run` runs it: broker and spool, rollouts, reward and trainer, each a process."""
+"""The complete loop of `asyncrl run`: broker with spool, rollouts, reward and trainer, each a process."""
 
 import subprocess
 import sys
@@ -7,20 +7,20 @@ from pathlib import Path
 from time import monotonic, time
 
 import msgspec
-from course import Course
 from cpu import CpuWatch
+from timeline import Timeline
 
 from asyncrl.config.run_file import to_toml
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_record import RunRecord, read_run
 
 
-def run(config: Config, directory: Path) -> Course:
+def run(config: Config, directory: Path) -> Timeline:
     """
-    One run.
+    Run ``config`` with its run directory in ``directory``.
 
     Raises:
-        SystemExit: It failed; says what it said.
+        SystemExit: The run failed; the message contains its output.
     """
     here = msgspec.structs.replace(config.run, dir=str(directory), name="asyncrl")
     path = directory / "asyncrl.toml"
@@ -31,22 +31,22 @@ def run(config: Config, directory: Path) -> Course:
         with CpuWatch(process.pid) as watch:
             code = process.wait()
     if code:
-        raise SystemExit(f"asyncrl run failed with {code}: {(directory / 'asyncrl.log').read_text()}")
-    return course_of(read_run(directory / "asyncrl")).seen(started_s, watch)
+        raise SystemExit(f"asyncrl run failed with exit code {code}: {(directory / 'asyncrl.log').read_text()}")
+    return read_timeline(read_run(directory / "asyncrl")).with_process_times(started_s, watch)
 
 
-def course_of(record: RunRecord) -> Course:
+def read_timeline(record: RunRecord) -> Timeline:
     """
-    What the run directory tells. The clock starts when the trainer begins to wait for its first batch.
+    Measurements from the run directory. The clock starts when the trainer begins to wait for its first batch.
 
-    A policy counts from when it was live. Evaluations are on the clock, because a rollout answers them.
+    A policy counts from the time it was live. Evaluation time is included, because rollouts run the evaluations.
     """
     times_s, steps_s = ([value for _, value in record.curve(key)] for key in ("time_s", "step_s"))
     zero_s = times_s[0] - steps_s[0]
     began_s = datetime.fromisoformat(record.events[0]["at"]).timestamp() - (time() - monotonic())
     live_s = {e["policy_version"]: e["time_s"] - zero_s for e in record.events if e["event"] == "version.live"}
     per_publish = record.config["schedule.steps_per_publish"]
-    return Course(
+    return Timeline(
         zero_s=began_s + zero_s,
         ends_s=[at_s - zero_s for at_s in times_s],
         tokens=[int(value) for _, value in record.curve("tokens")],

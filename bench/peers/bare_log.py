@@ -1,12 +1,12 @@
 """
-The floor of what is durable: a log in the middle that keeps payloads before it hands them on, and nothing else.
+Lower bound for durable transfer: a relay that writes payloads to disk before it forwards them, and nothing else.
 
     producer ─ DEALER ─▶ ROUTER log ROUTER ─▶ DEALER ─ consumer         batch: one frame of checksums and payloads
-       ▲                      │ all that has come ─ writev ─ fdatasync ─▶ disk: now it goes on
+       ▲                      │ received batches ─ writev ─ fdatasync ─▶ disk, then forward
        └─────────────────── credit ──────────────────┘
 
-Three blocking processes and no names for anything: no leases, no grading, no accounts, no acknowledgements, nobody may
-die. It checks a checksum at the end, as we do. Who keeps a trajectory before it is used cannot do less on this machine.
+Three blocking processes without leases, grading, accounting, acknowledgements or recovery. The consumer verifies
+checksums, as asyncrl does. No system that makes a trajectory durable before its use can do less on this machine.
 """
 
 import os
@@ -27,7 +27,7 @@ CHECKSUM_BYTES = 4
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories a second through the log."""
+    """Trajectories per second through the log."""
     address = free_address()
     log = await processes.start(__name__, "keep", address, str(processes.path))
     await processes.start(__name__, "produce", address, batch)
@@ -49,7 +49,7 @@ def keep(address: str, directory: str) -> None:
 
 
 def _gather(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """The batches that have come, at least one; credit goes on at once."""
+    """Receive waiting batches, at least one; forward credit immediately."""
     arrived: list[zmq.Frame] = []
     while True:
         try:
@@ -66,7 +66,7 @@ def _gather(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
 
 def _write(fd: int, buffers: list[memoryview]) -> None:
     if os.writev(fd, buffers) != sum(buffer.nbytes for buffer in buffers):
-        raise OSError("the disk took only part of a batch")
+        raise OSError("writev wrote only a part of the batches")
     os.fdatasync(fd)
 
 
@@ -87,7 +87,7 @@ def consume(address: str, batch: str, seconds: str, log_pid: str, result: str) -
         for place, checksum in enumerate(struct.unpack_from(f"<{num}I", body)):
             payload = payloads[place * size : (place + 1) * size]
             if zlib.crc32(payload) != checksum:
-                raise ValueError("a payload is damaged")
+                raise ValueError("checksum mismatch: a payload is damaged")
             decode(payload)
 
     report(result, drain(address, num, Meter(float(seconds), int(log_pid)), read))

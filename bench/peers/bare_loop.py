@@ -1,17 +1,17 @@
 """
-The least a loop of two processes can be: one samples, one trains, and nothing is between them but a queue.
+Minimal RL loop of two processes: one samples, one trains, and a queue connects them.
 
     sampler ── Queue: batches ──▶ trainer
-       ▲──── shared memory: weights, Pipe: "a batch is used up" ────┘
+       ▲──── shared memory: weights, Pipe: "batch consumed" ────────┘
 
-Engine, learner, judge and staleness bound are asyncrl's own; there is no broker, no ledger, no spool, no lease, and if
-one process dies all is lost. What asyncrl's loop needs beyond this is what the runtime costs.
+Engine, learner, verifier and staleness bound are those of asyncrl. There is no broker, ledger, spool or lease, and no
+recovery if a process dies. The additional time of asyncrl's loop is the cost of the runtime.
 
-With ``schedule.staleness`` 0 the two alternate strictly; with 1 a batch is sampled while the one before it trains.
+With ``schedule.staleness`` 0 the processes alternate strictly; with 1 a batch is sampled while the previous one trains.
 
     PYTHONPATH=bench python -m peers.bare_loop CONFIG
 
-`multiprocessing` pickles what it sends, which asyncrl never does: both ends are this file, on this machine.
+`multiprocessing` pickles messages, which asyncrl never does; here both ends are this file on this machine.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from course import Stopwatch
-from lesson import Lesson, Weights
+from timeline import Stopwatch
 from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
+from workload import Weights, Workload
 
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.config.run_file import load_config
@@ -42,7 +42,7 @@ from asyncrl.trainer.packing.batch import TrainingTrajectory
 
 
 class SharedWeights:
-    """One version of all weights, flat, in memory both processes see."""
+    """One version of all weights as a flat tensor in shared memory."""
 
     def __init__(self, lock: Lock, size: int) -> None:
         self._lock = lock
@@ -53,7 +53,7 @@ class SharedWeights:
             self._flat.copy_(parameters_to_vector(tensors))
 
     def read(self, engine: TransformersEngine) -> Weights:
-        """A copy, by name."""
+        """A copy of the weights by name."""
         with self._lock:
             flat = self._flat.clone()
         specs = engine.specs()
@@ -62,25 +62,25 @@ class SharedWeights:
 
 
 class Sampler:
-    """The sampling process: begins a batch for each one used up, so that the staleness bound holds."""
+    """The sampling process, which starts a batch for each consumed one, so that the staleness bound holds."""
 
-    def __init__(self, lesson: Lesson, shared: SharedWeights, batches: "Queue[Any]", used_up: Connection) -> None:
-        self._lesson = lesson
+    def __init__(self, workload: Workload, shared: SharedWeights, batches: "Queue[Any]", used_up: Connection) -> None:
+        self._workload = workload
         self._shared = shared
         self._batches = batches
         self._used_up = used_up
-        self._engine = lesson.engine()
-        self._sampling = lesson.config.sampling.sampling()
+        self._engine = workload.engine()
+        self._sampling = workload.config.sampling.sampling()
         self._occupancy = Occupancy()
 
     async def run(self) -> None:
-        """All batches of the run; at last, the seconds it had one in hand."""
-        wanted = asyncio.Semaphore(window(self._lesson.config))
+        """Sample all batches of the run, then send the seconds in which at least one batch was in progress."""
+        wanted = asyncio.Semaphore(window(self._workload.config))
         asyncio.get_running_loop().add_reader(self._used_up.fileno(), self._on_used_up, wanted)
         self._batches.put("ready")
         self._version, self._trained = 0, 0
-        delivered = asyncio.create_task(self._engine.resume())  # nothing comes before the first batch
-        for step in range(self._lesson.config.run.steps):
+        delivered = asyncio.create_task(self._engine.resume())  # the first batch has no predecessor to wait for
+        for step in range(self._workload.config.run.steps):
             await wanted.acquire()
             await self._refresh()
             delivered = asyncio.create_task(self._deliver(step, delivered))
@@ -99,17 +99,17 @@ class Sampler:
             await self._engine.resume()
 
     async def _deliver(self, step: int, before: "asyncio.Task[None]") -> None:
-        """Sample one batch, and hand it over after the one before it."""
+        """Sample one batch, and send it after the previous batch."""
         self._occupancy.begin()
         groups = await asyncio.gather(
-            *(self._group(step, place, prompt) for place, prompt in enumerate(self._lesson.prompts(step)))
+            *(self._group(step, place, prompt) for place, prompt in enumerate(self._workload.prompts(step)))
         )
         self._occupancy.end()
         await before
-        self._batches.put([sample for group in groups for sample in group])
+        self._batches.put([trajectory for group in groups for trajectory in group])
 
     async def _group(self, step: int, place: int, prompt: Prompt) -> list[TrainingTrajectory]:
-        schedule, prompt_ids = self._lesson.config.schedule, self._engine.encode(prompt)
+        schedule, prompt_ids = self._workload.config.schedule, self._engine.encode(prompt)
         group_id = step * schedule.groups_per_step + place
         seeds = range(group_id * schedule.group_size, (group_id + 1) * schedule.group_size)
         requests = [Request(prompt_ids=prompt_ids, sampling=self._sampling, seed=seed) for seed in seeds]
@@ -120,22 +120,22 @@ class Sampler:
                 prompt_ids=np.array(prompt_ids, np.int32),
                 completion_ids=np.array(completion.completion_ids, np.int32),
                 behavior_logprobs=np.array(completion.behavior_logprobs, np.float32),
-                reward=self._lesson.reward(prompt, self._engine.decode(completion.completion_ids)),
+                reward=self._workload.reward(prompt, self._engine.decode(completion.completion_ids)),
             )
             for completion in completions
         ]
 
 
 def window(config: Config) -> int:
-    """Batches that may be open at once: the same bound as asyncrl's, in whole batches."""
+    """Maximum number of open batches: asyncrl's window in whole batches."""
     batches: int = config.schedule.window // config.schedule.groups_per_step
     return batches
 
 
-def sample(config: Config, shared: SharedWeights, batches: "Queue[Any]", used_up: Connection) -> None:
+def run_sampler(config: Config, shared: SharedWeights, batches: "Queue[Any]", used_up: Connection) -> None:
     """The sampling process."""
     torch.set_num_threads(config.rollout.threads)
-    asyncio.run(Sampler(Lesson(config), shared, batches, used_up).run())
+    asyncio.run(Sampler(Workload(config), shared, batches, used_up).run())
 
 
 def main(path: Path) -> None:
@@ -147,25 +147,25 @@ def main(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     shared = SharedWeights(context.Lock(), sum(weight.numel() for weight in weights.values()))
     batches: Queue[Any] = context.Queue()
-    hears, says = context.Pipe(duplex=False)
-    sampler = context.Process(target=sample, args=(config, shared, batches, hears), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    sampler = context.Process(target=run_sampler, args=(config, shared, batches, receiver), daemon=True)
     sampler.start()
     batches.get()
-    watch = Stopwatch(Lesson(config), lambda: {name: weight.clone() for name, weight in weights.items()})
+    watch = Stopwatch(Workload(config), lambda: {name: weight.clone() for name, weight in weights.items()})
     watch.start()
     busy_s = 0.0
     for step in range(config.run.steps):
-        samples = batches.get()
+        trajectories = batches.get()
         taken_s = time.monotonic()
-        learner.train(samples)
+        learner.train(trajectories)
         shared.write(list(weights.values()))
-        says.send(step + 1)
+        sender.send(step + 1)
         busy_s += time.monotonic() - taken_s
-        watch.step_done(sum(len(sample.completion_ids) for sample in samples))
+        watch.step_done(sum(len(trajectory.completion_ids) for trajectory in trajectories))
     sampled_s = batches.get()
     sampler.join()
-    course = watch.course(trainer_busy_s=busy_s, rollout_busy_s=sampled_s)
-    sys.stdout.buffer.write(msgspec.json.encode(course) + b"\n")
+    timeline = watch.timeline(trainer_busy_s=busy_s, rollout_busy_s=sampled_s)
+    sys.stdout.buffer.write(msgspec.json.encode(timeline) + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """
-The limit of whatever is durable: a process that appends to a file and syncs, and nothing else. No sockets, no reader.
+Upper bound for durable throughput: a process that appends to a file and syncs, without sockets or a reader.
 
-    batch ─ write ─▶ page cache ─ fdatasync ─▶ disk: now the next one
+    batch ─ write ─▶ page cache ─ fdatasync ─▶ disk, then the next batch
 
-A segment is as large as the spool's in the same run, and is written over when it is full, so that its memory and its
-blocks are used again, as those of trimmed segments are. It bounds logs that append through the page cache; blocks laid
-out beforehand and written past the page cache would be faster, and are not a log that grows.
+Segments are as large as the spool's in the same bench. A full segment is overwritten, so its memory and disk blocks are
+reused like those of trimmed segments. The bound holds for logs that append through the page cache; preallocated blocks
+written with direct I/O would be faster, but are not a growing log.
 """
 
 import os
@@ -19,20 +19,20 @@ from payloads import batches
 from processes import Processes, report
 
 WINDOW = 2048
-"""Trajectories that may gather for one sync: all that ``durable`` and ``spool`` let anybody have under way."""
+"""Maximum trajectories per sync: the number that ``durable`` and ``spool`` allow in transit."""
 SEGMENT_BYTES = 32 << 20
 PATIENCE_S = 60.0
 
 
 async def flow(processes: Processes, batch: int, seconds: float, *, window: int = 1) -> Rate:
-    """Trajectories a second onto disk, with one sync for as many whole batches as fit ``window``, at least one."""
+    """Trajectories per second written to disk, with one sync per ``window`` trajectories in whole batches."""
     together = max(1, window // batch)
     writer = await processes.start(__name__, "write", batch, together, seconds, str(processes.path))
     return await processes.result(writer, Rate, seconds + PATIENCE_S)
 
 
 gathering_flow = partial(flow, window=WINDOW)
-"""The same if a whole window has always gathered while the last sync ran."""
+"""`flow` with a full window of trajectories in each sync."""
 
 
 def write(batch: str, together: str, seconds: str, directory: str) -> None:

@@ -1,7 +1,8 @@
 """
-Plain transformers: rectangles of so many rows, padded on the right, in the order in which trajectories came.
+Training step with plain transformers: micro-batches of a fixed number of rows, padded on the right.
 
-The step is the same otherwise: centred rewards, clipped ratio, mean over tokens, gradient norm of 1, fused AdamW.
+Everything else is the same as in asyncrl's step: centred and scaled rewards, clipped ratio, mean over tokens, gradient
+norm clipped to 1, fused AdamW.
 """
 
 import ragged
@@ -11,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 
 def main(work: ragged.Work) -> ragged.Timed:
-    """Time it."""
     model = AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32, attn_implementation="sdpa").eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     rewards = torch.tensor(work.rewards).view(-1, ragged.GROUP_SIZE)
@@ -30,7 +30,7 @@ def main(work: ragged.Work) -> ragged.Timed:
 
 
 def loss(model: torch.nn.Module, work: ragged.Work, places: list[int], advantages: Tensor) -> Tensor:
-    """Sum over the tokens of a rectangle."""
+    """[] clipped policy-gradient loss, summed over the completion tokens of ``places``."""
     width = max(len(work.completions[place]) for place in places)
     prompts = torch.tensor([work.prompt(place) for place in places])
     completions, behavior, mask = torch.zeros(3, len(places), width)
@@ -40,7 +40,7 @@ def loss(model: torch.nn.Module, work: ragged.Work, places: list[int], advantage
         behavior[row, :length] = torch.tensor(work.behavior_logprobs(place))
         mask[row, :length] = 1
     ids = torch.cat((prompts, completions.long()), 1)
-    # Causal attention keeps padding on the right from what is before it, so no mask is needed.
+    # With causal attention, tokens cannot attend to the padding on their right, so no attention mask is needed.
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=width + 1).logits[:, :-1]
     logprobs = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), completions.long(), reduction="none")
     ratio = (logprobs - behavior).exp()
@@ -50,4 +50,4 @@ def loss(model: torch.nn.Module, work: ragged.Work, places: list[int], advantage
 
 
 if __name__ == "__main__":
-    ragged.answer(main(ragged.read()))
+    ragged.print_timed(main(ragged.read_work()))

@@ -1,5 +1,5 @@
 """
-The limit: pyzmq and nothing else. Three blocking processes, a credit window, no accounts, no acknowledgements, no disk.
+Upper bound for throughput: three blocking pyzmq processes with credits; no accounting, acknowledgements or disk.
 
     producer ─ DEALER ─▶ ROUTER relay ROUTER ─▶ DEALER ─ consumer         batch: one frame of concatenated payloads
        ▲─────────────────── credit ──────────────┘
@@ -17,7 +17,7 @@ from processes import Processes, free_address, report
 NAME = "raw zmq relay"
 REQUIRES = "zmq"
 WINDOW = 2048
-"""Trajectories between producer and consumer."""
+"""Maximum trajectories between producer and consumer."""
 MIN_BATCHES = 8
 PATIENCE_S = 60.0
 
@@ -25,7 +25,7 @@ PRODUCER, CONSUMER = b"producer", b"consumer"
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories a second through the relay."""
+    """Trajectories per second through the relay."""
     address = free_address()
     relaying = await processes.start(__name__, "relay", address)
     await processes.start(__name__, "produce", address, batch)
@@ -36,7 +36,7 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
 
 
 async def round_trips(processes: Processes, seconds: float) -> list[float]:
-    """Seconds of each call of an echo."""
+    """Seconds of each call of an echo process."""
     address = free_address()
     await processes.start(__name__, "echo", address)
     caller = await processes.start(__name__, "call", address, seconds, str(processes.path))
@@ -57,7 +57,7 @@ def produce(address: str, batch: str) -> None:
 
 
 def feed(address: str, frames: Iterator[bytes]) -> None:
-    """Send a frame for each credit, for ever."""
+    """Send one frame for each credit, endlessly."""
     socket = dealer(address, PRODUCER)
     while True:
         for _ in range(int(socket.recv())):
@@ -76,10 +76,10 @@ def consume(address: str, batch: str, seconds: str, relay_pid: str, result: str)
 
 
 def drain(address: str, num: int, meter: Meter, read: Callable[[memoryview], None]) -> Rate:
-    """Have batches of ``num`` read until the time is over, and give credit for more."""
+    """Receive batches of ``num`` trajectories, pass them to ``read`` and grant credit until ``meter`` finishes."""
     socket = dealer(address, CONSUMER)
     window = max(MIN_BATCHES, WINDOW // num)
-    time.sleep(0.5)  # The process in the middle refuses credit for a producer that has not connected yet.
+    time.sleep(0.5)  # The relay cannot route credit to a producer that has not connected yet.
     socket.send(str(window).encode())
     owed = 0
     while meter.rate is None:
@@ -112,7 +112,7 @@ def call(address: str, seconds: str, result: str) -> None:
 
 
 def dealer(address: str, name: bytes) -> "zmq.Socket[bytes]":
-    """A peer of the process in the middle."""
+    """A socket with identity ``name``, connected to the relay."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.connect(address)

@@ -1,10 +1,10 @@
 """
-Ray with a queue actor, after the pattern of verl's fully asynchronous message queue.
+Ray with a queue actor, modelled on the message queue of verl's fully asynchronous trainer.
 
     producer actor ─ 4 puts in flight ─▶ queue actor: a deque and a condition ◀─ one get at a time ─ consumer (driver)
 
-An item is a batch, pickled to bytes by the producer, and one call carries one item. Kinder than the pattern in two
-ways: a full queue makes the producer wait instead of dropping the oldest item, and nothing is printed.
+The producer pickles each batch to bytes, and each call carries one batch. Two differences from verl favour Ray: a full
+queue makes the producer wait instead of dropping the oldest item, and nothing is printed.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ PATIENCE_S = 120.0
 
 
 async def flow(processes: Processes, batch: int, seconds: float, *, gets: int = 1) -> Rate:
-    """Trajectories a second through the queue actor."""
+    """Trajectories per second through the queue actor."""
     consumer = await processes.start(__name__, "consume", batch, seconds, gets, str(processes.path))
     return await processes.result(consumer, Rate, seconds + PATIENCE_S)
 
 
 eager_flow = partial(flow, gets=4)
-"""The same with 4 gets in flight, which verl's trainer does not do."""
+"""`flow` with 4 concurrent gets, which verl's trainer does not use."""
 
 
 async def round_trips(processes: Processes, seconds: float) -> list[float]:
-    """Seconds of each call of an actor that does nothing."""
+    """Seconds of each call of an echo actor."""
     caller = await processes.start(__name__, "call", seconds, str(processes.path))
     return await processes.result(caller, list[float], seconds + PATIENCE_S)
 
 
 class Queue:
-    """The actor in the middle."""
+    """The queue actor."""
 
     def __init__(self) -> None:
         self._items: deque[bytes] = deque()
@@ -67,7 +67,7 @@ class Queue:
 
 
 class Producer:
-    """Puts for ever."""
+    """The producer actor, which puts batches endlessly."""
 
     async def run(self, queue: Any, batch: int) -> None:
         import ray
@@ -83,8 +83,6 @@ class Producer:
 
 
 class Echo:
-    """Answers."""
-
     async def echo(self, body: bytes) -> bytes:
         return body
 
@@ -121,7 +119,7 @@ def call(seconds: str, result: str) -> None:
 
 
 def _ray() -> Any:
-    """A Ray of our own on the loopback interface."""
+    """Start a new local Ray instance on the loopback interface."""
     import ray
 
     ray.init(

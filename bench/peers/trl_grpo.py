@@ -1,12 +1,12 @@
 """
-TRL's GRPOTrainer on the CPU: one process that generates with transformers, then trains, then generates again.
+TRL's GRPOTrainer on the CPU: one process that alternates between generation with transformers and training.
 
     PYTHONPATH=bench python -m peers.trl_grpo CONFIG THREADS ROWS
 
-Everything that could be equal is: base, prompts in order, group size, lengths, loss (DAPO's token mean, the same clip
-bounds, no KL), AdamW with the same warm-up, judge. What only costs time is off: trackers, checkpoints, progress bars,
-gradient checkpointing. ROWS is ``per_device_train_batch_size``; gradients of the micro-batches are accumulated to one
-optimizer step, so it changes the speed and not the algorithm.
+The following is the same as for asyncrl: base model, prompts and their order, group size, lengths, loss (DAPO's token
+mean, clip bounds, no KL), AdamW with its warm-up, and reward function. Trackers, checkpoints, progress bars and
+gradient checkpointing are off, because they only cost time. ROWS is ``per_device_train_batch_size``; the gradients of
+the micro-batches are accumulated to one optimizer step, so ROWS changes the speed and not the algorithm.
 """
 
 import sys
@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 import torch
-from course import Stopwatch
 from datasets import Dataset
-from lesson import Lesson, Weights
+from timeline import Stopwatch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from workload import Weights, Workload
 
 from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.config.run_file import load_config
@@ -32,7 +32,7 @@ SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 
 
 def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
-    """The config in TRL's words."""
+    """The config as TRL arguments."""
     schedule, sampling, algorithm = config.schedule, config.sampling, config.algorithm
     loss = resolve_loss(algorithm.loss).settings
     return GRPOConfig(
@@ -65,13 +65,13 @@ def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
     )
 
 
-class Judge:
-    """The reward function, as TRL calls it. Counts the completion tokens of the step."""
+class RewardFunction:
+    """Reward function with TRL's signature, which also counts the completion tokens of the step."""
 
-    __name__ = "judge"
+    __name__ = "reward_function"
 
-    def __init__(self, lesson: Lesson) -> None:
-        self._lesson = lesson
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
         self.tokens = 0
 
     def __call__(
@@ -84,27 +84,27 @@ class Judge:
         **_: Any,
     ) -> list[float]:
         self.tokens = sum(map(len, completion_ids))
-        asked = (Prompt(text=text, answer=right) for text, right in zip(prompts, answer, strict=True))
-        return list(map(self._lesson.reward, asked, completions))
+        answered = (Prompt(text=text, answer=right) for text, right in zip(prompts, answer, strict=True))
+        return list(map(self._workload.reward, answered, completions))
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]
-    """Starts the clock with the first step, and stops it after each."""
+    """Starts the stopwatch at the first step, and records the end of each step."""
 
-    def __init__(self, watch: Stopwatch, judge: Judge) -> None:
+    def __init__(self, watch: Stopwatch, reward_function: RewardFunction) -> None:
         self._watch = watch
-        self._judge = judge
+        self._reward_function = reward_function
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
             self._watch.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._watch.step_done(self._judge.tokens)
+        self._watch.step_done(self._reward_function.tokens)
 
 
 def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Optimizer, Any]:
-    """AdamW and its warm-up, as the learner of asyncrl has them."""
+    """AdamW and learning-rate schedule with the settings of asyncrl's learner."""
     trainer = config.trainer
     adam = torch.optim.AdamW(
         model.parameters(),
@@ -119,31 +119,31 @@ def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Opti
 
 
 def main(path: Path, threads: int, rows: int) -> None:
-    """Train, and print the course."""
+    """Train, and print the measurements as JSON."""
     torch.set_num_threads(threads)
     config = load_config(path)
-    lesson = Lesson(config)
+    workload = Workload(config)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
-    asked = [prompt for step in range(config.run.steps) for prompt in lesson.prompts(step)]
-    judge = Judge(lesson)
+    prompts_in_order = [prompt for step in range(config.run.steps) for prompt in workload.prompts(step)]
+    reward_function = RewardFunction(workload)
 
     def weights() -> Weights:
         return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
-    watch = Stopwatch(lesson, weights)
+    watch = Stopwatch(workload, weights)
     with TemporaryDirectory() as output:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=judge,
+            reward_funcs=reward_function,
             args=arguments(config, rows, output),
-            train_dataset=Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in asked]),
+            train_dataset=Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in prompts_in_order]),
             processing_class=tokenizer,
-            callbacks=[Timing(watch, judge)],
+            callbacks=[Timing(watch, reward_function)],
             optimizers=optimizers(config, model),
         )
         trainer.train()
-    sys.stdout.buffer.write(msgspec.json.encode(watch.course()) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(watch.timeline()) + b"\n")
 
 
 if __name__ == "__main__":

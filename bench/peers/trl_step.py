@@ -1,8 +1,8 @@
 """
-TRL's GRPOTrainer on completions that are already there: its step without generation.
+Training step of TRL's GRPOTrainer on given completions, without generation.
 
-Its ``rollout_func`` hands them out, so what is timed is what TRL does with a batch: padding, scoring, loss, backward
-and AdamW. Gradient checkpointing, which it has on by default, is off, as it is for the others.
+A ``rollout_func`` returns the completions, so the timed work is padding, scoring, loss, backward and AdamW. Gradient
+checkpointing, which is on by default in TRL, is off, as for the other contenders.
 """
 
 import time
@@ -17,39 +17,39 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-class Given:
-    """Completions and rewards, in the order in which they are asked for."""
+class GivenCompletions:
+    """Source of the given completions and their rewards, with TRL's interfaces."""
 
     def __init__(self, work: ragged.Work) -> None:
         self._work = work
         self._texts = [" ".join(f"w{token}" for token in prompt) for prompt in work.prompts]
         self.__name__ = "given"
-        self._asked: list[int] = []
+        self._places: list[int] = []
 
     def prompts(self, steps: int) -> list[dict[str, str]]:
-        """[steps * groups] in order."""
+        """[steps * groups] dataset rows."""
         return [{"prompt": text} for _ in range(steps) for text in self._texts]
 
     def rollout(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        """What GRPOTrainer calls instead of generating."""
+        """The ``rollout_func`` of GRPOTrainer, which replaces generation."""
         seen: defaultdict[str, int] = defaultdict(int)
-        self._asked = []
+        self._places = []
         for text in prompts:
-            self._asked.append(self._texts.index(text) * ragged.GROUP_SIZE + seen[text])
+            self._places.append(self._texts.index(text) * ragged.GROUP_SIZE + seen[text])
             seen[text] += 1
         return {
-            "prompt_ids": [self._work.prompt(place) for place in self._asked],
-            "completion_ids": [self._work.completions[place] for place in self._asked],
-            "logprobs": [self._work.behavior_logprobs(place) for place in self._asked],
+            "prompt_ids": [self._work.prompt(place) for place in self._places],
+            "completion_ids": [self._work.completions[place] for place in self._places],
+            "logprobs": [self._work.behavior_logprobs(place) for place in self._places],
         }
 
     def __call__(self, **_: object) -> list[float]:
-        """The reward function."""
-        return [self._work.rewards[place] for place in self._asked]
+        """The reward function: [trajectories] rewards of the last rollout."""
+        return [self._work.rewards[place] for place in self._places]
 
 
 class Marks(TrainerCallback):  # type: ignore[misc]
-    """When steps begin and end."""
+    """Records (wall, CPU) clock readings at the start of the first step and the end of each step."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, float]] = []
@@ -66,8 +66,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
 
 def main(work: ragged.Work) -> ragged.Timed:
-    """Time it."""
-    given, marks, steps = Given(work), Marks(), work.steps + ragged.WARM_UPS
+    given, marks, steps = GivenCompletions(work), Marks(), work.steps + ragged.WARM_UPS
     model = AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32)
     with TemporaryDirectory() as output:
         GRPOTrainer(
@@ -98,8 +97,8 @@ def main(work: ragged.Work) -> ragged.Timed:
             processing_class=AutoTokenizer.from_pretrained(work.model, padding_side="left"),
             callbacks=[marks],
         ).train()
-    return ragged.of_marks(marks.at[ragged.WARM_UPS :])
+    return ragged.timed_from_marks(marks.at[ragged.WARM_UPS :])
 
 
 if __name__ == "__main__":
-    ragged.answer(main(ragged.read()))
+    ragged.print_timed(main(ragged.read_work()))

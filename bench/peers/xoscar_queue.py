@@ -23,19 +23,19 @@ PATIENCE_S = 60.0
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories a second through the queue actor."""
+    """Trajectories per second through the queue actor."""
     consumer = await processes.start(__name__, "consume", batch, seconds, str(processes.path))
     return await processes.result(consumer, Rate, seconds + PATIENCE_S)
 
 
 async def round_trips(processes: Processes, seconds: float) -> list[float]:
-    """Seconds of each call of an actor that does nothing."""
+    """Seconds of each echo call to the queue actor."""
     caller = await processes.start(__name__, "call", seconds, str(processes.path))
     return await processes.result(caller, list[float], seconds + PATIENCE_S)
 
 
 class Queue(xoscar.StatelessActor):  # type: ignore[misc]
-    """The actor in the middle. Stateless only in name: an `Actor` would hold its lock while a get waits."""
+    """The queue actor. A `StatelessActor`, because an `Actor` would hold its lock while a get waits."""
 
     def __init__(self) -> None:
         self._items: deque[list[bytes]] = deque()
@@ -63,7 +63,7 @@ class Queue(xoscar.StatelessActor):  # type: ignore[misc]
 
 
 class Producer(xoscar.Actor):  # type: ignore[misc]
-    """Puts for ever."""
+    """The producer actor, which puts batches endlessly."""
 
     async def run(self, queue: Any, batch: int) -> None:
         items = batches(batch)
@@ -101,7 +101,7 @@ async def _consume(batch: int, seconds: float, result: str) -> None:
     await asyncio.wait([asyncio.create_task(get_all()) for _ in range(IN_FLIGHT)], return_when=asyncio.FIRST_COMPLETED)
     report(result, meter.rate)
     await pool.stop()
-    os._exit(0)  # Gets in flight would be waited for.
+    os._exit(0)  # A normal exit would wait for the pending gets.
 
 
 def call(seconds: str, result: str) -> None:
@@ -120,7 +120,7 @@ async def _call(seconds: float, result: str) -> None:
 
 
 async def _pool() -> tuple[Any, Any]:
-    """A pool of this process and two more, and a queue in the first of those."""
+    """Create a pool of this process and two more, and a queue actor in the first of those two."""
     pool = await xoscar.create_actor_pool(free_address().removeprefix("tcp://"), n_process=2)
     queue = await xoscar.create_actor(
         Queue, address=pool.external_address, uid="queue", allocate_strategy=xoscar.allocate_strategy.ProcessIndex(1)

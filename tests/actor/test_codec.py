@@ -1,4 +1,4 @@
-"""Frames survive a round trip; any other bytes are a `DecodeError` and nothing worse."""
+"""A frame survives encoding and decoding; any other bytes raise `DecodeError`."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ def test_a_frame_survives_the_round_trip(body: Message | Ack | Resend | Reset) -
     assert decode(encode(frame)) == frame
 
 
-def test_a_codec_knows_its_own_vocabulary_only() -> None:
+def test_a_codec_decodes_only_its_own_messages() -> None:
     pings = Codec(Ping)
     frame = encode(Envelope(1, 0, Ping(memoryview(b"abc"))))
     body = pings.decode(frame).body
@@ -53,12 +53,12 @@ def test_a_codec_knows_its_own_vocabulary_only() -> None:
     ],
     ids=lambda frame: repr(frame[:16]),
 )
-def test_bytes_that_are_no_message_are_a_decode_error(frame: bytes) -> None:
+def test_malformed_bytes_raise_a_decode_error(frame: bytes) -> None:
     with pytest.raises(DecodeError, match="not a message"):
         decode(frame)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(frame: bytes) -> None:
+def test_arbitrary_bytes_raise_only_decode_errors(frame: bytes) -> None:
     with contextlib.suppress(DecodeError):
         decode(frame)

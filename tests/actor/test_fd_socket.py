@@ -1,4 +1,4 @@
-"""A ZeroMQ socket in a loop: nothing it receives can stop the loop from turning, nothing it sends can make it deaf."""
+"""`FdSocket`: received messages never block other tasks, and sending never loses a wakeup."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two connected sockets without limits; the first is for the loop."""
+    """Two connected sockets without high-water marks; the first is for the loop."""
     context = zmq.Context()
     ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     for socket in (ours, theirs):
@@ -34,30 +34,30 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick would hide a wakeup that never came."""
+    """Disable ticks, which would hide a lost wakeup."""
     monkeypatch.setattr(fd_socket, "TICK_S", 3600.0)
 
 
-def turns_of_a_flood(pair: Pair, num: int) -> int:
-    """In how many turns of the loop ``num`` messages were taken in, while another task wanted every turn."""
+def iterations_of_a_flood(pair: Pair, num: int) -> int:
+    """Number of loop iterations that received ``num`` messages, while another task ran in every iteration."""
     ours, theirs = pair
     for _ in range(num):
         theirs.send(b"flood")
 
     async def scene() -> int:
-        turn = 0
-        taken_in: list[int] = []
+        iteration = 0
+        received: list[int] = []
         done = asyncio.Event()
 
         def on_message(frames: list[zmq.Frame]) -> None:
-            taken_in.append(turn)
-            if len(taken_in) == num:
+            received.append(iteration)
+            if len(received) == num:
                 done.set()
 
         async def ticker() -> None:
-            nonlocal turn
+            nonlocal iteration
             while True:
-                turn += 1
+                iteration += 1
                 await asyncio.sleep(0)
 
         ticking = asyncio.create_task(ticker())
@@ -66,23 +66,23 @@ def turns_of_a_flood(pair: Pair, num: int) -> int:
             await done.wait()
         ticking.cancel()
         socket.close()
-        return len(set(taken_in))
+        return len(set(received))
 
     return asyncio.run(scene())
 
 
-def test_the_loop_turns_during_a_flood_once_the_budget_is_used_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fd_socket, "DRAIN_S", -1.0)  # One message uses it up.
-    # Two share a turn only where the descriptor and the budget both call in it.
-    assert turns_of_a_flood(pair, 2000) >= 1000
+def test_other_tasks_run_during_a_flood_once_the_budget_is_spent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fd_socket, "DRAIN_S", -1.0)  # One message spends the budget.
+    # Two messages share an iteration only if the callbacks of the descriptor and of the budget both run in it.
+    assert iterations_of_a_flood(pair, 2000) >= 1000
 
 
-def test_within_the_budget_many_messages_share_a_turn(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_the_budget_many_messages_share_an_iteration(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fd_socket, "DRAIN_S", 3600.0)
-    assert turns_of_a_flood(pair, 2000) < 1000
+    assert iterations_of_a_flood(pair, 2000) < 1000
 
 
-def test_sending_while_the_receive_side_waits_never_makes_it_deaf(pair: Pair) -> None:
+def test_sending_never_loses_the_wakeup_of_a_received_message(pair: Pair) -> None:
     ours, theirs = pair
 
     async def scene() -> None:
@@ -95,7 +95,7 @@ def test_sending_while_the_receive_side_waits_never_makes_it_deaf(pair: Pair) ->
         asking = FdSocket(ours, lambda frames: answers.put_nowait(frames[0].bytes), lambda: None)
         async with asyncio.timeout(DEADLINE_S):
             for number in range(1000):
-                # Several sends in one turn: each may swallow the edge that an answer raised.
+                # Several sends in one iteration: each may consume the edge-triggered event of an answer.
                 for part in range(number % 4 + 1):
                     assert asking.send([b"%d.%d" % (number, part)])
                 for part in range(number % 4 + 1):
@@ -131,7 +131,7 @@ def test_a_paused_socket_receives_nothing_until_it_is_resumed(pair: Pair) -> Non
     asyncio.run(scene())
 
 
-def test_a_send_that_zeromq_will_not_take_is_false() -> None:
+def test_send_returns_false_if_zeromq_refuses_the_message() -> None:
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.SNDHWM, 3)
@@ -141,11 +141,11 @@ def test_a_send_that_zeromq_will_not_take_is_false() -> None:
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     async def scene() -> None:
-        socket, to_nobody = (FdSocket(kind, lambda frames: None, lambda: None) for kind in (dealer, router))
+        socket, unrouted = (FdSocket(kind, lambda frames: None, lambda: None) for kind in (dealer, router))
         assert [socket.send([b"x"]) for _ in range(5)] == [True, True, True, False, False]
-        assert not to_nobody.send([b"nobody", b"x"])
+        assert not unrouted.send([b"nobody", b"x"])
         socket.close()
-        to_nobody.close()
+        unrouted.close()
         assert not socket.send([b"x"])
         socket.close()
 
@@ -153,7 +153,7 @@ def test_a_send_that_zeromq_will_not_take_is_false() -> None:
     context.term()
 
 
-def test_ticks_go_on_while_nothing_arrives(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_continue_without_messages(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fd_socket, "TICK_S", 0.0)
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""A queue bounded in bytes, whose consumer cannot stop the loop from turning."""
+"""`Inbox`: a queue with a limit in bytes, whose consumer lets other tasks run."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from asyncrl.actor.inbox import Inbox
 from asyncrl.errors import LinkClosed, LinkReset
 
 
-def test_what_is_queued_comes_out_in_order_and_then_the_error() -> None:
+def test_get_returns_queued_items_in_order_and_then_raises_the_error() -> None:
     async def scene() -> None:
         inbox = Inbox[str](100)
         inbox.put("first", 1)
@@ -22,7 +22,7 @@ def test_what_is_queued_comes_out_in_order_and_then_the_error() -> None:
     asyncio.run(scene())
 
 
-def test_the_first_error_stays() -> None:
+def test_only_the_first_error_is_raised() -> None:
     async def scene() -> None:
         inbox = Inbox[str](100)
         inbox.fail(LinkReset("first"))
@@ -33,7 +33,7 @@ def test_the_first_error_stays() -> None:
     asyncio.run(scene())
 
 
-def test_it_is_full_by_bytes_and_has_room_again_once_they_are_taken() -> None:
+def test_an_inbox_is_full_by_bytes_and_has_room_after_a_get() -> None:
     async def scene() -> None:
         inbox = Inbox[str](10)
         inbox.put("a", 6)
@@ -64,7 +64,7 @@ def test_a_waiting_consumer_is_woken_by_an_item_and_by_an_error() -> None:
     asyncio.run(scene())
 
 
-def test_a_cancelled_consumer_loses_nothing() -> None:
+def test_a_cancelled_consumer_loses_no_item() -> None:
     async def scene() -> None:
         inbox = Inbox[str](10)
         waiting = asyncio.create_task(inbox.get())
@@ -78,7 +78,7 @@ def test_a_cancelled_consumer_loses_nothing() -> None:
     asyncio.run(scene())
 
 
-def test_a_consumer_that_never_waits_still_lets_the_loop_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_never_waits_lets_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.actor.inbox.TURN_S", 0.0)
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""What every `Link` and `Hub` promises, kept by the one in memory and by the one over ZeroMQ."""
+"""The contract of `Link` and `Hub`, tested in memory and over ZeroMQ."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,11 +14,11 @@ from asyncrl.errors import LinkClosed, LinkReset
 from asyncrl.messages import CODEC, Bye, Offer, Stop
 
 DEADLINE_S = 30.0
-"""Far beyond what any of this takes: a test that hangs says so."""
+"""Seconds after which a hanging test fails."""
 
 
 class Place:
-    """A hub, and links to it that are closed at the end."""
+    """A hub and its links; the stack closes them at the end."""
 
     def __init__(self, kind: str, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -32,8 +32,8 @@ class Place:
         self._stack.push_async_callback(link.aclose)
         return link
 
-    async def met(self, peer: str) -> Link:
-        """A link the hub has heard of."""
+    async def connect_known(self, peer: str) -> Link:
+        """Connect a link and send its first message, so that the hub knows the peer."""
         link = self.connect(peer)
         await link.send(Offer(0))
         assert await self.hub.receive() == (peer, Offer(0))
@@ -48,7 +48,7 @@ async def place(kind: str) -> AsyncIterator[Place]:
 
 @pytest.fixture(params=["memory", "zmq"])
 def play(request: pytest.FixtureRequest) -> Callable[[Callable[[Place], Coroutine[Any, Any, None]]], None]:
-    """Runs a scene at a place of either kind."""
+    """Run a scene with an in-memory hub or with a ZeroMQ hub."""
 
     async def at_place(scene: Callable[[Place], Coroutine[Any, Any, None]]) -> None:
         async with place(request.param) as here:
@@ -63,7 +63,7 @@ NUM = 2000
 
 def test_every_message_arrives_once_in_order_both_ways_at_once(play: Play) -> None:
     async def scene(here: Place) -> None:
-        link = await here.met("rollout-0.a")
+        link = await here.connect_known("rollout-0.a")
 
         async def link_sends() -> None:
             for number in range(NUM):
@@ -76,17 +76,17 @@ def test_every_message_arrives_once_in_order_both_ways_at_once(play: Play) -> No
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(link_sends())
             tasks.create_task(hub_sends())
-            heard = tasks.create_task(take(NUM, here.hub.receive))
-            told = tasks.create_task(take(NUM, link.receive))
-        assert heard.result() == [("rollout-0.a", Offer(number)) for number in range(NUM)]
-        assert told.result() == [Stop(str(number)) for number in range(NUM)]
+            at_hub = tasks.create_task(take(NUM, here.hub.receive))
+            at_link = tasks.create_task(take(NUM, link.receive))
+        assert at_hub.result() == [("rollout-0.a", Offer(number)) for number in range(NUM)]
+        assert at_link.result() == [Stop(str(number)) for number in range(NUM)]
 
     play(scene)
 
 
-def test_peers_are_told_apart_and_each_hears_only_its_own(play: Play) -> None:
+def test_each_peer_receives_only_its_own_messages(play: Play) -> None:
     async def scene(here: Place) -> None:
-        links = {peer: await here.met(peer) for peer in ("a.1", "b.1", "c.1")}
+        links = {peer: await here.connect_known(peer) for peer in ("a.1", "b.1", "c.1")}
         for peer in links:
             here.hub.send(peer, Stop(peer))
         assert {peer: await link.receive() for peer, link in links.items()} == {peer: Stop(peer) for peer in links}
@@ -94,9 +94,9 @@ def test_peers_are_told_apart_and_each_hears_only_its_own(play: Play) -> None:
     play(scene)
 
 
-def test_a_restarted_node_is_another_peer(play: Play) -> None:
+def test_a_restarted_node_is_a_new_peer(play: Play) -> None:
     async def scene(here: Place) -> None:
-        former, latter = await here.met("rollout-0.a"), await here.met("rollout-0.b")
+        former, latter = await here.connect_known("rollout-0.a"), await here.connect_known("rollout-0.b")
         here.hub.send("rollout-0.b", Stop("new"))
         assert await latter.receive() == Stop("new")
         here.hub.forget("rollout-0.a")
@@ -108,18 +108,18 @@ def test_a_restarted_node_is_another_peer(play: Play) -> None:
     play(scene)
 
 
-def test_a_message_to_nobody_is_no_error(play: Play) -> None:
+def test_a_message_to_an_unknown_peer_is_ignored(play: Play) -> None:
     async def scene(here: Place) -> None:
         here.hub.send("nobody.1", Stop("?"))
         here.hub.forget("nobody.1")
-        await here.met("somebody.1")
+        await here.connect_known("somebody.1")
 
     play(scene)
 
 
-def test_a_forgotten_link_hands_out_what_it_has_and_then_sees_a_reset(play: Play) -> None:
+def test_a_forgotten_link_returns_received_messages_and_then_raises_link_reset(play: Play) -> None:
     async def scene(here: Place) -> None:
-        link = await here.met("a.1")
+        link = await here.connect_known("a.1")
         here.hub.send("a.1", Stop("last words"))
         here.hub.forget("a.1")
         assert await link.receive() == Stop("last words")
@@ -136,7 +136,7 @@ def test_a_forgotten_link_hands_out_what_it_has_and_then_sees_a_reset(play: Play
 
 def test_a_closed_link_refuses_to_send_ends_iteration_and_may_be_closed_again(play: Play) -> None:
     async def scene(here: Place) -> None:
-        link = await here.met("a.1")
+        link = await here.connect_known("a.1")
         await link.aclose()
         await link.aclose()
         with pytest.raises(LinkClosed):
@@ -148,24 +148,24 @@ def test_a_closed_link_refuses_to_send_ends_iteration_and_may_be_closed_again(pl
     play(scene)
 
 
-def test_closing_wakes_whoever_waits(play: Play) -> None:
+def test_closing_wakes_waiting_receivers(play: Play) -> None:
     async def scene(here: Place) -> None:
-        link = await here.met("a.1")
-        heard = asyncio.create_task(here.hub.receive())
-        told = asyncio.create_task(link.receive())
+        link = await here.connect_known("a.1")
+        at_hub = asyncio.create_task(here.hub.receive())
+        at_link = asyncio.create_task(link.receive())
         await asyncio.sleep(0)
         await link.aclose()
         await here.hub.aclose()
-        for waiting in (heard, told):
+        for waiting in (at_hub, at_link):
             with pytest.raises(LinkClosed):
                 await waiting
 
     play(scene)
 
 
-def test_what_was_sent_before_closing_arrives(play: Play) -> None:
+def test_messages_sent_before_closing_arrive(play: Play) -> None:
     async def scene(here: Place) -> None:
-        link = await here.met("a.1")
+        link = await here.connect_known("a.1")
         for number in range(NUM):
             await link.send(Offer(number))
         await link.send(Bye("done"))
@@ -178,9 +178,9 @@ def test_what_was_sent_before_closing_arrives(play: Play) -> None:
     play(scene)
 
 
-def test_a_closed_hub_says_so_once_everything_it_has_is_handed_out(play: Play) -> None:
+def test_a_closed_hub_raises_link_closed(play: Play) -> None:
     async def scene(here: Place) -> None:
-        await here.met("a.1")
+        await here.connect_known("a.1")
         await here.hub.aclose()
         await here.hub.aclose()
         with pytest.raises(LinkClosed):

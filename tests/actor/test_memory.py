@@ -1,4 +1,4 @@
-"""Links in memory: messages by reference, peers by name. Claims shared with ZeroMQ are in test_link.py."""
+"""In-memory links pass messages by reference. Tests shared with ZeroMQ are in test_link.py."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ def test_a_link_of_a_closed_hub_cannot_send() -> None:
         asyncio.run(main())
 
 
-def test_a_dropped_peer_is_told_at_its_next_message() -> None:
+def test_a_forgotten_peer_gets_a_reset_at_its_next_send() -> None:
     async def main() -> None:
         hub = MemoryHub()
         link = hub.connect("a")

@@ -14,7 +14,7 @@ class Found(Message, frozen=True):
     note: str = ""
 
 
-def test_a_message_is_an_array_with_its_name_in_front() -> None:
+def test_a_message_is_an_array_that_begins_with_its_name() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(Found(Place(3), "x"))) == ["Found", [3], "x"]
 
 

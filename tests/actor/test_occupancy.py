@@ -1,4 +1,4 @@
-"""Time, split in two."""
+"""`Occupancy` splits time into busy time and wait time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ class Clock:
         return self.now_s
 
 
-def test_time_with_something_active_is_busy_and_the_rest_is_wait() -> None:
+def test_time_with_an_active_call_is_busy_and_the_rest_is_wait() -> None:
     clock = Clock()
     occupancy = Occupancy(clock)
     for now_s, change in [(2.0, occupancy.begin), (3.0, occupancy.begin), (5.0, occupancy.end), (9.0, occupancy.end)]:
@@ -27,7 +27,7 @@ def test_time_with_something_active_is_busy_and_the_rest_is_wait() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.booleans())))
-def test_both_always_add_up_to_the_time_since_the_start(changes: list[tuple[int, bool]]) -> None:
+def test_busy_and_wait_add_up_to_the_time_since_the_start(changes: list[tuple[int, bool]]) -> None:
     clock = Clock()
     occupancy = Occupancy(clock)
     for passed_s, begins in changes:

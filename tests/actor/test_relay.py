@@ -1,4 +1,4 @@
-"""What a child says reaches standard error as it is, and its end is kept."""
+"""`Relay` copies the output of a child to standard error unchanged and keeps its end."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import pytest
 from asyncrl.actor.relay import Relay
 
 
-def test_all_is_passed_on_and_the_end_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_is_copied_to_standard_error_and_its_end_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     async def scene() -> bytes:
         relay = Relay(kept_bytes=4)
         with relay.end() as output:
@@ -19,12 +19,12 @@ def test_all_is_passed_on_and_the_end_is_kept(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().err == "one two"
 
 
-def test_it_is_passed_on_while_nobody_asks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_is_copied_without_a_call_of_tail(capfd: pytest.CaptureFixture[str]) -> None:
     async def scene() -> None:
         relay = Relay(kept_bytes=4)
         with relay.end() as output:
             os.write(output.fileno(), b"now")
-            for _ in range(3):  # turns of the loop: it looks at the pipe, then calls who reads it
+            for _ in range(3):  # The loop polls the pipe in one iteration and calls its reader in a later one.
                 await asyncio.sleep(0)
             assert capfd.readouterr().err == "now"
         assert relay.tail() == b"now"
@@ -32,21 +32,19 @@ def test_it_is_passed_on_while_nobody_asks(capfd: pytest.CaptureFixture[str]) ->
     asyncio.run(scene())
 
 
-def test_the_next_life_begins_with_nothing_said() -> None:
+def test_a_restarted_child_begins_with_an_empty_tail() -> None:
     async def scene() -> bytes:
         relay = Relay(kept_bytes=100)
         assert relay.tail() == b""
-        for said in (b"first", b"second"):
+        for text in (b"first", b"second"):
             with relay.end() as output:
-                output.write(said)
+                output.write(text)
         return relay.tail()
 
     assert asyncio.run(scene()) == b"second"
 
 
-def test_one_that_outlives_the_child_does_not_hold_up_what_was_said() -> None:
-    """A grandchild keeps the pipe open."""
-
+def test_a_grandchild_that_keeps_the_pipe_open_does_not_block_tail() -> None:
     async def scene() -> bytes:
         relay = Relay(kept_bytes=100)
         with relay.end() as output:

@@ -1,4 +1,4 @@
-"""Whatever the wire loses, repeats or reorders, the other end takes in exactly what was sent, in order."""
+"""Over a wire that loses, repeats or reorders frames, the receiver gets every message once, in order."""
 
 import pytest
 from hypothesis import given
@@ -22,9 +22,7 @@ decode = CODEC.decode
 ROOM = 1 << 20
 
 
-def taking(wire: list[bytes]) -> Transmit:
-    """A wire that takes every frame."""
-
+def transmit_to(wire: list[bytes]) -> Transmit:
     def transmit(frame: bytes) -> bool:
         wire.append(frame)
         return True
@@ -64,7 +62,7 @@ class End:
 
 
 def deliver(sender: End, receiver: End) -> int:
-    """Everything on the wire, in order."""
+    """Deliver all frames in order; returns their number."""
     frames, sender.wire = sender.wire, []
     for frame in frames:
         receiver.accept(frame)
@@ -72,7 +70,7 @@ def deliver(sender: End, receiver: End) -> int:
 
 
 def settle(a: End, b: End) -> int:
-    """Deliver until both wires are silent; returns how many frames that took."""
+    """Deliver until both wires are empty; returns the number of frames."""
     total = 0
     while num := deliver(a, b) + deliver(b, a):
         total += num
@@ -94,7 +92,7 @@ STEPS = st.lists(
 
 
 def disturb(sender: End, receiver: End, action: str, number: int) -> None:
-    """One thing that may happen on the way from ``sender`` to ``receiver``."""
+    """Apply one event to the wire from ``sender`` to ``receiver``."""
     place = number % max(len(sender.wire), 1)
     match action:
         case "send":
@@ -135,7 +133,7 @@ def test_the_receiver_sees_exactly_the_sent_sequence_over_any_wire(steps: list[t
         assert (one.session.num_unacked, one.session.unacked_bytes) == (0, 0)
 
 
-def test_a_long_loss_is_repaired_at_the_pace_of_acknowledgements_not_of_the_clock() -> None:
+def test_a_long_loss_is_repaired_without_waiting_for_ticks() -> None:
     a, b = End(), End()
     a.send(500)
     del a.wire[:300]
@@ -145,7 +143,7 @@ def test_a_long_loss_is_repaired_at_the_pace_of_acknowledgements_not_of_the_cloc
     assert num_frames == 200 + 1 + 500 + 500 // ACK_EVERY_MESSAGES
 
 
-def test_a_gap_is_asked_for_once_however_much_is_in_flight_behind_it() -> None:
+def test_a_gap_causes_one_resend_request() -> None:
     a, b = End(), End()
     a.send(100)
     del a.wire[0]
@@ -153,7 +151,7 @@ def test_a_gap_is_asked_for_once_however_much_is_in_flight_behind_it() -> None:
     assert len(bodies(b.wire, Resend)) == 1
 
 
-def test_new_messages_wait_their_turn_while_old_ones_are_repeated() -> None:
+def test_new_messages_wait_while_old_ones_are_repeated() -> None:
     a, b = End(), End()
     a.send(100)
     a.wire.clear()
@@ -165,7 +163,8 @@ def test_new_messages_wait_their_turn_while_old_ones_are_repeated() -> None:
     assert b.received == a.sent
 
 
-def test_silence_repeats_only_the_oldest_frame_because_the_other_end_may_just_be_busy() -> None:
+def test_silence_repeats_only_the_oldest_frame() -> None:
+    """The receiver may only be busy, so the other frames may have arrived."""
     a = End()
     a.send(10)
     a.wire.clear()
@@ -187,7 +186,7 @@ def test_progress_postpones_repetition() -> None:
     assert a.wire == []
 
 
-def test_a_refused_frame_is_due_again_and_keeps_its_place() -> None:
+def test_a_refused_frame_is_sent_again_in_order() -> None:
     a, b = End(), End()
     a.send(3)
     a.is_refused = True
@@ -200,7 +199,7 @@ def test_a_refused_frame_is_due_again_and_keeps_its_place() -> None:
     assert b.received == a.sent
 
 
-def test_a_refused_request_and_a_refused_acknowledgement_are_said_at_the_next_tick() -> None:
+def test_a_refused_acknowledgement_or_request_is_sent_at_the_next_tick() -> None:
     b = End()
     b.is_refused = True
     b.accept(encode(Envelope(1, 0, Offer(0))))
@@ -214,7 +213,7 @@ def test_a_refused_request_and_a_refused_acknowledgement_are_said_at_the_next_ti
     assert [type(decode(frame).body) for frame in b.wire] == [Ack, Resend]
 
 
-def test_a_repeat_is_dropped_and_acknowledged_again() -> None:
+def test_a_repeated_frame_is_dropped_and_acknowledged_again() -> None:
     b = End()
     frame = encode(Envelope(1, 0, Offer(7)))
     for _ in range(3):
@@ -224,7 +223,7 @@ def test_a_repeat_is_dropped_and_acknowledged_again() -> None:
     assert [decode(frame).ack for frame in b.wire] == [1, 1, 1]
 
 
-def test_an_acknowledgement_is_due_every_so_many_messages_and_bytes() -> None:
+def test_an_acknowledgement_is_sent_after_a_number_of_messages_or_bytes() -> None:
     a, b = End(), End()
     a.send(ACK_EVERY_MESSAGES - 1)
     deliver(a, b)
@@ -238,7 +237,7 @@ def test_an_acknowledgement_is_due_every_so_many_messages_and_bytes() -> None:
     assert [decode(frame).ack for frame in b.wire] == [1]
 
 
-def test_a_message_carries_the_acknowledgement_that_is_owed() -> None:
+def test_a_message_carries_the_pending_acknowledgement() -> None:
     a, b = End(), End()
     a.send(5)
     deliver(a, b)
@@ -247,7 +246,7 @@ def test_a_message_carries_the_acknowledgement_that_is_owed() -> None:
     assert [(envelope.seq, envelope.ack) for envelope in map(decode, b.wire)] == [(1, 5)]
 
 
-def test_unacknowledged_bytes_bound_what_has_room() -> None:
+def test_unacknowledged_bytes_limit_the_room_to_send() -> None:
     frame_bytes = len(encode(Envelope(1, 0, Offer(0)))) + FRAME_OVERHEAD_BYTES
     a = End(max_unacked_bytes=3 * frame_bytes)
     for num in range(1, 4):
@@ -259,28 +258,28 @@ def test_unacknowledged_bytes_bound_what_has_room() -> None:
     assert a.session.has_room
 
 
-def test_a_frame_the_other_end_would_hang_up_on_is_never_sent() -> None:
+def test_an_oversize_frame_is_never_sent() -> None:
     session = Session(ROOM, max_frame_bytes=1000)
     wire: list[bytes] = []
     with pytest.raises(BrokenInvariant, match=r"StoreSet makes a frame of 10\d\d bytes, but at most 1000"):
-        session.send(StoreSet("group", "key", b"x" * 1000), taking(wire))
+        session.send(StoreSet("group", "key", b"x" * 1000), transmit_to(wire))
     assert (wire, session.num_unacked) == ([], 0)
 
 
-def test_an_end_that_does_not_know_the_session_resets_it() -> None:
+def test_a_reset_frame_resets_the_session() -> None:
     with pytest.raises(LinkReset, match="restarted"):
         End().accept(RESET_FRAME)
 
 
-def test_an_acknowledgement_of_what_was_never_sent_resets_the_session() -> None:
+def test_an_acknowledgement_of_an_unsent_frame_resets_the_session() -> None:
     a = End()
     a.send(2)
     with pytest.raises(LinkReset, match="never sent"):
         a.accept(encode(Envelope(0, 3, Ack())))
 
 
-def test_an_answer_of_another_life_of_the_other_end_resets_the_session() -> None:
-    """A first frame that was sent twice may begin a session with both."""
+def test_an_answer_of_another_incarnation_resets_the_session() -> None:
+    """A repeated first frame may begin a session with both incarnations."""
     a = End()
     a.send()
     earlier, later = End(signature=7), End(signature=8)
@@ -293,7 +292,7 @@ def test_an_answer_of_another_life_of_the_other_end_resets_the_session() -> None
         a.accept(later.wire[1])
 
 
-def test_an_end_that_does_not_sign_is_taken_as_it_is() -> None:
+def test_frames_without_a_signature_are_accepted() -> None:
     a, b = End(), End(signature=7)
     a.send(2)
     for frame in a.wire:

@@ -1,4 +1,4 @@
-"""Children end with their parent and their own children with them; restarts have a budget."""
+"""A child and its descendants end with the parent; restarts have a budget."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def test_a_restart_older_than_the_window_is_forgotten() -> None:
     assert budget.spend(0.0) == pytest.approx(0.2)
     assert budget.spend(50.0) == pytest.approx(0.4)
     assert budget.spend(100.0) is None
-    assert budget.spend(100.1) == pytest.approx(0.4)  # the one of 50.0 still counts
+    assert budget.spend(100.1) == pytest.approx(0.4)  # the restart at 50.0 still counts
     assert budget.spend(1000.0) == pytest.approx(0.2)
 
 
@@ -37,7 +37,7 @@ def test_a_pause_is_never_longer_than_ten_seconds() -> None:
     assert [budget.spend(float(now_s)) for now_s in range(5000)][-1] == 10.0
 
 
-def test_no_restarts_means_none() -> None:
+def test_a_budget_of_zero_allows_no_restart() -> None:
     assert RestartBudget(max_restarts=0, window_s=1.0).spend(0.0) is None
 
 
@@ -50,13 +50,13 @@ def shell(tmp_path: Path, script: str) -> Child:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Path:
-    """A pipe that reads as ended once nobody holds its other end open: how a test sees that a process is gone."""
+    """A FIFO that a process writes to: its reader sees the end of file once that process is gone."""
     path = tmp_path / "held"
     os.mkfifo(path)
     return path
 
 
-def test_its_output_is_kept_and_its_last_line_is_its_last_words(tmp_path: Path) -> None:
+def test_the_output_of_a_child_is_logged_and_its_last_line_is_kept(tmp_path: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, 'echo "$GREETING"; echo "asyncrl: no such file" >&2; exit 78')
         assert child.last_line() == ""
@@ -71,7 +71,7 @@ def test_its_output_is_kept_and_its_last_line_is_its_last_words(tmp_path: Path) 
     asyncio.run(scene())
 
 
-def test_its_own_sentence_is_why_it_ended_whatever_is_complained_of_after_it(tmp_path: Path) -> None:
+def test_the_last_line_of_asyncrl_takes_precedence_over_later_output(tmp_path: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, "echo asyncrl: no such file; echo warning: 2 objects leaked; exit 78")
         await child.start()
@@ -81,7 +81,7 @@ def test_its_own_sentence_is_why_it_ended_whatever_is_complained_of_after_it(tmp
     asyncio.run(scene())
 
 
-def test_what_was_said_in_an_earlier_life_is_not_why_this_one_ended(tmp_path: Path) -> None:
+def test_the_last_line_is_from_the_latest_start(tmp_path: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, f"cd {tmp_path}; [ -e lived ] && exec echo second; touch lived; echo asyncrl: first")
         for expected in ("first", "second"):
@@ -119,7 +119,7 @@ def test_a_child_that_was_never_started_cannot_be_waited_for_but_may_be_ended(tm
     asyncio.run(scene())
 
 
-def test_what_a_child_started_dies_with_it(tmp_path: Path, held: Path) -> None:
+def test_grandchildren_die_with_the_child(tmp_path: Path, held: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, f"sleep 1000 > {held} & read go < {held}.go; exit 3")
         os.mkfifo(f"{held}.go")
@@ -133,7 +133,7 @@ def test_what_a_child_started_dies_with_it(tmp_path: Path, held: Path) -> None:
     asyncio.run(scene())
 
 
-def test_ending_lets_a_child_finish_what_it_has_in_hand(tmp_path: Path, held: Path) -> None:
+def test_end_gives_a_child_time_to_drain(tmp_path: Path, held: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, f"trap 'echo drained; exit 0' TERM; echo ready > {held}; while :; do sleep 0.01; done")
         await child.start()
@@ -147,7 +147,7 @@ def test_ending_lets_a_child_finish_what_it_has_in_hand(tmp_path: Path, held: Pa
     asyncio.run(scene())
 
 
-def test_a_child_that_will_not_leave_is_killed_with_all_it_started(tmp_path: Path, held: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path, held: Path) -> None:
     async def scene() -> None:
         child = shell(tmp_path, f"trap '' TERM; sleep 1000 > {held}")
         await child.start()
@@ -160,7 +160,7 @@ def test_a_child_that_will_not_leave_is_killed_with_all_it_started(tmp_path: Pat
     asyncio.run(scene())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells children of their parent's death on Linux only")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
 def test_a_child_dies_when_its_parent_is_killed(tmp_path: Path, held: Path) -> None:
     parent = f"""
 import asyncio
@@ -194,43 +194,45 @@ def test_output_without_a_log_goes_to_standard_error_and_its_last_line_is_kept(
     assert capfd.readouterr().err == "first\nasyncrl: no such file\n" * 2
 
 
-# ── kept alive ──────────────────────────────────────────────────────────────────────────────
+# ── keep_alive ──────────────────────────────────────────────────────────────────────────────
 
 
-def kept(tmp_path: Path, script: str, verdict: AfterExit, *, max_restarts: int = 0) -> tuple[int, list[Exit]]:
-    """The exit code of its last life, and what its keeper heard. It is over once it was heard thrice."""
-    heard: list[Exit] = []
+def run_kept_alive(
+    tmp_path: Path, script: str, decision: AfterExit, *, max_restarts: int = 0
+) -> tuple[int, list[Exit]]:
+    """Exit code of the last start, and the reported exits; the run is over after three."""
+    exits: list[Exit] = []
 
     async def after_exit(code: int) -> AfterExit:
-        return "leave" if code == 0 else verdict
+        return "leave" if code == 0 else decision
 
-    async def exited(left: Exit) -> None:
-        heard.append(left)
+    async def exited(report: Exit) -> None:
+        exits.append(report)
 
     async def scene() -> int:
         child = shell(tmp_path, script)
         await child.start()
         budget = RestartBudget(max_restarts, window_s=1000.0)
-        return await keep_alive(child, budget, after_exit=after_exit, exited=exited, is_over=lambda: len(heard) == 3)
+        return await keep_alive(child, budget, after_exit=after_exit, exited=exited, is_over=lambda: len(exits) == 3)
 
-    return asyncio.run(scene()), heard
+    return asyncio.run(scene()), exits
 
 
-def test_a_child_that_leaves_as_it_should_is_let_go_without_a_word(tmp_path: Path) -> None:
-    assert kept(tmp_path, "exit 0", "restart", max_restarts=5) == (0, [])
+def test_a_child_that_leaves_on_purpose_is_not_reported(tmp_path: Path) -> None:
+    assert run_kept_alive(tmp_path, "exit 0", "restart", max_restarts=5) == (0, [])
 
 
 def test_a_child_is_started_again_until_its_budget_is_spent(tmp_path: Path) -> None:
-    code, heard = kept(tmp_path, "echo oops; exit 70", "restart", max_restarts=1)
+    code, exits = run_kept_alive(tmp_path, "echo oops; exit 70", "restart", max_restarts=1)
     assert code == 70
-    assert heard == [Exit("rollout-0", 70, "exited with 70: oops", restarting=again) for again in (True, False)]
+    assert exits == [Exit("rollout-0", 70, "exited with 70: oops", restarting=again) for again in (True, False)]
 
 
-def test_a_child_that_would_only_end_the_same_way_again_is_not_started_again(tmp_path: Path) -> None:
-    code, heard = kept(tmp_path, "exit 78", "end", max_restarts=5)
-    assert (code, [left.restarting for left in heard]) == (78, [False])
+def test_a_child_with_a_permanent_failure_is_not_started_again(tmp_path: Path) -> None:
+    code, exits = run_kept_alive(tmp_path, "exit 78", "end", max_restarts=5)
+    assert (code, [report.restarting for report in exits]) == (78, [False])
 
 
-def test_nothing_is_started_once_it_is_over(tmp_path: Path) -> None:
-    code, heard = kept(tmp_path, "exit 70", "restart", max_restarts=9)
-    assert (code, len(heard)) == (70, 3)
+def test_no_child_is_started_after_the_run_is_over(tmp_path: Path) -> None:
+    code, exits = run_kept_alive(tmp_path, "exit 70", "restart", max_restarts=9)
+    assert (code, len(exits)) == (70, 3)

@@ -1,4 +1,4 @@
-"""What only sockets can do wrong: hostile frames, lost connections, full queues, busy ports."""
+"""Faults that only sockets have: hostile frames, lost connections, full queues, busy ports."""
 
 import asyncio
 import threading
@@ -41,7 +41,7 @@ async def link_to(address: str, identity: str, *, max_frame_bytes: int = 1 << 20
 
 @pytest.fixture
 def stranger() -> Iterator["zmq.Socket[bytes]"]:
-    """A peer that speaks ZeroMQ and nothing of ours."""
+    """A ZeroMQ peer that does not speak asyncrl's protocol."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -74,7 +74,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("frames", HOSTILE, ids=lambda frames: repr(frames[0][:12]))
-def test_a_hostile_frame_hurts_neither_the_hub_nor_its_peers(
+def test_a_hostile_frame_harms_neither_the_hub_nor_its_peers(
     stranger: "zmq.Socket[bytes]", frames: list[bytes]
 ) -> None:
     async def scene() -> None:
@@ -82,7 +82,7 @@ def test_a_hostile_frame_hurts_neither_the_hub_nor_its_peers(
             stranger.connect(hub.address)
             stranger.send_multipart(frames)
             stranger.send(frame(1, 0, Bye("now in earnest")))
-            # Even the stranger is heard once it makes sense, which shows that the rest was read before.
+            # The valid frame of the stranger arrives after the hostile one, so the hub has read both.
             heard = await hub.receive()
             while heard == ("stranger.1", Offer(1)):
                 heard = await hub.receive()
@@ -128,7 +128,7 @@ def test_an_oversize_frame_closes_its_own_connection_and_no_other(stranger: "zmq
     asyncio.run(scene())
 
 
-def test_an_oversize_message_of_ours_is_refused_before_it_is_sent() -> None:
+def test_an_oversize_message_is_refused_before_it_is_sent() -> None:
     async def scene() -> None:
         async with hub_at(max_frame_bytes=1000) as hub, link_to(hub.address, "a.1", max_frame_bytes=1000) as link:
             large = b"x" * 2000
@@ -142,7 +142,7 @@ def test_an_oversize_message_of_ours_is_refused_before_it_is_sent() -> None:
     asyncio.run(scene())
 
 
-def test_a_peer_that_reads_nothing_holds_up_nobody_else(stranger: "zmq.Socket[bytes]") -> None:
+def test_a_peer_that_reads_nothing_blocks_no_other_peer(stranger: "zmq.Socket[bytes]") -> None:
     async def scene() -> None:
         async with hub_at() as hub, link_to(hub.address, "honest.1") as honest:
             stranger.connect(hub.address)
@@ -150,7 +150,7 @@ def test_a_peer_that_reads_nothing_holds_up_nobody_else(stranger: "zmq.Socket[by
             await hub.receive()
             await honest.send(Offer(1))
             await hub.receive()
-            for _ in range(4000):  # Far above ZeroMQ's queue and the kernel's buffers.
+            for _ in range(4000):  # Far more than ZeroMQ's queue and the kernel's buffers hold.
                 hub.send("stranger.1", StoreValue("group", "key", b"x" * 10_000))
             hub.send("honest.1", Stop("not behind those"))
             assert await honest.receive() == Stop("not behind those")
@@ -175,7 +175,7 @@ class Cable:
         return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Whatever is on its way is lost."""
+        """Abort all connections; data in transit is lost."""
         writers, self._writers = self._writers, []
         self.num_cuts += bool(writers)
         for writer in writers:
@@ -202,7 +202,7 @@ class Cable:
             writer.close()
 
 
-def test_nothing_is_lost_or_repeated_over_a_cable_that_is_cut_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_is_lost_or_repeated_over_broken_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fd_socket, "TICK_S", 0.02)
     monkeypatch.setattr(session, "REPEAT_TICKS", 3)
     num, cut_every = 3000, 600
@@ -233,7 +233,7 @@ def test_nothing_is_lost_or_repeated_over_a_cable_that_is_cut_again_and_again(mo
     asyncio.run(scene())
 
 
-def test_a_reconnected_link_takes_the_place_of_its_dead_connection(stranger: "zmq.Socket[bytes]") -> None:
+def test_a_reconnected_link_replaces_its_dead_connection(stranger: "zmq.Socket[bytes]") -> None:
     async def scene() -> None:
         async with hub_at() as hub:
             stranger.connect(hub.address)
@@ -250,7 +250,7 @@ def test_a_reconnected_link_takes_the_place_of_its_dead_connection(stranger: "zm
     asyncio.run(scene())
 
 
-def test_a_link_to_a_restarted_hub_sees_a_reset_when_it_speaks() -> None:
+def test_a_link_to_a_restarted_hub_is_reset_at_its_next_send() -> None:
     async def scene() -> None:
         async with hub_at() as former, link_to(former.address, "a.1") as link:
             await link.send(Offer(1))
@@ -268,7 +268,7 @@ def test_a_link_to_a_restarted_hub_sees_a_reset_when_it_speaks() -> None:
 
 
 async def bound_again(address: str) -> ZmqHub:
-    """ZeroMQ lets go of a port some time after it was told to."""
+    """Bind as soon as ZeroMQ frees the port, which may be later than the close of its socket."""
     while True:
         try:
             return ZmqHub(address, CODEC)
@@ -298,14 +298,14 @@ def test_a_sender_waits_while_the_receiver_is_behind(monkeypatch: pytest.MonkeyP
             for number in range(num):
                 _, message = await hub.receive()
                 assert message == StoreSet("group", str(number), b"x" * message_bytes)
-                # Taken, waiting in the inbox, and unacknowledged; of the last two, one frame may stand above the limit.
+                # Received, queued in the inbox, and unacknowledged; the last two may exceed their limit by a frame.
                 assert num_sent <= number + 1 + (10_000 + 60_000) / message_bytes + 2
             await flooding
 
     asyncio.run(scene())
 
 
-def test_a_link_whose_peer_vanished_refuses_instead_of_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_link_without_a_peer_fails_its_waiting_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_link, "MAX_UNACKED_BYTES", 1)
     monkeypatch.setattr(zmq_link, "LINGER_MS", 1)
 
@@ -322,7 +322,7 @@ def test_a_link_whose_peer_vanished_refuses_instead_of_waiting_for_ever(monkeypa
     asyncio.run(scene())
 
 
-def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
+def test_other_tasks_run_while_a_hub_is_flooded() -> None:
     num = 20_000
 
     all_heard = threading.Event()
@@ -338,12 +338,12 @@ def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
         context.destroy(linger=0)
 
     async def scene() -> None:
-        turns = 0
+        iterations = 0
 
         async def ticker() -> None:
-            nonlocal turns
+            nonlocal iterations
             while True:
-                turns += 1
+                iterations += 1
                 await asyncio.sleep(0)
 
         async with hub_at() as hub:
@@ -351,19 +351,19 @@ def test_other_tasks_get_their_turns_while_a_hub_is_flooded() -> None:
             thread = threading.Thread(target=flood, args=(hub.address,))
             thread.start()
             await hub.receive()
-            turns = 0
+            iterations = 0
             for seq in range(2, num + 1):
                 assert await hub.receive() == ("flood.1", Offer(seq))
             ticking.cancel()
             all_heard.set()
             thread.join()
-        # They take far above 20 ms, and a turn may take one for the socket and one for the inbox.
-        assert turns >= 10
+        # The messages take far more than 20 ms; one iteration has 1 ms for the socket and 1 ms for the inbox.
+        assert iterations >= 10
 
     asyncio.run(scene())
 
 
-def test_a_conversation_needs_no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_arrive_without_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fd_socket, "TICK_S", 3600.0)
 
     async def scene() -> None:
@@ -380,7 +380,7 @@ def test_a_conversation_needs_no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── addresses ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_busy_port_is_one_sentence() -> None:
+def test_a_busy_port_is_reported_in_one_sentence() -> None:
     async def scene() -> None:
         async with hub_at() as hub:
             with pytest.raises(LinkError) as raised:
@@ -393,7 +393,7 @@ def test_a_busy_port_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://", "127.0.0.1:1", "tcp://127.0.0.1:x", "carrier-pigeon://1"])
-def test_an_address_zeromq_cannot_use_is_one_sentence(address: str) -> None:
+def test_an_invalid_address_is_reported_in_one_sentence(address: str) -> None:
     async def scene() -> None:
         with pytest.raises(LinkError, match=f"cannot bind {address}: "):
             ZmqHub(address, CODEC)
@@ -403,7 +403,7 @@ def test_an_address_zeromq_cannot_use_is_one_sentence(address: str) -> None:
     asyncio.run(scene())
 
 
-def test_an_identity_zeromq_cannot_use_is_one_sentence() -> None:
+def test_an_invalid_identity_is_reported_in_one_sentence() -> None:
     async def scene() -> None:
         with pytest.raises(LinkError, match=r"cannot connect to tcp://127\.0\.0\.1:9 as 'aaa"):
             ZmqLink("tcp://127.0.0.1:9", "a" * 256, CODEC)
@@ -411,7 +411,7 @@ def test_an_identity_zeromq_cannot_use_is_one_sentence() -> None:
     asyncio.run(scene())
 
 
-def test_an_actor_of_the_same_process_is_a_peer_like_any_other() -> None:
+def test_a_local_actor_is_a_peer_like_a_remote_one() -> None:
     async def scene() -> None:
         async with hub_at() as hub, link_to(hub.address, "far.1") as far:
             near = hub.connect_local("near.1")
@@ -427,8 +427,8 @@ def test_an_actor_of_the_same_process_is_a_peer_like_any_other() -> None:
     asyncio.run(scene())
 
 
-def test_a_peer_that_falls_silent_after_answering_is_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process is gone and nobody started it again: whoever waits for it must not wait for ever."""
+def test_a_peer_that_stops_answering_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the peer is gone and was not restarted."""
     monkeypatch.setattr(fd_socket, "TICK_S", 0.001)
     monkeypatch.setattr(zmq_link, "SILENT_TICKS", 20)
 
@@ -449,8 +449,8 @@ def test_a_peer_that_falls_silent_after_answering_is_given_up_by_name(monkeypatc
     assert sentence.startswith(address)
 
 
-def test_a_peer_that_was_said_to_be_there_and_never_answers_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spool of a broker that died after it had said where its spool is."""
+def test_an_announced_peer_that_never_answers_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, the spool of a broker that died after it sent the address of the spool."""
     monkeypatch.setattr(fd_socket, "TICK_S", 0.001)
     monkeypatch.setattr(zmq_link, "SILENT_TICKS", 20)
 

@@ -1,4 +1,4 @@
-"""Found, welcomed, refused, or told in one sentence that nobody is there."""
+"""A node joins its broker, is refused, or fails in one sentence if no broker answers."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ def test_a_refusal_is_raised_with_the_reason_of_the_broker() -> None:
     asyncio.run(scene())
 
 
-def test_a_hello_to_nobody_is_one_sentence_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_without_a_broker_fails_in_one_sentence_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_link, "LINGER_MS", 1)
 
     async def scene() -> None:
@@ -65,7 +65,7 @@ def test_a_hello_to_nobody_is_one_sentence_within_the_deadline(monkeypatch: pyte
     asyncio.run(scene())
 
 
-def test_what_comes_before_the_welcome_is_not_taken_for_it() -> None:
+def test_messages_before_the_welcome_are_skipped() -> None:
     async def scene() -> None:
         hub = MemoryHub()
         link = hub.connect("supervisor-0.1")
@@ -82,7 +82,7 @@ def test_two_starts_of_a_node_are_two_peers() -> None:
     assert all(start.peer.startswith("rollout-0.") for start in starts)
 
 
-def test_bulk_goes_to_the_spool_of_the_welcome() -> None:
+def test_the_spool_link_uses_the_address_of_the_welcome() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
@@ -96,7 +96,7 @@ def test_bulk_goes_to_the_spool_of_the_welcome() -> None:
     asyncio.run(scene())
 
 
-def test_beats_go_on_until_the_link_ends_and_say_how_late_they_are() -> None:
+def test_beats_continue_until_the_link_closes_and_report_their_lag() -> None:
     async def scene() -> None:
         hub = MemoryHub()
         link = hub.connect("a.1")
@@ -117,7 +117,7 @@ def test_beats_go_on_until_the_link_ends_and_say_how_late_they_are() -> None:
     asyncio.run(scene())
 
 
-def test_leaving_says_goodbye_and_closes() -> None:
+def test_leaving_sends_bye_and_closes_the_link() -> None:
     async def scene() -> None:
         hub = MemoryHub()
         link = hub.connect("a.1")
@@ -129,7 +129,7 @@ def test_leaving_says_goodbye_and_closes() -> None:
     asyncio.run(scene())
 
 
-def test_leaving_a_broker_that_is_gone_just_closes() -> None:
+def test_leaving_a_broker_that_is_gone_only_closes_the_link() -> None:
     async def scene() -> None:
         hub = MemoryHub()
         link = hub.connect("a.1")

@@ -1,4 +1,4 @@
-"""Whoever asks for a trajectory gets the one that was stored, or is told which one cannot be read."""
+"""A fetch returns the stored trajectory, or names the payload that cannot be read."""
 
 import asyncio
 import zlib
@@ -32,7 +32,7 @@ REFS = list(STORED)
 
 
 def play(scene: Callable[[MemoryHub, PayloadClient, "asyncio.Task[None]"], Coroutine[Any, Any, None]]) -> None:
-    """Runs a scene with a client that is running, and the test as its spool."""
+    """Run a scene with a running client; the test acts as its spool."""
 
     async def run() -> None:
         hub = MemoryHub()
@@ -57,7 +57,7 @@ def answer(hub: MemoryHub, fetch: Fetch) -> None:
     hub.send(PEER, Fetched(fetch.request_id, [STORED[ref] for ref in fetch.refs]))
 
 
-def test_what_is_asked_for_comes_back_in_the_order_asked() -> None:
+def test_trajectories_are_returned_in_the_order_of_their_refs() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         fetching = asyncio.create_task(client.fetch_all(REFS, DEADLINE_S))
         requests: list[Fetch] = []
@@ -72,7 +72,7 @@ def test_what_is_asked_for_comes_back_in_the_order_asked() -> None:
     play(scene)
 
 
-def test_many_who_fetch_at_once_share_a_request() -> None:
+def test_concurrent_fetches_share_a_request() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         fetching = [asyncio.create_task(client.fetch(ref)) for ref in REFS[:5]]
         fetch = await asked(hub)
@@ -83,7 +83,7 @@ def test_many_who_fetch_at_once_share_a_request() -> None:
     play(scene)
 
 
-def test_one_that_cannot_be_read_spoils_no_other() -> None:
+def test_an_unreadable_payload_fails_no_other_fetch() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         gone, good = (asyncio.create_task(client.fetch(ref)) for ref in REFS[:2])
         fetch = await asked(hub)
@@ -95,7 +95,7 @@ def test_one_that_cannot_be_read_spoils_no_other() -> None:
     play(scene)
 
 
-def test_no_answer_is_a_timeout() -> None:
+def test_a_missing_answer_is_a_timeout() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         with pytest.raises(TimeoutError):
             await client.fetch_all(REFS[:1], deadline_s=0.0)
@@ -103,7 +103,7 @@ def test_no_answer_is_a_timeout() -> None:
     play(scene)
 
 
-def test_an_answer_nobody_waits_for_is_ignored() -> None:
+def test_an_answer_to_a_cancelled_fetch_is_ignored() -> None:
     async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         impatient = asyncio.create_task(client.fetch(REFS[0]))
         fetch = await asked(hub)
@@ -117,7 +117,7 @@ def test_an_answer_nobody_waits_for_is_ignored() -> None:
     play(scene)
 
 
-def test_a_spool_that_restarted_and_one_that_is_gone_end_the_client() -> None:
+def test_a_restarted_or_closed_spool_ends_the_client() -> None:
     async def restarted(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
         hub.forget(PEER)
         with pytest.raises(LinkReset):
@@ -132,7 +132,7 @@ def test_a_spool_that_restarted_and_one_that_is_gone_end_the_client() -> None:
     play(gone)
 
 
-def test_bytes_that_are_not_what_was_stored_are_refused() -> None:
+def test_damaged_payloads_are_refused() -> None:
     ref, payload = stored(1)
     damaged = memoryview(bytes(payload[:-1]) + b"?")
     with pytest.raises(DecodeError, match="segment 1, offset 1 is damaged: expected checksum 0x"):

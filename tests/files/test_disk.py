@@ -21,7 +21,7 @@ def test_a_disk_error_names_the_file_the_cause_and_the_remedy() -> None:
     )
 
 
-def test_an_error_without_a_number_keeps_its_words() -> None:
+def test_an_error_without_an_errno_keeps_its_text() -> None:
     with pytest.raises(RunFailed, match="cannot write a: torn apart;"):
         write(Path("a"), OSError("torn apart"))
 

@@ -44,12 +44,12 @@ def test_a_torn_line_is_cut_and_reported_once(tmp_path_factory: pytest.TempPathF
     assert lines.cut() is None
 
 
-def test_no_file_has_no_torn_line(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_torn_line(tmp_path: Path) -> None:
     assert JsonLines(tmp_path / "events.jsonl").cut() is None
     assert not (tmp_path / "events.jsonl").exists()
 
 
-def test_a_full_disk_is_named_and_costs_only_the_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_only_that_line(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "events.jsonl")
     lines.append({"step": 1})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -64,16 +64,16 @@ def test_a_full_disk_is_named_and_costs_only_the_line(tmp_path: Path) -> None:
     assert lines.read() == [{"step": 1}, {"step": 3}]
 
 
-def test_no_file_is_no_lines(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert JsonLines(tmp_path / "events.jsonl").read() == []
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"cannot read .*: Is a directory"):
         JsonLines(tmp_path).read()
 
 
-def test_numbers_json_lacks_become_null(tmp_path: Path) -> None:
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.append({"kl": float("nan"), "loss": float("-inf")})
 
@@ -81,7 +81,7 @@ def test_numbers_json_lacks_become_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{]\n", b"[1]\n", b'{"a": "\xff"}\n', b"\n"])
-def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"a": 1}\n' + damage + b'{"a": 2}\n')
 
@@ -89,7 +89,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
         JsonLines(path).read()
 
 
-def test_lines_can_be_read_from_the_end_of_an_earlier_one(tmp_path: Path) -> None:
+def test_since_returns_the_lines_after_an_offset(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
     assert lines.since(0) == []
     lines.append({"step": 1})
@@ -99,10 +99,10 @@ def test_lines_can_be_read_from_the_end_of_an_earlier_one(tmp_path: Path) -> Non
     assert lines.since(second) == []
     with lines.path.open("ab") as file:
         file.write(b'{"step": 3')
-    assert lines.since(second) == [], "not yet whole"
+    assert lines.since(second) == [], "the line is not complete yet"
 
 
-def test_a_damaged_line_is_named_by_its_byte_offset(tmp_path: Path) -> None:
+def test_a_damaged_line_is_reported_with_its_byte_offset(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n{]\n')
     with pytest.raises(LedgerError, match=r"metrics\.jsonl at byte 9 is not a JSON object"):

@@ -96,7 +96,6 @@ class ToyRun:
         return found
 
     def pid_of(self, node: str, of: "subprocess.Popen[str] | None" = None) -> int:
-        """Process id of ``node``."""
         for pid in self.processes(of):
             try:
                 if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
@@ -109,19 +108,19 @@ class ToyRun:
         return len(self.directory.read_metrics()) if self.directory.metrics.exists() else 0
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Poll until ``condition``; fails if the run ends or hangs."""
+        """Poll until ``condition`` is true; fails if the run ends or hangs."""
         deadline_s = time.monotonic() + self.patience_s
         while not condition():
             self.most_processes = max(self.most_processes, len(self.processes()))
             assert self._process.poll() is None, f"the run ended too early: {self._process.communicate()}"
-            assert time.monotonic() < deadline_s, f"the run hangs: {self.last_words()}"
+            assert time.monotonic() < deadline_s, f"the run hangs: {self.log_tails()}"
             time.sleep(POLL_S)
 
-    def last_words(self) -> str:
-        """The last lines of all logs and events, to find out why a run hangs."""
-        said = {path.name: path.read_text().splitlines() for path in sorted(self.directory.logs.glob("*.log"))}
-        said["events"] = list(map(str, self.events))
-        lines = (f"{name}: {line}" for name, all_lines in said.items() for line in all_lines[-LOG_LINES:])
+    def log_tails(self) -> str:
+        """The last lines of every log and of the events, for the message about a run that hangs."""
+        lines_by_file = {path.name: path.read_text().splitlines() for path in sorted(self.directory.logs.glob("*.log"))}
+        lines_by_file["events"] = list(map(str, self.events))
+        lines = (f"{name}: {line}" for name, all_lines in lines_by_file.items() for line in all_lines[-LOG_LINES:])
         return "\n".join([f"{self.steps_done()} steps done", *lines])
 
     def until_next_step(self) -> None:
@@ -141,7 +140,7 @@ class ToyRun:
 
     def freeze_at_work(self, node: str) -> int:
         """
-        Stop ``node`` for good while it holds leases; returns its process.
+        Stop ``node`` by SIGSTOP while it holds leases; returns its process id.
 
         Once the run is stuck, every trajectory without a result is leased to the frozen node. If the node held no lease
         when it was stopped, it is continued, and stopped again while many trajectories are being sampled.
@@ -166,7 +165,7 @@ class ToyRun:
         dropped = [record.group_id for record in records if isinstance(record, Dropped)]
         assert len(trained) == steps * schedule.groups_per_step
         assert admitted == list(range(len(admitted))), "dense, in order"
-        assert sorted(trained + dropped) == admitted, "each once, none left over"
+        assert sorted(trained + dropped) == admitted, "each group once, and no other"
         units = {(group_id, index) for group_id in trained for index in range(schedule.group_size)}
         for kind in (Result, Rewarded):
             seen = Counter(
@@ -196,14 +195,13 @@ class ToyRun:
         os.kill(self.pid_of(node, of), signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """Kill every process, `asyncrl run` first, as a power cut would."""
+        """Kill every process like a power cut, `asyncrl run` first."""
         for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):  # Some live for a moment only.
+            with contextlib.suppress(ProcessLookupError):  # Some processes end by themselves.
                 os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
     def resume(self, *options: str) -> None:
-        """`asyncrl resume` of this run."""
         self._start("resume", str(self.directory.path.relative_to(self._folder)), *options)
 
     def start_node(self, role: str, name: str, *options: str) -> "subprocess.Popen[str]":
@@ -232,15 +230,14 @@ class ToyRun:
         return process
 
     def interrupt(self) -> None:
-        """Ctrl-C, but sent to `asyncrl run` only, not to its children."""
+        """Send SIGINT to `asyncrl run` only; Ctrl-C would also reach its children."""
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> "ToyRun":
-        """Wait for the end of the run."""
         try:
             self.output, self.errors = self._process.communicate(timeout=STUCK_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the run does not end: {self.last_words()}") from None
+            raise AssertionError(f"the run does not end: {self.log_tails()}") from None
         self.code = self._process.returncode
         return self
 

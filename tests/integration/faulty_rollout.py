@@ -1,13 +1,13 @@
 """
-A rollout with something wrong with it: ``faulty_rollout.py FAULT [asyncrl-node's options]``.
+A rollout with a fault: ``faulty_rollout.py FAULT [asyncrl-node's options]``.
 
-    freezes         stands still, as by SIGSTOP, in the middle of its second transfer that others take part in
+    freezes         stops itself by SIGSTOP in the middle of its second transfer with several receivers
     other-shapes    its parameters have other shapes
-    other-names     ... or other names
-    other-buckets   its buckets are cut at another size
-    damages         gets every version whole, and says that it did not
+    other-names     its parameters have other names
+    other-buckets   its buckets have another size
+    damages         receives every version, and reports that it is damaged
 
-Other processes of the run cannot tell it from `asyncrl-node` but by what it does.
+Other processes of the run start and treat it like `asyncrl-node`.
 """
 
 import os
@@ -30,7 +30,7 @@ FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
 
 
 def freeze() -> None:
-    """Applies to transfers of the kept group, not of a pair."""
+    """Freeze in a transfer of the kept group; transfers between a pair do not count."""
     run = GroupKeeper.run
     num_transfers = 0
 
@@ -93,5 +93,5 @@ if __name__ == "__main__":
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case fault:
-            sys.exit(f"{Path(__file__).name}: {fault!r} is none of its faults")
+            sys.exit(f"{Path(__file__).name}: {fault!r} is not one of the faults")
     main()

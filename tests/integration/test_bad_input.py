@@ -90,10 +90,10 @@ def test_an_empty_dataset_is_refused(run, tmp_path):
     assert_one_sentence(run("data.train=empty.parquet"), "empty.parquet")
 
 
-# ── a port that is taken ────────────────────────────────────────────────────────────────────
+# ── a port that is in use ───────────────────────────────────────────────────────────────────
 
 
-def test_a_busy_port_ends_the_run_and_is_named(run):
+def test_a_busy_port_ends_the_run_and_is_reported(run):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -159,7 +159,7 @@ def reward_function(folder: Path, body: str) -> str:
     ],
     ids=["raises", "hangs", "nan", "no number"],
 )
-def test_a_reward_function_that_never_gives_a_verdict_ends_the_run(start_run, tmp_path, body, part):
+def test_a_reward_function_that_always_fails_ends_the_run(start_run, tmp_path, body, part):
     overrides = ["reward.timeout_s=0.2", "schedule.max_attempts=1", "evaluation.at_start=false"]
     run = start_run(reward_function(tmp_path, body), *overrides).end()
     assert run.code == 1
@@ -167,7 +167,7 @@ def test_a_reward_function_that_never_gives_a_verdict_ends_the_run(start_run, tm
     assert part in line
     assert run.summary.status == "failed"
     assert part in run.summary.cause
-    assert run.summary.trained_tokens == 0, "no reward was made up"
+    assert run.summary.trained_tokens == 0, "no trajectory has a reward"
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_missing_reward_function_ends_the_run_as_a_configuration_error(start_r
 
 
 @pytest.mark.slow
-def test_a_reward_function_that_fails_now_and_then_costs_only_those_groups(start_run, tmp_path):
+def test_a_reward_function_that_sometimes_fails_drops_only_those_groups(start_run, tmp_path):
     """Groups of trajectories that always fail are dropped with the reason, and other groups replace them."""
     body = "assert sample.num_tokens % 16, 'unlucky'\n    return 1.0"
     run = start_run(reward_function(tmp_path, body), steps=4).end()

@@ -1,4 +1,4 @@
-"""The checkpoint that evaluated best is kept to the end of the run."""
+"""The checkpoint with the best evaluation is kept to the end of the run."""
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ from asyncrl.trainer.checkpoints.retention import BEST, Best
 pytestmark = pytest.mark.slow
 
 
-def test_the_best_of_a_run_is_kept_and_named(start_run):
+def test_the_best_checkpoint_of_a_run_is_kept_and_recorded(start_run):
     settings = ("checkpoint.every_steps=3", "checkpoint.keep=2", "checkpoint.keep_best=true")
     run = start_run(*settings, "evaluation.every_versions=3", steps=15).end()
     assert run.code == 0, (run.errors, run.output)

@@ -1,6 +1,4 @@
-"""
-A model with experts, from the trainer into an engine: fused in both, one by one in between, as any engine takes them.
-"""
+"""A mixture-of-experts model: fused experts in trainer and engine, one tensor per expert in the transfer."""
 
 import asyncio
 from pathlib import Path
@@ -83,7 +81,7 @@ def swap(engine: TransformersEngine, policy_version: int, weights: dict[str, tor
     asyncio.run(main())
 
 
-def samples_of(completions: list[Completion]) -> list[TrainingTrajectory]:
+def trajectories_of(completions: list[Completion]) -> list[TrainingTrajectory]:
     return [
         TrainingTrajectory(
             group_id=0,
@@ -107,7 +105,7 @@ def test_trainer_and_engine_have_the_same_layout(path: Path) -> None:
 def test_after_a_step_the_engine_has_the_tokens_and_logprobs_of_the_trainers_model(path: Path, tmp_path: Path) -> None:
     learner, engine = Learner(a_config(path), path), make_engine(path)
     before = sample(engine, GREEDY)
-    first = learner.train(samples_of(sample(engine, SAMPLED, 4)), 0)
+    first = learner.train(trajectories_of(sample(engine, SAMPLED, 4)), 0)
     swap(engine, 1, {name: weight.clone() for name, weight in learner.named_weights()})
     learner.policy.model.save_pretrained(tmp_path)
     for file in path.glob("tokenizer*"):
@@ -115,9 +113,9 @@ def test_after_a_step_the_engine_has_the_tokens_and_logprobs_of_the_trainers_mod
 
     (written,), (fresh,) = sample(engine, GREEDY), sample(make_engine(tmp_path), GREEDY)
     assert written.completion_ids == fresh.completion_ids
-    assert written.completion_ids != before[0].completion_ids, "else this would pass without a swap"
+    assert written.completion_ids != before[0].completion_ids, "the swap changes the tokens"
     assert written.spans == [Span(1, 0, len(written.completion_ids))]
-    second = learner.train(samples_of(sample(engine, SAMPLED, 4)), 1)
+    second = learner.train(trajectories_of(sample(engine, SAMPLED, 4)), 1)
     for metrics in (first, second):
         assert metrics["logprob_gap_tokens"] == metrics["trained_tokens"]
         assert metrics["logprob_gap_max"] < 1e-4
@@ -125,12 +123,12 @@ def test_after_a_step_the_engine_has_the_tokens_and_logprobs_of_the_trainers_mod
 
 @pytest.mark.parametrize(("version", "widest"), [(0, 1e-4), (1, None)])
 def test_an_engine_with_old_weights_shows_as_a_gap(path: Path, version: int, widest: float | None) -> None:
-    """With ``version`` 1 the engine claims weights that it does not have."""
+    """With ``version`` 1 the engine has the weights of version 0 under the number 1."""
     learner, engine = Learner(a_config(path), path), make_engine(path)
     old = {name: weight.clone() for name, weight in learner.named_weights()}
     if version:
-        learner.train(samples_of(sample(engine, SAMPLED, 4)), 0)
+        learner.train(trajectories_of(sample(engine, SAMPLED, 4)), 0)
     swap(engine, version, old)
 
-    gap = learner.train(samples_of(sample(engine, SAMPLED, 4)), version)["logprob_gap_mean"]
+    gap = learner.train(trajectories_of(sample(engine, SAMPLED, 4)), version)["logprob_gap_mean"]
     assert gap < widest if widest else gap > 0.01

@@ -14,7 +14,7 @@ from asyncrl.observe.run_directory import RunDirectory
 pytestmark = pytest.mark.slow
 
 STEPS = 8
-LIFE = """
+SCRIPT = """
 mount -t tmpfs -o size={full} tmpfs runs
 {asyncrl} run toy.toml --set steps={steps} --set checkpoint.every_steps=2 2> first.err
 echo $? > first.code
@@ -28,7 +28,7 @@ cp -r runs/toy second
 
 
 @pytest.fixture
-def live(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
+def run_on_small_disk(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
     """Runs on a disk of size ``full``, then resumes on a larger one; returns the folder with both results."""
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "bash"]
     can = [*namespace, "-c", "mount -t tmpfs -o size=64k tmpfs /mnt"]
@@ -37,17 +37,17 @@ def live(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
     shutil.copy(toy / "toy.toml", tmp_path)
     (tmp_path / "runs").mkdir()
 
-    def live(full: str) -> Path:
-        script = LIFE.format(full=full, steps=STEPS, asyncrl=f"{sys.executable} -m asyncrl")
+    def run_on_small_disk(full: str) -> Path:
+        script = SCRIPT.format(full=full, steps=STEPS, asyncrl=f"{sys.executable} -m asyncrl")
         subprocess.run([*namespace, "-c", script], cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=250, check=True)
         return tmp_path
 
-    return live
+    return run_on_small_disk
 
 
 @pytest.mark.parametrize("full", ["100k", "400k", "700k", "1000k"])
-def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(live, full):
-    left = live(full)
+def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(run_on_small_disk, full):
+    left = run_on_small_disk(full)
 
     assert int((left / "first.code").read_text()) != 0
     (sentence,) = (left / "first.err").read_text().splitlines()
@@ -81,7 +81,7 @@ def test_a_torn_tail_of_a_killed_run_is_reported_as_an_event(start_run):
     run.assert_adds_up()
 
 
-def test_a_damaged_ledger_is_refused_with_its_offset(start_run):
+def test_a_damaged_ledger_is_refused_with_the_offset(start_run):
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 2)
     run.kill_all()

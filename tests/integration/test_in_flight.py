@@ -1,8 +1,8 @@
 """
-New weights in the middle of a completion: engine and trainer, each with a model of its own, agree on every token.
+Weights swapped in the middle of a completion: engine and trainer agree on the log-prob of every token.
 
-What the engine says it sampled from (behavior_logprobs) and what the trainer computes (logprobs) are made by different
-code: cached decoding with a slot table on one side, one forward over right-padded rectangles on the other.
+Different code computes the log-probs: the engine decodes with a cache and a slot table (behavior_logprobs), and the
+trainer does one forward pass over right-padded rectangles (logprobs).
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def request(seed: int, temperature: float) -> Request:
 def train_once(learner: Learner) -> dict[str, torch.Tensor]:
     """Do one optimizer step; returns a copy of the new weights, as a transfer would."""
     random = np.random.default_rng(0)
-    samples = [
+    trajectories = [
         TrainingTrajectory(
             group_id=0,
             prompt_ids=np.array(PROMPT_IDS, np.int32),
@@ -75,7 +75,7 @@ def train_once(learner: Learner) -> dict[str, torch.Tensor]:
         )
         for index in range(4)
     ]
-    learner.train(samples)
+    learner.train(trajectories)
     return {name: weight.clone() for name, weight in learner.named_weights()}
 
 
@@ -99,7 +99,7 @@ def run_through_a_swap(
     return asyncio.run(main())
 
 
-def as_sample(completion: Completion) -> TrainingTrajectory:
+def as_trajectory(completion: Completion) -> TrainingTrajectory:
     return TrainingTrajectory(
         group_id=0,
         prompt_ids=np.array(PROMPT_IDS, np.int32),
@@ -111,8 +111,8 @@ def as_sample(completion: Completion) -> TrainingTrajectory:
 
 def trainer_logprobs(policy: Policy, completions: list[Completion], temperature: float) -> list[np.ndarray]:
     """[T] log-probs of each completion, computed by the trainer's own code."""
-    samples = [as_sample(completion) for completion in completions]
-    batch = collate(samples, device=policy.device)
+    trajectories = [as_trajectory(completion) for completion in completions]
+    batch = collate(trajectories, device=policy.device)
     with torch.no_grad():
         flat = policy.score(batch, temperature=temperature).logprobs.numpy()
     return np.split(flat, np.cumsum([len(completion.completion_ids) for completion in completions])[:-1])
@@ -134,12 +134,12 @@ def test_the_trainer_computes_the_logprobs_the_engine_sampled_from(toy, learner)
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_tokens_before_and_after_a_swap_have_the_logprobs_of_their_own_version(toy, config, learner, kv):
-    """With ``keep`` the cache mixes both versions, so one model alone can only compute the first half."""
+    """With ``keep`` the cache mixes both versions, so no single model has the log-probs after the swap."""
     before = Learner(config, toy / "model").policy
     weights = train_once(learner)
     completions = run_through_a_swap(make_engine(toy, kv), weights, [request(seed, 1.0) for seed in range(3)], after=6)
     mixed = [completion for completion in completions if len(completion.spans) == 2]
-    assert mixed, "some completion was under way"
+    assert mixed, "some completion spans the swap"
     old, new = (trainer_logprobs(policy, mixed, 1.0) for policy in (before, learner.policy))
     for completion, old_logprobs, new_logprobs in zip(mixed, old, new, strict=True):
         first, second = completion.spans
@@ -167,7 +167,7 @@ def test_after_a_swap_greedy_tokens_equal_those_of_a_fresh_model_with_the_new_we
 
 
 def test_the_old_model_writes_other_tokens(toy, learner):
-    """Otherwise the test above would pass without a swap."""
+    """Without this difference, the test above would pass without a swap."""
     swapped = run_through_a_swap(make_engine(toy), train_once(learner), [request(0, 0.0)], after=5)
     undisturbed = run_through_a_swap(
         make_engine(toy), dict(Policy(toy / "model").named_weights()), [request(0, 0.0)], after=5

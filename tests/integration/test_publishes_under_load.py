@@ -1,8 +1,8 @@
 """
-Fifty versions, one after the other, into an engine that never has nothing to do.
+Fifty versions are published to an engine under constant load.
 
-Every token is checked against the model of the version it is said to be from, given everything before it: a token
-tagged wrongly, a request begun again or a key that is left over from older weights would show.
+The log-prob of every token is compared with that of the model of its recorded version, given all tokens before it. The
+comparison fails for a wrong version, for a request that was started again, and for a cached key of older weights.
 """
 
 import asyncio
@@ -80,17 +80,17 @@ def vllm_engine(path: Path) -> Engine:
         rollout=Rollout(engine="vllm", slots=REQUESTS + 2, vllm=Vllm(kv_cache_bytes=32 << 20, enforce_eager=True)),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # vLLM's own imports
+        warnings.simplefilter("ignore")  # from vLLM's imports
         return VllmEngine.load(config)
 
 
 class Load:
-    """Sends requests until stopped, and counts them when they start and when they finish."""
+    """Sends requests until stopped; counts the started ones and keeps the finished ones."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stopping = False
-        self.num_begun = 0
+        self.num_started = 0
         self.done: list[tuple[Request, Completion]] = []
 
     async def run(self) -> None:
@@ -98,8 +98,8 @@ class Load:
 
     async def _ask(self, prompt_ids: list[int]) -> None:
         while not self._stopping:
-            request = Request(prompt_ids=prompt_ids, sampling=LOAD, seed=self.num_begun)
-            self.num_begun += 1
+            request = Request(prompt_ids=prompt_ids, sampling=LOAD, seed=self.num_started)
+            self.num_started += 1
             self.done.append((request, await self._engine.generate(request)))
 
     async def progress(self, num_tokens: int) -> None:
@@ -127,7 +127,7 @@ def greedy(model: PreTrainedModel, prompt_ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [transformers_engine, vllm_engine])
-def test_fifty_publishes_lose_nothing_and_every_token_has_the_version_of_its_span(
+def test_fifty_publishes_lose_no_request_and_every_token_has_the_version_of_its_span(
     path: Path, make: Callable[[Path], Engine]
 ) -> None:
     torch.set_num_threads(1)
@@ -143,7 +143,7 @@ def test_fifty_publishes_lose_nothing_and_every_token_has_the_version_of_its_spa
                 await load.progress(60)
                 train(model, versions)
                 await fed.publish(model, version)
-                prompt_ids = PROMPTS[version % len(PROMPTS)]  # seen before, by older weights
+                prompt_ids = PROMPTS[version % len(PROMPTS)]  # older weights have processed this prompt
                 fresh = await engine.generate(Request(prompt_ids=prompt_ids, sampling=GREEDY, seed=0))
                 assert fresh.completion_ids == greedy(model, prompt_ids), f"version {version}"
             load.stop()
@@ -155,16 +155,16 @@ def test_fifty_publishes_lose_nothing_and_every_token_has_the_version_of_its_spa
             load = runner.run(play())
         finally:
             runner.run(engine.aclose())
-    assert len(load.done) == load.num_begun, "lost"
+    assert len(load.done) == load.num_started, "a request was lost"
     assert all(len(c.completion_ids) == LOAD.max_tokens or c.completion_ids[-1] == EOS for _, c in load.done)
-    assert sum(len(c.spans) > 1 for _, c in load.done) > PUBLISHES / 2, "too few went through new weights"
+    assert sum(len(c.spans) > 1 for _, c in load.done) > PUBLISHES / 2, "too few completions span a swap"
     for request, completion in load.done:
         expected = logprobs(model, versions, request, completion)
         assert torch.tensor(completion.behavior_logprobs).sub(expected).abs().max() < TOLERANCE
 
 
 def train(model: PreTrainedModel, versions: list[dict[str, Tensor]]) -> None:
-    """Another policy: the base model with noise."""
+    """Set the weights to those of the base model with noise."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(versions[0][name] + torch.randn_like(parameter) * 0.05)
@@ -175,7 +175,7 @@ def train(model: PreTrainedModel, versions: list[dict[str, Tensor]]) -> None:
 def logprobs(
     model: PreTrainedModel, versions: list[dict[str, Tensor]], request: Request, completion: Completion
 ) -> Tensor:
-    """[T] log-probs, each under the version that its span names."""
+    """[T] log-probs, each under the version of its span."""
     token_ids = torch.tensor(completion.completion_ids)
     first = len(request.prompt_ids)
     parts = []

@@ -1,4 +1,4 @@
-"""Whatever is killed, however often, the run trains every step once, on the batch of the data order."""
+"""A run with killed processes trains every step once, on the batch of the data order."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ CHECKPOINTS = "checkpoint.every_steps=4"
 
 
 def assert_complete(run: ToyRun) -> None:
-    """The run finished, and neither ledger nor metrics hold a step twice."""
+    """The run finished, and ledger and metrics have every step once."""
     assert run.end().code == 0, (run.errors, run.output)
     assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
     run.assert_adds_up()
@@ -40,7 +40,7 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
-def test_when_one_rank_of_the_trainer_is_killed_all_restart_from_the_checkpoint(start_run):
+def test_all_ranks_of_the_trainer_restart_from_the_checkpoint_when_one_is_killed(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
     run.kill_node("trainer-0-rank-1")
@@ -71,7 +71,7 @@ def test_a_killed_reward_process_is_replaced(start_run):
     assert exits(run) == [("reward-0", "was killed by SIGKILL")]
 
 
-def test_a_run_whose_every_process_was_killed_can_be_resumed(start_run):
+def test_a_run_can_be_resumed_after_all_its_processes_were_killed(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
     run.kill_all()
@@ -79,7 +79,7 @@ def test_a_run_whose_every_process_was_killed_can_be_resumed(start_run):
     assert_complete(run)
 
 
-def test_a_run_killed_many_times_still_adds_up(start_run):
+def test_the_records_of_a_run_are_consistent_after_many_kills(start_run):
     run = start_run(CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
     for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):
         run.until(lambda step=step: run.steps_done() >= step)
@@ -88,7 +88,7 @@ def test_a_run_killed_many_times_still_adds_up(start_run):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_death_at_any_point_of_the_protocol_loses_and_repeats_nothing(start_run, tmp_path, place):
+def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
     plan = f"{place}:{passes}:{tmp_path / 'died'}"
     run = start_run(CHECKPOINTS, steps=STEPS, environment={failpoints.VARIABLE: plan})
@@ -113,14 +113,14 @@ def test_a_complete_run_can_be_extended(start_run):
 
 
 def test_at_staleness_0_a_killed_run_ends_with_identical_weights(start_run):
-    # One completion at a time: which others are decoded beside it, a matter of microseconds, changes its last bits.
+    # One completion at a time: the others in a decoding batch depend on timing and change the last bits of a log-prob.
     settings = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "checkpoint.every_steps=3")
 
     def weights(*kills: tuple[int, str]) -> bytes:
         run = start_run(*settings, steps=STEPS)
         for step, node in kills:
             run.until(lambda step=step: run.steps_done() >= step)
-            if node == "everybody":
+            if node == "all":
                 run.kill_all()
                 run.resume()
             else:
@@ -130,6 +130,6 @@ def test_at_staleness_0_a_killed_run_ends_with_identical_weights(start_run):
 
     dice = Random()
     steps = sorted(dice.sample(range(1, STEPS - 2), 5))
-    kills = [(step, dice.choice(["trainer-0", "broker-0", "rollout-0", "everybody"])) for step in steps]
+    kills = [(step, dice.choice(["trainer-0", "broker-0", "rollout-0", "all"])) for step in steps]
 
     assert weights(*kills) == weights(), f"killed at {kills}"

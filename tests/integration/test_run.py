@@ -27,7 +27,7 @@ STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 
 @pytest.fixture(scope="module")
 def finished(start_run):
-    """One undisturbed run, shared by the tests of its records."""
+    """One undisturbed run, shared by several tests."""
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
     return run.end()
@@ -53,7 +53,7 @@ def peak_open(records: Iterable[AnyRecord]) -> int:
     return peak
 
 
-# ── a run that nobody disturbs ──────────────────────────────────────────────────────────────
+# ── an undisturbed run ──────────────────────────────────────────────────────────────────────
 
 
 def test_the_run_finishes_with_exit_code_0(finished):
@@ -61,7 +61,7 @@ def test_the_run_finishes_with_exit_code_0(finished):
     assert finished.errors == ""
 
 
-def test_every_role_is_a_process_of_its_own(finished):
+def test_every_role_has_its_own_process(finished):
     """Supervisor, broker, trainer, reward, two rollouts; and the reward's workers."""
     assert finished.most_processes >= 6
 
@@ -79,7 +79,7 @@ def test_the_summary_is_complete(finished):
     assert 0 <= summary.logprob_gap_mean <= (summary.logprob_gap_max or 0) < 1e-4
 
 
-def test_the_ledger_adds_up(finished):
+def test_the_ledger_is_consistent(finished):
     records = finished.records()
     finished.assert_adds_up()
     assert [record.step for record in records if isinstance(record, Committed)] == [STEPS - 1]
@@ -100,7 +100,7 @@ def test_the_audit_agrees_with_the_summary(finished):
     assert total / (groups * GROUP_SIZE) == pytest.approx(summary.staleness_mean)
 
 
-def test_never_more_groups_are_open_than_the_window_holds(finished):
+def test_the_number_of_open_groups_never_exceeds_the_window(finished):
     assert finished.config.schedule.window == 8
     assert peak_open(finished.records()) == 8
 
@@ -119,7 +119,7 @@ def test_every_consumed_trajectory_is_in_the_samples(finished):
         assert row["reward"] == row["completion"].count("a") % 3
 
 
-def test_some_trajectories_were_written_by_more_than_one_version(finished):
+def test_some_trajectories_have_tokens_of_several_versions(finished):
     rows = pq.read_table(finished.directory.samples).to_pylist()
     mixed = [row for row in rows if len(row["spans"]) > 1]
     assert mixed
@@ -150,7 +150,7 @@ def test_the_output_has_one_line_per_step_and_ends_with_the_paths(finished):
     assert sum(line.startswith("step ") for line in lines) == STEPS
     assert lines[-4].startswith(f"finished: {STEPS} of {STEPS} steps")
     assert lines[-1].split() == ["checkpoint", "runs/toy/checkpoints/step_000008"]
-    assert "\x1b" not in finished.output, "nobody watches: plain lines"
+    assert "\x1b" not in finished.output, "no colours without a terminal"
 
 
 def test_the_checkpoint_is_a_model_directory(finished):

@@ -56,7 +56,7 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_a_rollout_told_to_stop_drains_and_exits_with_0(start_run):
+def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
     """The drained rollout returns its work and is not restarted; the other one continues."""
     run = start_run("rollout.replicas=2", steps=24)
     run.until(lambda: run.steps_done() >= 2)
@@ -99,8 +99,8 @@ asyncio.run(main())
 """
 
 
-def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start_run):
-    """The process and its socket threads still run, but the event loop sends the heartbeats."""
+def test_a_node_with_a_blocked_event_loop_is_noticed_within_three_seconds(start_run):
+    """The process and its socket threads still run, but its event loop sends no heartbeat."""
     run = start_run(steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     node = run.beside("-c", WEDGED, run.directory.address.read_text().strip())
@@ -113,7 +113,7 @@ def test_a_node_whose_event_loop_is_wedged_is_noticed_within_three_seconds(start
     run.kill()
 
 
-def test_when_the_supervisor_is_killed_every_process_ends(start_run):
+def test_every_process_ends_when_the_supervisor_is_killed(start_run):
     run = start_run(steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
     supervisor, *others = run.processes()

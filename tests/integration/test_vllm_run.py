@@ -1,4 +1,4 @@
-"""A whole run with vLLM: whichever of its processes is killed, the run continues and loses nothing."""
+"""A run with vLLM loses nothing when its node or its engine process is killed."""
 
 import os
 import select
@@ -36,7 +36,7 @@ def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_le
     engine = os.pidfd_open(run.pid_of(ENGINE_CORE))
     run.kill_node("rollout-0")
     run.until(lambda: len(run.happened("node.joined", "rollout-0")) == 2)
-    assert select.select([engine], [], [], 0)[0], "it has ended"
+    assert select.select([engine], [], [], 0)[0], "the engine has ended"
     run.until_next_step()
 
     run.kill_node(ENGINE_CORE)

@@ -1,4 +1,4 @@
-"""A process that fails during a weight transfer is named and removed; the others continue, and none hangs."""
+"""A process that fails during a weight transfer is reported and removed; the others continue."""
 
 import os
 import re
@@ -90,7 +90,7 @@ def at_s(event: dict[str, Any]) -> float:
     return datetime.fromisoformat(str(event["at"])).timestamp()
 
 
-def lives_since(run: ToyRun, since_s: float) -> list[float]:
+def live_times_since(run: ToyRun, since_s: float) -> list[float]:
     """Times at which versions went live."""
     return [at_s(event) for event in run.events if event["event"] == "version.live" and at_s(event) > since_s]
 
@@ -104,22 +104,22 @@ def causes(run: ToyRun, kind: str, name: str) -> list[str]:
     return [str(event["cause"]) for event in run.happened(kind, name)]
 
 
-def assert_named(run: ToyRun, name: str) -> None:
-    """Only ``name`` was lost, because of whichever limit was reached first."""
+def assert_only_lost(run: ToyRun, name: str) -> None:
+    """Only ``name`` was lost, for the limit that it exceeded first."""
     (cause,) = causes(run, "node.lost", name)
     assert cause in (f"silent for {TTL_S:g} s", f"did not finish a weight transfer within {2 * DEADLINE_S:g} s")
 
 
-def assert_goes_on(run: ToyRun, fault_s: float) -> None:
+def assert_continues(run: ToyRun, fault_s: float) -> None:
     """The run continues within the limits of a transfer and of a silent node, and its ledger is consistent."""
-    run.until(lambda: len(lives_since(run, fault_s)) >= 3)
-    assert lives_since(run, fault_s)[0] - fault_s < DEADLINE_S + TTL_S + SLACK_S
+    run.until(lambda: len(live_times_since(run, fault_s)) >= 3)
+    assert live_times_since(run, fault_s)[0] - fault_s < DEADLINE_S + TTL_S + SLACK_S
     assert not run.happened("node.lost", GOOD)
     assert run.audit().problems == []
 
 
-def assert_comes_back_current(run: ToyRun, name: str) -> None:
-    """The node learns that it was removed, joins again, and samples with newer versions."""
+def assert_rejoins_with_current_weights(run: ToyRun, name: str) -> None:
+    """The removed node joins again and samples with newer versions."""
     version = live_version(run)
     run.until(lambda: len(run.happened("node.joined", name)) == 2)
     run.until(lambda: any(row["oldest_version"] > version for row in samples_of(run, name)))
@@ -133,7 +133,7 @@ def samples_of(run: ToyRun, name: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["node"] == name]
 
 
-# ── between two sockets there is room for a whole version ───────────────────────────────────
+# ── the socket buffers hold a whole version ─────────────────────────────────────────────────
 
 
 def test_a_rollout_that_freezes_after_the_trainer_sent_everything_is_lost_and_joins_again(start_run, freeze):
@@ -141,43 +141,43 @@ def test_a_rollout_that_freezes_after_the_trainer_sent_everything_is_lost_and_jo
     run.until(lambda: run.steps_done() >= 1)
     frozen = freeze(run, "frozen")
     fault_s = time.time()
-    assert_goes_on(run, fault_s)
-    assert_named(run, "frozen")
+    assert_continues(run, fault_s)
+    assert_only_lost(run, "frozen")
     os.kill(frozen, signal.SIGCONT)
-    assert_comes_back_current(run, "frozen")
+    assert_rejoins_with_current_weights(run, "frozen")
     run.kill()
 
 
-# ── there is not: the trainer is in the middle of it too ────────────────────────────────────
+# ── the socket buffers hold part of a version, so the trainer waits ─────────────────────────
 
 
 def test_a_rollout_killed_during_a_transfer_is_lost_and_the_others_continue(run, freeze):
     killed = freeze(run, "killed")
     fault_s = time.time()
     os.kill(killed, signal.SIGKILL)
-    assert_goes_on(run, fault_s)
-    assert_named(run, "killed")
+    assert_continues(run, fault_s)
+    assert_only_lost(run, "killed")
     assert all("killed" in cause for cause in causes(run, "transfer.failed", GOOD))
 
 
 def test_a_rollout_that_freezes_during_a_transfer_is_lost_and_joins_again_with_current_weights(run, freeze):
     frozen = freeze(run, "frozen")
     fault_s = time.time()
-    assert_goes_on(run, fault_s)
-    assert_named(run, "frozen")
+    assert_continues(run, fault_s)
+    assert_only_lost(run, "frozen")
     (cause,) = [cause for cause in causes(run, "transfer.failed", "trainer-0") if "frozen" in cause]
     assert f"with {GOOD}, frozen in transfer group" in cause
     assert "Timed out" in cause
     os.kill(frozen, signal.SIGCONT)
-    assert_comes_back_current(run, "frozen")
+    assert_rejoins_with_current_weights(run, "frozen")
 
 
-def test_a_rollout_that_freezes_briefly_costs_only_that_time(run, freeze):
+def test_a_rollout_that_freezes_briefly_is_not_lost(run, freeze):
     frozen = freeze(run, "paused")
     fault_s = time.time()
     time.sleep(DEADLINE_S / 3)
     os.kill(frozen, signal.SIGCONT)
-    assert_goes_on(run, fault_s)
+    assert_continues(run, fault_s)
     assert not run.happened("node.lost", "paused")
     assert not [event for event in run.events if event["event"] == "transfer.failed" and at_s(event) > fault_s]
 
@@ -188,7 +188,7 @@ def test_a_trainer_killed_during_a_transfer_restarts_and_both_rollouts_continue(
     run.kill_node("trainer-0")
     run.until(lambda: run.happened("node.lost", "trainer-0"))
     os.kill(frozen, signal.SIGCONT)
-    run.until(lambda: lives_since(run, fault_s))
+    run.until(lambda: live_times_since(run, fault_s))
     assert causes(run, "node.exited", "trainer-0") == ["was killed by SIGKILL"]
     for name in (GOOD, "bystander"):
         (cause,) = [str(e["cause"]) for e in run.happened("transfer.failed", name) if at_s(e) > fault_s]
@@ -198,7 +198,7 @@ def test_a_trainer_killed_during_a_transfer_restarts_and_both_rollouts_continue(
     assert run.audit().problems == []
 
 
-# ── a rollout that can never take the weights ───────────────────────────────────────────────
+# ── a rollout that can never receive the weights ────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("fault", ["other-shapes", "other-names", "other-buckets"])
@@ -211,15 +211,15 @@ def test_a_rollout_with_another_model_is_refused_in_one_sentence(run, start_faul
     assert f"{fault} has another model than " in cause
     assert "weight layouts" in cause
     assert process.communicate()[1].splitlines()[-1] == f"asyncrl: {cause}"
-    assert_goes_on(run, at_s(rejected))
+    assert_continues(run, at_s(rejected))
 
 
-def test_a_rollout_that_receives_only_damaged_versions_is_given_up_and_the_others_continue(run, start_faulty):
+def test_a_rollout_that_receives_only_damaged_versions_is_removed_and_the_others_continue(run, start_faulty):
     start_faulty(run, "damages", "damaged")
     run.until(lambda: run.happened("transfer.failed", "damaged"))
     fault_s = time.time()
     run.until(lambda: run.happened("node.lost", "damaged"))
     assert causes(run, "node.lost", "damaged") == ["could not receive the weights in 5 tries"]
     assert set(causes(run, "transfer.failed", "damaged")) == {"a bit has flipped on its way"}
-    assert_goes_on(run, fault_s)
-    assert not samples_of(run, "damaged"), "without weights it samples nothing"
+    assert_continues(run, fault_s)
+    assert not samples_of(run, "damaged"), "a rollout without weights samples nothing"

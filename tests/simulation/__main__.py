@@ -11,8 +11,8 @@ from tests.simulation.schedule import Outcome, search
 def main() -> int:
     """Exit code 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", default="0:1000", metavar="FROM:TO", help="a range, its end excluded")
-    parser.add_argument("--seed", type=int, help="only this one, and say what happens in it")
+    parser.add_argument("--seeds", default="0:1000", metavar="FROM:TO", help="a range without its end")
+    parser.add_argument("--seed", type=int, help="run only this seed and print its events")
     parser.add_argument("--mutant", default="", choices=["", *MUTANTS], help="plant this bug first")
     options = parser.parse_args()
     if options.seed is not None:
@@ -20,7 +20,7 @@ def main() -> int:
     else:
         seeds = range(*map(int, options.seeds.split(":")))
     with planted(options.mutant):
-        outcome = search(seeds, is_told=options.seed is not None)
+        outcome = search(seeds, is_traced=options.seed is not None)
     sys.stdout.write(json.dumps(report(outcome, seeds, options.mutant)) + "\n")
     return int(outcome.failed_seed is not None)
 

@@ -28,7 +28,7 @@ from tests.simulation.virtual_time import PROCESS
 
 
 async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    """Run a broker's process, resuming from the simulated ledger."""
+    """Run the process of a broker, which resumes from the simulated ledger."""
     config = world.plan.config
     ledger: Any = SimLedger(world.disk.ledger)
     segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
@@ -43,13 +43,13 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     broker = WatchedBroker(world, scheduler, hub, ledger, spool=own_spool, bulk=bulk.address)
     spool = asyncio.create_task(process._run_spool(hub, bulk, segments, config.broker.beat_s))
     spool.add_done_callback(lambda task: process._stop_on_spool_error(task, broker))
-    told = asyncio.create_task(process._stop_when(stopping, broker))
+    stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))
     try:
         await broker.run()
     finally:
-        for task in (spool, told):
+        for task in (spool, stop_on_signal):
             task.cancel()
-        await asyncio.gather(spool, told, return_exceptions=True)
+        await asyncio.gather(spool, stop_on_signal, return_exceptions=True)
         for end in (own_spool, hub, bulk):
             await end.aclose()
         segments.close()
@@ -123,7 +123,7 @@ class Directory:
         self._metrics: list[dict[str, float]] = []
 
     def append_event(self, kind: str, /, **fields: Any) -> None:
-        """Not kept."""
+        """Discard the event."""
 
     def append_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics.append(metrics)
@@ -135,4 +135,4 @@ class Directory:
         return []
 
     def write_summary(self, summary: object) -> None:
-        """Not kept."""
+        """Discard the summary."""

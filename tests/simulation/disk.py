@@ -1,4 +1,4 @@
-"""The simulated disk: state that outlives a process. Data not synced when a process dies may be lost."""
+"""The simulated disk: state that survives a process. Unsynced data may be lost when a process dies."""
 
 from collections.abc import Callable, Sequence
 from random import Random

@@ -31,7 +31,7 @@ class SimEngine:
         """Running requests by ``id``, with the policy version of each token so far."""
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """One token: the row."""
+        """The prompt's row, as its only token."""
         return [int(prompt.answer)]
 
     def decode(self, token_ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Random faults of a schedule."""
+"""Faults of a schedule, at random times."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from tests.simulation.world import World
 async def faults(world: World) -> None:
     """Inject faults until `Plan.faults_s`, then repair everything."""
     plan, dice = world.plan, world.dice
-    going_on: list[asyncio.Task[None]] = []
+    running: list[asyncio.Task[None]] = []
     while (pause_s := dice.expovariate(1 / plan.fault_every_s)) + world.loop.time() < plan.faults_s:
         await asyncio.sleep(pause_s)
         world.disturbed()
         kind = dice.choices(KINDS, WEIGHTS)[0]
         name = dice.choice(list(world.processes))
-        going_on.append(world.loop.create_task(kind(world, name)))
+        running.append(world.loop.create_task(kind(world, name)))
     await asyncio.sleep(max(plan.faults_s - world.loop.time(), 0.0))
-    for fault in going_on:
+    for fault in running:
         fault.cancel()
-    await asyncio.gather(*going_on, return_exceptions=True)
+    await asyncio.gather(*running, return_exceptions=True)
     world.trace.say("no more faults")
     world.network.weather = Weather(loss=0.0)
     world.transfers.break_next = 0
@@ -79,9 +79,9 @@ async def fill_the_disk(world: World, name: str) -> None:
 
 
 async def damage(world: World, name: str) -> None:
-    """Damage the newest checkpoint and restart the trainer; only once, because a run keeps two checkpoints."""
+    """Damage the newest checkpoint and kill the trainer; only once, because a run keeps two checkpoints."""
     newest = world.checkpoints.newest()
-    is_last = newest is not None and newest.step == world.plan.config.run.steps  # Then the trainer no longer reads it.
+    is_last = newest is not None and newest.step == world.plan.config.run.steps  # No trainer reads the last one.
     if not (world.was_damaged or is_last) and world.checkpoints.damage():
         world.was_damaged = True
         world.trace.say("the newest checkpoint is damaged")

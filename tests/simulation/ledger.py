@@ -36,7 +36,7 @@ class LedgerFile:
         Write all records or none.
 
         Raises:
-            BrokenInvariant: A unique column refuses a record.
+            BrokenInvariant: A record exists already, by the unique columns of the real ledger.
         """
         names = [name for record in records if (name := unique_key(record))]
         groups = [group_id for record in records for group_id in ended_groups(record)]
@@ -78,7 +78,7 @@ class SimLedger:
         await self.append(records)
 
     def close(self) -> None:
-        """Write everything queued."""
+        """Write all queued records in one transaction, unless the process is dead."""
         if self._process.is_alive and not self._ended:
             self._writing += self._waiting
             self._write()

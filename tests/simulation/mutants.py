@@ -47,7 +47,7 @@ def double_settle() -> Any:
 
 
 def forgotten_lease() -> Any:
-    """A restarted broker takes units for leased that were leased before."""
+    """A restarted broker leases nothing that was leased before."""
 
     def mutated(scheduler: Scheduler, records: Any) -> None:
         replay(scheduler, records)

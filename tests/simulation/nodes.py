@@ -49,7 +49,7 @@ class World(Protocol):
     directory: Any
 
     def identity(self, role: Role, node: str) -> Identity:
-        """A new one."""
+        """Identity of a new incarnation of the node."""
 
 
 def member(who: Identity) -> Member:
@@ -125,12 +125,12 @@ class SimPool:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def judge(self, sample: VerifierInput) -> Verdict:
+    async def judge(self, inputs: VerifierInput) -> Verdict:
         dice = self._world.dice
         await asyncio.sleep(dice.expovariate(1 / 0.02))
         if dice.random() < self._world.plan.failure:
             raise VerifierError("the verifier raised", retryable=dice.random() < 0.7)
-        reward = reward_of(int(sample.completion), self._world.plan.config.schedule.group_size)
+        reward = reward_of(int(inputs.completion), self._world.plan.config.schedule.group_size)
         return Verdict(reward=reward, metrics={"correct": reward})
 
 

@@ -68,7 +68,7 @@ class RecordRules:
         self._live_version = -1
 
     def add(self, record: AnyRecord) -> None:
-        """Check a durable record."""
+        """Check one durable record against the rules, and remember it."""
         match record:
             case Admitted():
                 self._admit(record)

@@ -28,19 +28,19 @@ class Outcome(Struct, frozen=True):
     violation: str = ""
 
 
-def simulate(seed: int, *, is_told: bool = False) -> World:
+def simulate(seed: int, *, is_traced: bool = False) -> World:
     """
     Run one schedule, deterministically.
 
     Raises:
         Violation: An invariant was violated.
     """
-    world = World(plan_of(seed), is_told=is_told)
+    world = World(plan_of(seed), is_traced=is_traced)
     world.run(faults)
     return world
 
 
-def search(seeds: Iterable[int], *, is_told: bool = False) -> Outcome:
+def search(seeds: Iterable[int], *, is_traced: bool = False) -> Outcome:
     """Run the schedules of all seeds until one violates an invariant."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     schedules = records = 0
@@ -49,7 +49,7 @@ def search(seeds: Iterable[int], *, is_told: bool = False) -> Outcome:
     with rarely_collecting():
         for seed in seeds:
             try:
-                world = simulate(seed, is_told=is_told)
+                world = simulate(seed, is_traced=is_traced)
             except Violation as violation:
                 failed_seed, sentence = seed, str(violation)
                 break

@@ -40,10 +40,10 @@ class SpoolFolder:
 
 
 class SimSegments:
-    """Stand-in for `Segments`."""
+    """Stand-in for `Segments`, opened by the running process."""
 
     def __init__(self, folder: SpoolFolder, *, segment_bytes: int) -> None:
-        folder.keep(folder.disk.dice.randint(0, len(folder.unsynced)))  # Of an earlier, killed process.
+        folder.keep(folder.disk.dice.randint(0, len(folder.unsynced)))  # Written by an earlier process.
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._offset = segment_bytes  # Forces a new segment.

@@ -1,4 +1,4 @@
-"""Every schedule keeps every promise; a seed is replayed exactly; and bugs that are planted are caught."""
+"""Schedules violate no invariant, a seed is replayed exactly, and planted bugs are caught."""
 
 import os
 import subprocess
@@ -21,15 +21,15 @@ def require_no_violation(outcome: Outcome) -> None:
     assert outcome.failed_seed is None, f"{outcome.violation}; replay it with: {replay}"
 
 
-def test_no_schedule_breaks_a_promise() -> None:
+def test_no_schedule_violates_an_invariant() -> None:
     require_no_violation(search(range(NUM_FAST)))
 
 
-def test_a_seed_does_the_same_things_again(capsys: pytest.CaptureFixture[str]) -> None:
-    search([3], is_told=True)
+def test_a_seed_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:
+    search([3], is_traced=True)
     first = capsys.readouterr().out
     search([4])
-    search([3], is_told=True)
+    search([3], is_traced=True)
 
     assert first == capsys.readouterr().out
     assert "rollout-0" in first
@@ -42,11 +42,11 @@ def test_a_failing_seed_is_reported_with_the_command_that_replays_it() -> None:
 
     assert line["violations"] == 1
     assert line["replay"] == f"python -m tests.simulation --seed {outcome.failed_seed} --mutant cursor_ahead"
-    assert search([outcome.failed_seed or 0]).failed_seed is None  # Without the bug the same seed is fine.
+    assert search([outcome.failed_seed or 0]).failed_seed is None  # The seed passes without the bug.
 
 
 @pytest.mark.slow
-def test_no_schedule_of_two_thousand_breaks_a_promise() -> None:
+def test_two_thousand_schedules_violate_no_invariant() -> None:
     require_no_violation(search(range(NUM_SLOW)))
 
 
@@ -62,9 +62,9 @@ def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, ob
 
 
 @pytest.mark.slow
-def test_another_interpreter_does_the_same_things() -> None:
-    """Hashes of strings and memory addresses decide nothing."""
-    told = [
+def test_a_seed_is_deterministic_across_interpreters() -> None:
+    """String hashes and memory addresses affect no decision."""
+    outputs = [
         subprocess.run(
             [sys.executable, "-m", "tests.simulation", "--seed", "5"],
             cwd=ROOT,
@@ -72,8 +72,8 @@ def test_another_interpreter_does_the_same_things() -> None:
             capture_output=True,
             text=True,
             check=True,
-        ).stdout.splitlines()[:-1]  # The last line says how fast it was.
+        ).stdout.splitlines()[:-1]  # The last line has timings.
         for number in ("1", "2")
     ]
 
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]

@@ -1,4 +1,4 @@
-"""Time jumps, order is kept, and a process can be stopped, resumed and killed in the middle of anything."""
+"""`VirtualLoop` jumps to the next timer, and a `Process` can be frozen, resumed and killed at any time."""
 
 import asyncio
 from random import Random
@@ -23,7 +23,7 @@ def test_time_jumps_to_the_next_timer() -> None:
     assert seen == [1e7, 1e7 + 0.5]
 
 
-def test_waiting_for_nothing_is_an_error_and_not_a_hang() -> None:
+def test_a_loop_without_pending_work_raises_stuck() -> None:
     loop = VirtualLoop(Random(0))
     never = loop.create_future()
 
@@ -32,7 +32,7 @@ def test_waiting_for_nothing_is_an_error_and_not_a_hang() -> None:
     loop.close()
 
 
-def test_work_in_a_thread_is_done_in_order_and_takes_time() -> None:
+def test_work_of_a_thread_pool_is_done_in_order_and_takes_time() -> None:
     loop = VirtualLoop(Random(0))
     done: list[tuple[str, float]] = []
 
@@ -48,7 +48,7 @@ def test_work_in_a_thread_is_done_in_order_and_takes_time() -> None:
     assert 0 < done[0][1] < done[1][1] < done[2][1]
 
 
-def test_a_frozen_process_does_everything_late() -> None:
+def test_a_frozen_process_catches_up_after_thawing() -> None:
     loop = VirtualLoop(Random(0))
     seen: list[float] = []
     process = Process(loop, "a")

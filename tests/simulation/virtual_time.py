@@ -120,7 +120,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Faster than the base class: half of the time of a schedule is spent here."""
+        """Override for speed: half of the time of a schedule is spent here."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle

@@ -25,15 +25,15 @@ from asyncrl.messages import CODEC
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import PROCESS, VirtualLoop
 
-NOBODY = Context()
+NO_PROCESS = Context()
 """Context of frames in transit: no process."""
 
 
 class Weather(Struct):
-    """Mean delay and fault probabilities of frames."""
+    """Mean delay of a frame, and probabilities of its faults."""
 
     delay_s: float = 0.001
-    """Mean delay."""
+    """Mean delay in seconds."""
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
@@ -72,12 +72,11 @@ class Socket:
         self.address = self._network.free_address() if address.endswith(":0") else address
 
     def getsockopt_string(self, _option: int) -> str:
-        """The bound address."""
         return self.address
 
 
 class Port:
-    """Stand-in for `FdSocket`."""
+    """Stand-in for `FdSocket`: one end of a connection, owned by a process."""
 
     def __init__(
         self,
@@ -108,7 +107,6 @@ class Port:
         return self._network.to_hub(self, frames[0])
 
     def take(self, frames: list[Frame]) -> None:
-        """Receive a frame."""
         if self._waiting is not None:
             self._waiting.append(frames)
         elif not self.closed and self.process.is_alive:
@@ -149,7 +147,7 @@ class Network:
         """Unreachable processes; True if their frames are held until they are reachable again, False if lost."""
         self._ports = count(20_000)
 
-    # ── what stands in for pyzmq ────────────────────────────────────────────────────────────
+    # ── stand-ins for pyzmq ─────────────────────────────────────────────────────────────────
 
     def socket(self, _context: object, kind: int, _max_frame_bytes: int) -> Socket:
         return Socket(self, kind)
@@ -208,28 +206,28 @@ class Network:
             return
         due_s = self._loop.time() + dice.expovariate(1 / weather.delay_s)
         if luck < weather.loss + weather.duplication:
-            self._loop.call_at(due_s + dice.expovariate(1 / (20 * weather.delay_s)), arrive, context=NOBODY)
+            self._loop.call_at(due_s + dice.expovariate(1 / (20 * weather.delay_s)), arrive, context=NO_PROCESS)
         if luck > 1 - weather.reordering:
             due_s += dice.expovariate(1 / (5 * weather.delay_s))
         else:
             due_s = self._last_s[way] = max(due_s, self._last_s.get(way, 0.0))
-        self._loop.call_at(due_s, arrive, context=NOBODY)
+        self._loop.call_at(due_s, arrive, context=NO_PROCESS)
 
     def _deliver(self, port: Port | None, sender: Port, frames: list[Frame]) -> None:
         if port is None or port.closed or not port.process.is_alive:
             return
         if sender.socket.is_hub and self._hubs[sender.socket.address] is not sender:
-            return  # The connection ended with its hub.
+            return  # The connection ended with the hub.
         for name in (port.process.name, sender.process.name):
             if (holds := self._cut.get(name)) is not None:
                 if holds:
-                    self._loop.call_later(0.5, self._deliver, port, sender, frames, context=NOBODY)
+                    self._loop.call_later(0.5, self._deliver, port, sender, frames, context=NO_PROCESS)
                 return
         if self._trace.is_on:
-            self._tell(port, sender, frames[-1])
+            self._trace_frame(port, sender, frames[-1])
         self._loop.call_soon(port.take, frames, context=port.context)
 
-    def _tell(self, port: Port, sender: Port, frame: Frame) -> None:
+    def _trace_frame(self, port: Port, sender: Port, frame: Frame) -> None:
         envelope = CODEC.decode(frame.bytes)
         if not isinstance(envelope.body, Ack) and type(envelope.body).__name__ not in ("Beat", "Welcome"):
             body = re.sub("<memory at 0x[0-9a-f]+>", "…", str(envelope.body))  # Addresses differ from run to run.

@@ -4,7 +4,7 @@ One schedule: all processes of a run on one virtual clock, with faults drawn fro
     faults ──── faults stop ──── everything recovers ──── the run must be complete within `FINISH_S`
     └──────── the invariants are checked at every record, message and step ────────┘
 
-A process that ends is restarted like by a supervisor; a failed run (full disk) is resumed like by a person.
+A process that ends is restarted, as a supervisor does; a failed run (full disk) is resumed, as a person does.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ RESEND_S = 0.5
 """Replaces the rollout's 5 s, for more repeats in less time."""
 REPEAT_TICKS = 3
 """Replaces a session's 8 ticks, so that lost frames are repeated sooner."""
-LOOK_S = 0.5
+WATCH_S = 0.5
 """Seconds between two checks of unsettled results."""
 LEGITIMATE = ("could not be published in", "the disk is full", "was told to stop")
 """Legitimate causes of a failed run, from which a person can resume."""
@@ -58,14 +58,14 @@ class World:
     All objects of one schedule.
 
     Args:
-        is_told: Print what happens.
+        is_traced: Print the events of the schedule.
     """
 
-    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+    def __init__(self, plan: Plan, *, is_traced: bool = False) -> None:
         self.plan = plan
         self.dice = Random(f"world {plan.seed}")
         self.loop = VirtualLoop(self.dice)
-        self.trace = Trace(self.loop.time, is_on=is_told)
+        self.trace = Trace(self.loop.time, is_on=is_traced)
         self.prompts = Prompts()
         self.invariants = Invariants(plan.config, self.prompts.at, lambda: self.checkpoints.highest, self._broken)
         self.disk = Disk(self.dice, self.invariants.committed)
@@ -80,8 +80,8 @@ class World:
         self.was_damaged = False
         """True once a checkpoint was damaged."""
         self.calm_since_s = 0.0
-        """Time of the last fault."""
-        self._broken_promises: list[str] = []
+        """Virtual time of the last fault."""
+        self._violations: list[str] = []
         self._incarnations = count(1)
         self._ended: asyncio.Future[None]
         self._supervision: list[asyncio.Task[None]] = []
@@ -103,24 +103,24 @@ class World:
             except Stuck as stuck:
                 raise Violation(str(stuck)) from None
             finally:
-                self._bury()
+                self._finish_tasks()
 
     async def _schedule(self, faults: Callable[["World"], Coroutine[Any, Any, None]]) -> None:
         for name, main in self._mains():
             self._supervision.append(self.loop.create_task(self._supervise(name, main)))
-        wrong = self.loop.create_task(faults(self))
-        looking = self.loop.create_task(self._look())
-        self._supervision += [wrong, looking]
+        faulting = self.loop.create_task(faults(self))
+        watching = self.loop.create_task(self._watch_unsettled())
+        self._supervision += [faulting, watching]
         try:
             async with asyncio.timeout(self.plan.faults_s + FINISH_S):
                 await self._ended
         except TimeoutError:
             self._broken(f"the run is not complete {FINISH_S:g} s after the last fault")
-        if not self._broken_promises:
+        if not self._violations:
             newest = self.checkpoints.newest()
             self.invariants.ended(self.disk.ledger.records, newest.trained if newest else ())
-        if self._broken_promises:
-            raise Violation(self._broken_promises[0])
+        if self._violations:
+            raise Violation(self._violations[0])
 
     def _mains(self) -> list[tuple[str, Main]]:
         return [
@@ -146,13 +146,13 @@ class World:
             await asyncio.wait([process.task])
             was_alive, process.is_alive = process.is_alive, False
             self.waiting.pop(name, None)
-            if was_alive and self._judge(name, process.task):
+            if was_alive and self._check_end(name, process.task):
                 return
             self.disturbed()
             await asyncio.sleep(self.dice.uniform(0.1, 1.0))
 
-    def _judge(self, name: str, task: "asyncio.Task[None]") -> bool:
-        """Check why a process ended. Returns True if the run is complete."""
+    def _check_end(self, name: str, task: "asyncio.Task[None]") -> bool:
+        """Report an illegitimate end of a process. Returns True if the run is complete."""
         error = task.exception()
         self.trace.say(f"ends: {error!r}" if error else "ends", name)
         match error:
@@ -170,12 +170,12 @@ class World:
         return False
 
     def disturbed(self) -> None:
-        """Note a fault."""
+        """Record the current time as that of the last fault."""
         self.calm_since_s = self.loop.time()
 
-    async def _look(self) -> None:
+    async def _watch_unsettled(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(WATCH_S)
             if self.network.weather.loss or any(process.parked is not None for process in self.processes.values()):
                 self.disturbed()
             for incarnation, items in [of_rollout() for of_rollout in self.waiting.values()]:
@@ -183,9 +183,9 @@ class World:
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
-    def _broken(self, promise: str) -> None:
-        self.trace.say(f"BROKEN: {promise}")
-        self._broken_promises.append(promise)
+    def _broken(self, violation: str) -> None:
+        self.trace.say(f"BROKEN: {violation}")
+        self._violations.append(violation)
         self._end()
 
     def _on_stray_exception(self, _loop: object, context: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ class World:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _bury(self) -> None:
+    def _finish_tasks(self) -> None:
         """Finish every coroutine, so that none is left to the garbage collector."""
         for task in self._supervision:
             task.cancel()
@@ -210,7 +210,7 @@ class World:
         self.loop.close()
 
 
-# ── what stands in for what ─────────────────────────────────────────────────────────────────
+# ── stand-ins ───────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager

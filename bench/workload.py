@@ -1,6 +1,5 @@
 """
-What every contender of `loop.py` is given, so that they differ in nothing but how they run: one config, the prompts of
-each step, the judge, and the examination.
+The workload shared by all contenders of `loop.py`: config, prompts of each step, reward function and evaluation.
 """
 
 import asyncio
@@ -17,11 +16,11 @@ from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 Weights = Mapping[str, Any]
-"""Tensors by Hugging Face name, tied ones once."""
+"""Tensors by Hugging Face name; tied tensors occur once."""
 
 
-class Lesson:
-    """The task of a run config. The verifier must be synchronous."""
+class Workload:
+    """Prompts, rewards and evaluation of a run config. The verifier must be synchronous."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -29,12 +28,11 @@ class Lesson:
         self._verifier = resolve(config.reward.function, config.reward.options)
 
     def prompts(self, step: int) -> list[Prompt]:
-        """Those of one step, in the order asyncrl asks them."""
+        """Prompts of one step, in the order in which asyncrl admits them."""
         count = self.config.schedule.groups_per_step
         return [self._stream.at(step * count + i).prompt for i in range(count)]
 
     def reward(self, prompt: Prompt, completion: str) -> float:
-        """What a completion earns."""
         inputs = VerifierInput(
             prompt=prompt.text, completion=completion, answer=prompt.answer, data_source=prompt.data_source
         )
@@ -42,7 +40,7 @@ class Lesson:
         return score
 
     def engine(self) -> TransformersEngine:
-        """One that decodes as many completions together as all rollouts of the config do."""
+        """An engine with as many slots as all rollouts of the config together."""
         config = self.config
         return TransformersEngine.load(
             config.model.path,
@@ -53,7 +51,7 @@ class Lesson:
         )
 
     def accuracies(self, policies: list[Weights]) -> list[float]:
-        """Held-out accuracy of each, decoded as the config says: greedy, as a rule."""
+        """Held-out accuracy of each policy, with the evaluation settings of the config (greedy decoding by default)."""
         return asyncio.run(self._accuracies(policies))
 
     async def _accuracies(self, policies: list[Weights]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Nodes that join and leave during a run, and the fate of their unfinished tokens."""
+"""Nodes join and leave during a run, and other nodes continue their unfinished trajectories."""
 
 import signal
 
@@ -26,7 +26,7 @@ def results_of(run: ToyRun, node: str) -> int:
 def test_a_rollout_joins_and_leaves_when_drained_without_losing_a_token(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
-    while not unfinished(run):  # Caught between two leases it has nothing to hand over: again, then.
+    while not unfinished(run):  # A node drained between two leases hands over nothing: repeat.
         joiner = run.start_node("rollout", "joiner")
         seen = results_of(run, "joiner")
         run.until(lambda seen=seen: results_of(run, "joiner") > seen)
@@ -35,15 +35,15 @@ def test_a_rollout_joins_and_leaves_when_drained_without_losing_a_token(start_ru
         _, errors = joiner.communicate(timeout=30)
         assert joiner.returncode == 0, errors
 
-    begun = unfinished(run)
-    run.until(lambda: any(isinstance(record, Result) and record.unit in begun for record in run.records()))
+    partial = unfinished(run)
+    run.until(lambda: any(isinstance(record, Result) and record.unit in partial for record in run.records()))
     assert {event["cause"] for event in run.events if event["event"] == "node.left"} == {"told to stop", "done"}
     assert not [event for event in run.events if event["event"] == "node.lost"]
     records, audit = run.records(), run.audit()
     assert {record.cause for record in records if isinstance(record, Reissued)} == {"node_left"}
     assert (audit.problems, sum(audit.tokens_thrown_away.values()), audit.duplicates) == ([], 0, 0)
     finished = {record.unit: record.summary.num_tokens for record in records if isinstance(record, Result)}
-    assert all(finished[unit] > begun[unit] for unit in begun if unit in finished), "another went on with them"
+    assert all(finished[unit] > partial[unit] for unit in partial if unit in finished), "another rollout continued them"
     run.kill()
 
 
@@ -67,14 +67,14 @@ def test_replicas_join_are_restarted_and_leave_together(start_run):
 
 
 def unfinished(run: ToyRun) -> dict[Unit, int]:
-    """Tokens on disk of each trajectory that was unfinished when they were written."""
+    """Number of tokens on disk of each trajectory that was written unfinished."""
     return {record.unit: record.summary.num_tokens for record in run.records() if isinstance(record, Progressed)}
 
 
 def test_unfinished_trajectories_of_a_killed_rollout_are_continued_from_disk(start_run):
     run = start_run(*SLOW, "rollout.progress_every_s=0.05", steps=24)
     run.until_next_step()
-    while not any(record.unit in unfinished(run) for record in lost(run)):  # It held no lease: try again.
+    while not any(record.unit in unfinished(run) for record in lost(run)):  # The node held no lease: repeat.
         run.until_next_step()
         run.until_next_step()
         run.kill_node("rollout-0")
@@ -89,7 +89,7 @@ def lost(run: ToyRun) -> list[Reissued]:
     return [record for record in run.records() if isinstance(record, Reissued) and record.cause == "node_lost"]
 
 
-def test_unfinished_work_survives_a_restart_of_the_broker(start_run):
+def test_unfinished_trajectories_survive_a_restart_of_the_broker(start_run):
     run = start_run(*SLOW, "checkpoint.every_steps=4", steps=12)
     run.until(lambda: run.steps_done() >= 3)
     run.kill_node("broker-0")
