@@ -1,6 +1,4 @@
-"""
-The workload shared by all contenders of `loop.py`: config, prompts of each step, reward function and evaluation.
-"""
+"""Workload shared by all contenders of `loop.py`: config, prompts of each step, reward function and evaluation."""
 
 import asyncio
 from collections.abc import Mapping

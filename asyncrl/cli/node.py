@@ -138,7 +138,7 @@ def _node_job(role: Role, address: str, name: str, wait_s: float) -> Job:
 
                 await run_reward(address, node, wait_s=wait_s, stopping=stopping)
             case "trainer":
-                from asyncrl.node.trainer import run_trainer
+                from asyncrl.node.trainer.trainer import run_trainer
 
                 await run_trainer(address, node, wait_s=wait_s, stopping=stopping)
 

@@ -146,4 +146,6 @@ async def _silence_error(rank_hub: RankHub) -> RankDied:
 
 def _child(who: Identity, rank: int, address: str, store: Path) -> Child:
     name = f"{who.node}-rank-{rank}"
-    return Child(name, [sys.executable, "-m", "asyncrl.node.shard", address, name, str(rank), str(store)], None, {})
+    return Child(
+        name, [sys.executable, "-m", "asyncrl.node.trainer.shard", address, name, str(rank), str(store)], None, {}
+    )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from asyncrl.config.run_file import decode
-from asyncrl.node import learner
-from asyncrl.node.learner import load_learner
+from asyncrl.node.trainer import learner
+from asyncrl.node.trainer.learner import load_learner
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.ranks.ranks import SingleRank

@@ -4,7 +4,7 @@ import asyncio
 
 from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
-from asyncrl.node.trainer import run_trainer
+from asyncrl.node.trainer.trainer import run_trainer
 from tests.node.refusing import refused
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
-from asyncrl.node.shard import run_shard
+from asyncrl.node.trainer.shard import run_shard
 from tests.node.refusing import refused
 
 

@@ -1,4 +1,4 @@
-"""``python -m asyncrl.node.shard``: a further rank of a trainer; only the first rank starts it."""
+"""``python -m asyncrl.node.trainer.shard``: a further rank of a trainer; only the first rank starts it."""
 
 import asyncio
 import sys
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from asyncrl.client.handshake import Identity, identity, join, spool_link
 from asyncrl.config.sections import from_json
-from asyncrl.node.learner import load_learner
 from asyncrl.node.process import run_process
-from asyncrl.node.ranks import START_S, rank_group
 from asyncrl.node.runner import load_with_beats, serve
+from asyncrl.node.trainer.learner import load_learner
+from asyncrl.node.trainer.ranks import START_S, rank_group
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import RankGroup

@@ -10,9 +10,9 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, join, spool_link
 from asyncrl.config.sections import from_json
 from asyncrl.messages import Member, Welcome
-from asyncrl.node.learner import load_learner
-from asyncrl.node.ranks import Broadcast, with_ranks
 from asyncrl.node.runner import load_with_beats, run_sessions, serve
+from asyncrl.node.trainer.learner import load_learner
+from asyncrl.node.trainer.ranks import Broadcast, with_ranks
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import TrainerActor
 from asyncrl.trainer.ranks.ranks import Ranks

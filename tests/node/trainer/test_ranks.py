@@ -11,8 +11,8 @@ from asyncrl.client.handshake import identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import RankDied
 from asyncrl.messages import Welcome
-from asyncrl.node import ranks
-from asyncrl.node.ranks import with_ranks
+from asyncrl.node.trainer import ranks
+from asyncrl.node.trainer.ranks import with_ranks
 from asyncrl.trainer.ranks.ranks import Ranks
 
 WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
