@@ -23,11 +23,12 @@ PROTOCOL = 2
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "shard", "supervisor"]
 Split = Literal["train", "held_out"]
 Truncation = Literal["error", "left", "right", "middle"]
-"""Side of an over-long prompt that is cut off; ``error`` refuses the prompt instead."""
+"""Part of an over-long prompt that is cut out: its beginning, end or middle; ``error`` refuses the prompt instead."""
 FinishReason = Literal["stop", "length", "unfinished"]
 """
 ``stop``: the policy ended the completion (end of sequence or a stop string). ``length``: cut at ``max_tokens``.
-``unfinished``: stored so that a node can continue it; never graded or trained on.
+``unfinished``: stored so that a node can continue it; never graded or trained on. Engines set it; the broker compares
+it with ``unfinished``, and metrics with ``length``.
 """
 
 

@@ -83,8 +83,9 @@ class Data(Section, frozen=True, kw_only=True):
     """Longest prompt, in tokens; the next two settings handle longer ones [max_prompt_length]."""
     truncation: Truncation = "error"
     """
-    End at which a longer prompt is cut; ``right`` also cuts the chat template's generation prompt. ``error``: it is
-    not cut but dropped as a dead letter, and another prompt replaces it; too many in a row end the run.
+    Part of a longer prompt that is cut out: ``left`` its beginning, ``right`` its end (and with it the chat template's
+    generation prompt), ``middle``. ``error`` drops the prompt as a dead letter, and another prompt replaces it; too
+    many in a row end the run.
     """
     filter_overlong_prompts: bool = False
     """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""

@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.broker.ledger.records import Admitted, Duplicate, Restarted, Result, Rewarded, Taken
-from asyncrl.broker.metrics import step_metrics
+from asyncrl.broker.metrics import batch_metrics
 from asyncrl.config.sections import Config
 from asyncrl.messages import Cancelled, Settled, Stepped, Unit
 from tests.broker.chaos import (
@@ -151,7 +151,7 @@ def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: in
     assert audited(cluster).over_max_staleness == sum(over.values())
     assert not of(cluster, Restarted)
     for step, groups in cluster.scheduler.training.batches._taken.items():
-        line = step_metrics.line(Stepped(step, version_of(config, step), {}), groups, 0.0, 0.0, most)
+        line = batch_metrics.line(Stepped(step, version_of(config, step), {}), groups, 0.0, 0.0, most)
         assert line["over_max_staleness"] * len(batches[step]) == over[step]
 
 

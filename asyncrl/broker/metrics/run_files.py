@@ -11,7 +11,7 @@ from typing import Any, Literal
 import structlog
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.metrics import step_metrics
+from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
@@ -36,9 +36,9 @@ class RunFiles:
         self._started_s = clock() - max(
             (float(line["time_s"]) for line in [*metrics, *directory.read_events()] if "time_s" in line), default=0.0
         )
-        self._waits = step_metrics.WaitShare()
-        self._swap_times = step_metrics.SwapTimes()
-        self._totals = step_metrics.RunTotals(metrics)
+        self._waits = batch_metrics.WaitShare()
+        self._swap_times = batch_metrics.SwapTimes()
+        self._totals = batch_metrics.RunTotals(metrics)
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
 
@@ -60,7 +60,7 @@ class RunFiles:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        line = step_metrics.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
+        line = batch_metrics.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
         self._totals.add(line)

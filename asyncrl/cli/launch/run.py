@@ -15,7 +15,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from asyncrl.broker.metrics.step_metrics import RunTotals
+from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.functions import check_functions
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor

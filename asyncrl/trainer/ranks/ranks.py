@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import RankDied
 from asyncrl.weights.groups.device import BACKENDS, device_name, torch_device
-from asyncrl.weights.interface import interface_name
+from asyncrl.weights.groups.network_interface import interface_name
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 POLL_S = 0.05

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import SHORTEST_S, Deadline
-from asyncrl.weights.interface import collective_environment
+from asyncrl.weights.groups.network_interface import collective_environment
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.metrics.step_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
+from asyncrl.broker.metrics.batch_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.broker.nodes.node import Node
 from asyncrl.messages import Beat, Live, Prompt, Stepped, TrajectorySummary
 

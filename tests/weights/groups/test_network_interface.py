@@ -3,7 +3,7 @@ import os
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.interface import collective_environment, interface_name, settings
+from asyncrl.weights.groups.network_interface import collective_environment, interface_name, settings
 
 
 def test_an_address_is_found_on_its_interface() -> None:
