@@ -24,10 +24,10 @@ from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.metrics import EvaluationMetrics
-from asyncrl.evaluation.offline import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.files.disk import needed
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
+from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.node.process import configure_logging
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool

@@ -10,8 +10,8 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
-from asyncrl.evaluation.offline import OfflineEvaluator, summarize
 from asyncrl.messages import Prompt, Span
+from asyncrl.node.offline_evaluation import OfflineEvaluator, summarize
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.engine import Completion, Request
 
