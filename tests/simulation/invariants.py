@@ -20,7 +20,7 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, PutItem, ScoredTrajectory, Settled, SpoolRef, Stored, Unit
+from asyncrl.messages import Batch, Cancelled, PutItem, ScoredTrajectory, Settled, SpoolRef, Stop, Stored, Unit
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
@@ -102,6 +102,8 @@ class Invariants:
                 self._answered(peer, {item.unit for item in (*items, *unfinished)}, set())
             case Cancelled(lease_ids=lease_ids):
                 self._answered(peer, set(), set(lease_ids))
+            case Stop():  # The node leaves, and waits for no answer any more.
+                self._unanswered = {key: since for key, since in self._unanswered.items() if key[0] != peer}
             case Batch(step=step, trajectories=trajectories):
                 self._require(step in self._records.batches, f"the batch of step {step} is sent, and not on disk")
                 earlier = self._batches.setdefault(step, trajectories)
