@@ -26,34 +26,33 @@ if TYPE_CHECKING:
     from asyncrl.rollout.engine import Request as Request
     from asyncrl.weights.publish import Publisher as Publisher
 
-_EXPORTS = {
-    "AsyncrlError": "asyncrl.errors:AsyncrlError",
-    "Completion": "asyncrl.rollout.engine:Completion",
-    "Config": "asyncrl.config.sections:Config",
-    "Connection": "asyncrl.client.connection:Connection",
-    "Engine": "asyncrl.rollout.engine:Engine",
-    "Publisher": "asyncrl.weights.publish:Publisher",
-    "Request": "asyncrl.rollout.engine:Request",
-    "RolloutActor": "asyncrl.rollout.actor:RolloutActor",
-    "RolloutOptions": "asyncrl.rollout.actor:RolloutOptions",
-    "VerifierInput": "asyncrl.reward.verifier:VerifierInput",
-    "attach": "asyncrl.node.attach:attach",
-    "batches": "asyncrl.node.batches:batches",
-    "load_config": "asyncrl.config.run_file:load_config",
-    "run": "asyncrl.cli.launch.run:run",
+_MODULES = {
+    "AsyncrlError": "asyncrl.errors",
+    "Completion": "asyncrl.rollout.engine",
+    "Config": "asyncrl.config.sections",
+    "Connection": "asyncrl.client.connection",
+    "Engine": "asyncrl.rollout.engine",
+    "Publisher": "asyncrl.weights.publish",
+    "Request": "asyncrl.rollout.engine",
+    "RolloutActor": "asyncrl.rollout.actor",
+    "RolloutOptions": "asyncrl.rollout.actor",
+    "VerifierInput": "asyncrl.reward.verifier",
+    "attach": "asyncrl.node.attach",
+    "batches": "asyncrl.node.batches",
+    "load_config": "asyncrl.config.run_file",
+    "run": "asyncrl.cli.launch.run",
 }
 
-__all__ = [*_EXPORTS]  # noqa: PLE0604  strings
+__all__ = [*_MODULES]  # noqa: PLE0604  strings
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("asyncrl")
-    if name not in _EXPORTS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
-    module, _, attribute = _EXPORTS[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS, "__version__"])
+    return sorted([*globals(), *_MODULES, "__version__"])

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,21 +23,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import identity, join, spool_link
+from asyncrl.client.handshake import identity, join
 from asyncrl.config.sections import Config, from_json
-from asyncrl.messages import Member
-from asyncrl.node.runner import serve
+from asyncrl.node.runner import load_with_beats
+from asyncrl.node.trainer.trainer import serve_trainer
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.trainer.actor import Start, TrainerActor
+from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
-from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.groups.device import staging_device
-from asyncrl.weights.publish import Publisher
 
 log = structlog.get_logger()
 
@@ -79,23 +76,13 @@ async def batches(
     who = identity("trainer", name)
     link, welcome = await join(address, who, wait_s)
     config, directory = from_json(welcome.config), RunDirectory(Path(welcome.run_dir))
-    start = _restore(model, directory)
-    layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
-    device = staging_device(config.weights.backend)
-    publisher = Publisher(layout, Member(who.node, who.incarnation), link.send, config.weights, device=device)
-    spool = spool_link(welcome, who)
+    start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, directory))
     stream = BatchStream(config, model, first_step=start.step)
-    actor = TrainerActor(
-        config,
-        stream,
-        publisher,
-        Connection(who, link, spool),
-        tokenizer=tokenizer,
-        layout_hash=layout.hash,
-        checkpoints=directory.checkpoints,
-        start=start,
+    specs = checkpoint_specs(model, config.model.dtype)
+    session = serve_trainer(
+        stream, specs, tokenizer, start, who=who, link=link, welcome=welcome, stopping=asyncio.Event()
     )
-    serving = asyncio.create_task(serve(actor, link, beat_s=welcome.beat_s, stopping=asyncio.Event()), name="trainer")
+    serving = asyncio.create_task(session, name="trainer")
     serving.add_done_callback(stream.end)
     try:
         yield stream
@@ -103,8 +90,6 @@ async def batches(
         stream.abandon()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        await publisher.aclose()
-        await spool.aclose()
 
 
 class BatchStream:

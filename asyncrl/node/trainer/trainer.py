@@ -1,7 +1,7 @@
 """The trainer's process: learner, publisher and actor, with further ranks as child processes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,11 @@ from asyncrl.node.runner import load_with_beats, run_sessions, serve
 from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.ranks import Broadcast, with_ranks
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.trainer.actor import TrainerActor
+from asyncrl.trainer.actor import Start, TrainerActor
+from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.ranks.ranks import Ranks
-from asyncrl.weights.contents.layout import Layout
+from asyncrl.trainer.trainable import Trainable
+from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.publish import Publisher
 
@@ -53,7 +55,34 @@ async def _train(
     directory = RunDirectory(Path(welcome.run_dir))
     load = partial(load_learner, config, directory, form)
     learner, tokenizer, start = await load_with_beats(link, welcome.beat_s, load)
-    layout = Layout(learner.specs(), config.weights.bucket_bytes)
+    await serve_trainer(
+        learner,
+        learner.specs(),
+        tokenizer,
+        start,
+        who=who,
+        link=link,
+        welcome=welcome,
+        stopping=stopping,
+        broadcast=broadcast,
+    )
+
+
+async def serve_trainer(
+    learner: Trainable,
+    specs: Sequence[TensorSpec],
+    tokenizer: Tokenizer,
+    start: Start,
+    *,
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+    stopping: asyncio.Event,
+    broadcast: Broadcast = lambda _: None,
+) -> None:
+    """Run the trainer's actor for one session, with a publisher and a spool link that close with it."""
+    config = from_json(welcome.config)
+    layout = Layout(specs, config.weights.bucket_bytes)
     device = staging_device(config.weights.backend)
     publisher = Publisher(layout, Member(who.node, who.incarnation), link.send, config.weights, device=device)
     spool = spool_link(welcome, who)
@@ -64,7 +93,7 @@ async def _train(
         Connection(who, link, spool),
         tokenizer=tokenizer,
         layout_hash=layout.hash,
-        checkpoints=directory.checkpoints,
+        checkpoints=RunDirectory(Path(welcome.run_dir)).checkpoints,
         start=start,
         broadcast=broadcast,
     )
