@@ -2,7 +2,8 @@
 The public interface of asyncrl. Names are imported on first use, so that ``import asyncrl`` loads no dependency.
 
     run(load_config("my.toml"))              a whole run, from a script or a notebook
-    attach(engine, address, name)            a serving process becomes a rollout; `RolloutActor` is one level below
+    attach(engine, address, name, host)      a serving process becomes a rollout; `RolloutActor` is one level below
+    Host()                                   its users' requests, which go first, and the health of its rollout
     batches(address, model, tokenizer)       the trainer role for a training loop of your own
     Publisher(layout, member, send, config)  weight transfer from a model of your own
 """
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from asyncrl.errors import AsyncrlError as AsyncrlError
     from asyncrl.node.attach import attach as attach
     from asyncrl.node.batches import batches as batches
+    from asyncrl.node.host import Host as Host
+    from asyncrl.node.host import RolloutHealth as RolloutHealth
     from asyncrl.reward.verifier import VerifierInput as VerifierInput
     from asyncrl.rollout.actor import RolloutActor as RolloutActor
     from asyncrl.rollout.actor import RolloutOptions as RolloutOptions
@@ -32,9 +35,11 @@ _MODULES = {
     "Config": "asyncrl.config.sections",
     "Connection": "asyncrl.client.connection",
     "Engine": "asyncrl.rollout.engine",
+    "Host": "asyncrl.node.host",
     "Publisher": "asyncrl.weights.publish",
     "Request": "asyncrl.rollout.engine",
     "RolloutActor": "asyncrl.rollout.actor",
+    "RolloutHealth": "asyncrl.node.host",
     "RolloutOptions": "asyncrl.rollout.actor",
     "VerifierInput": "asyncrl.reward.verifier",
     "attach": "asyncrl.node.attach",

@@ -37,14 +37,34 @@ class LinkReset(LinkError):
     """The peer restarted and does not know this session. Open a new link and say Hello again."""
 
 
+class LinkSilent(LinkError):
+    """The peer has not answered for long: its machine is down, or it hangs. Open a new link and say Hello again."""
+
+
 class LinkRefused(LinkError):
     """The peer refused the connection: another protocol version, a duplicate, or an unknown role."""
 
     exit_code = 78
 
 
+class WrongHub(LinkRefused):
+    """The peer does not have the key that it should have: it is of another run, or no broker at all."""
+
+
+class UnknownKey(LinkRefused):
+    """The peer does not accept this end's key: it was never added there, or it was revoked."""
+
+
 class DecodeError(AsyncrlError):
     """Received bytes are not a message. The frame is dropped and counted."""
+
+
+class NotATrajectory(DecodeError):
+    """A payload arrived undamaged, and is not a trajectory: its sender is at fault, and not the spool."""
+
+
+class SpoolAway(DecodeError):
+    """The spool of a payload is away: the payload can be read when it is back."""
 
 
 class EngineError(AsyncrlError):
@@ -68,6 +88,12 @@ class EngineDied(AsyncrlError):
 
 class RankDied(AsyncrlError):
     """One process of a sharded trainer ended or hangs. The others end too, and all are restarted together."""
+
+    exit_code = 75
+
+
+class MachineLost(RankDied):
+    """The group of a trainer's machines has ended, because one is lost. The others join again, and wait for it."""
 
 
 class VerifierError(AsyncrlError):

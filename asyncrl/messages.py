@@ -12,15 +12,21 @@ so that older and newer nodes understand each other. Arrays are raw little-endia
 ids, float32 log-probs) and never lists, which cost 43 times more.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import Meta
 
 from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 
-PROTOCOL = 2
+PROTOCOL = 4
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
-Role = Literal["broker", "spool", "rollout", "reward", "trainer", "shard", "supervisor"]
+Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
+"""
+``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
+``trainer``. Each says Hello as a ``trainer``; the broker decides.
+"""
 Split = Literal["train", "held_out"]
 Truncation = Literal["error", "left", "right", "middle"]
 """Part of an over-long prompt that is cut out: its beginning, end or middle; ``error`` refuses the prompt instead."""
@@ -30,6 +36,22 @@ FinishReason = Literal["stop", "length", "unfinished"]
 ``unfinished``: stored so that a node can continue it; never graded or trained on. Engines set it; the broker compares
 it with ``unfinished``, and metrics with ``length``.
 """
+
+
+WeightsVia = Literal["collective", "spool"]
+"""``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""
+
+Stage = Literal["rollout", "reward", "payload"]
+"""
+Place at which a unit failed. ``rollout``: the engine, or the check of its output. ``reward``: the verifier.
+``payload``: what is stored is lost or damaged, found before it is judged.
+"""
+
+
+T = TypeVar("T")
+MAX_ITEMS = 1 << 17
+"""Most items of a list that nodes send. A longer one is refused before it is decoded, to forty times its bytes."""
+Listed = Annotated[list[T], Meta(max_length=MAX_ITEMS)]
 
 
 # ── parts ───────────────────────────────────────────────────────────────────────────────────
@@ -114,6 +136,57 @@ class SpoolRef(Value, frozen=True):
     crc32: int
 
 
+HOSTED_SPOOL = "spool"
+"""Name of the spool in the broker's process."""
+
+
+class SpoolAddress(Value, frozen=True):
+    """A spool, and how to connect to it."""
+
+    name: str
+    """`SpoolRef.spool` of its payloads."""
+    address: str
+    key: bytes = b""
+    """Public key of its socket; empty if the secret of the run opens it."""
+
+
+class SpoolSet(Value, frozen=True):
+    """The spools of a run, as told to one node."""
+
+    spools: list[SpoolAddress] = []
+    """Spools that can be reached."""
+    own: str = ""
+    """Name of the spool that this rollout stores with; empty if there is none yet, and for other roles."""
+    lost: list[str] = []
+    """Spools that were away for longer than ``broker.spool_ttl_s``: nobody waits for their payloads any more."""
+
+
+class FileDigest(Value, frozen=True):
+    """One file of a model directory."""
+
+    name: str
+    size: int
+    """Bytes."""
+    sha256: bytes
+    """Digest of the file; in `ModelFiles`, of the header of a safetensors file."""
+
+
+class ModelFiles(Value, frozen=True):
+    """A model directory on the broker's machine."""
+
+    path: str
+    files: list[FileDigest]
+
+
+class AcceptedKey(Value, frozen=True):
+    """A key that may connect to a spool."""
+
+    public: bytes
+    name: str
+    """Names of its nodes are this one, or begin with it and ``-``; empty allows any name."""
+    roles: list[str]
+
+
 class TrajectorySummary(Value, frozen=True):
     """Metadata by which the broker handles a trajectory without reading it."""
 
@@ -123,6 +196,25 @@ class TrajectorySummary(Value, frozen=True):
     newest_version: int
     num_spans: int
     finish_reason: FinishReason
+
+
+class TrajectoryLimits(Value, frozen=True):
+    """Bounds of what a sound trajectory may contain. 0 is unknown, and not checked."""
+
+    vocab_size: int = 0
+    """Token ids are 0 .. vocab_size - 1."""
+    max_tokens: int = 0
+    """Most completion tokens."""
+    max_prompt_tokens: int = 0
+    newest_version: int | None = None
+    """Newest policy version that can have written a token; None if unknown."""
+
+
+class Refusal(Value, frozen=True):
+    """A trajectory of a batch that the trainer left out, with its group, because it is damaged."""
+
+    unit: Unit
+    reason: str
 
 
 class PutItem(Value, frozen=True):
@@ -173,6 +265,8 @@ class GradeItem(Value, frozen=True):
     unit: Unit
     lease_id: int
     ref: SpoolRef
+    summary: TrajectorySummary | None = None
+    """Compared with the payload; None compares nothing."""
 
 
 class ScoredItem(Value, frozen=True):
@@ -196,6 +290,34 @@ class ScoredTrajectory(Value, frozen=True):
     reward: float
     metrics: dict[str, float]
     summary: TrajectorySummary
+    refused: str = ""
+    """Reason for which the trainer refused it before it resumed: it refuses it again. Empty if it did not."""
+
+
+class StoredWeights(Value, frozen=True):
+    """Identity of one policy version at a spool: an anchor with all elements, or a delta from a base version."""
+
+    policy_version: int
+    layout_hash: str
+    digest: str
+    """Digest of the complete version; see `asyncrl.weights.stored.digest`."""
+    format: int
+    """Version of the encoding."""
+    base_version: int = -1
+    """-1 for an anchor."""
+    base_digest: str = ""
+
+    @property
+    def is_anchor(self) -> bool:
+        return self.base_version < 0
+
+
+class WeightsFile(Value, frozen=True):
+    """A version that a spool has completely."""
+
+    weights: StoredWeights
+    num_parts: int
+    num_bytes: int
 
 
 class Member(Value, frozen=True):
@@ -205,6 +327,13 @@ class Member(Value, frozen=True):
     incarnation: str
     ranks: int = 1
     """Number of its processes that take part: an engine on several devices receives in each of its workers."""
+
+
+class TrainerMachine(Value, frozen=True):
+    """One machine of a trainer of several: its node, and the name of its host."""
+
+    node: str
+    host: str
 
 
 # ── received by the broker, from any node ───────────────────────────────────────────────────
@@ -218,10 +347,16 @@ class Hello(Message, frozen=True):
     node: str
     incarnation: str
     """Unique for each session; two sessions of one node are different peers."""
-    held: list[Held] = []
+    held: Listed[Held] = []
     """Rollouts: trajectories kept from an earlier session. The broker answers `Cancelled` for unwanted ones."""
     policy_version: int = -1
     """Rollouts: version that the engine decodes with since an earlier session; -1 for none."""
+    run_id: str = ""
+    """Run of the node's earlier session; empty if there was none. The broker of another run refuses the node."""
+    host: str = ""
+    """Trainers and their ranks: name of the machine, for messages about it."""
+    spool: SpoolAddress | None = None
+    """Spools: where it serves. Its name is that of the node."""
 
 
 class Ready(Message, frozen=True):
@@ -231,6 +366,10 @@ class Ready(Message, frozen=True):
     """Trainer and rollout: digest of the weight layout (names, shapes, dtypes); a mismatch is refused at once."""
     ranks: int = 1
     """See `Member`."""
+    vocab_size: int = 0
+    """Trainer and rollout: rows of the model's token embedding; 0 if the node cannot tell. The trainer's counts."""
+    weights: WeightsVia = "collective"
+    """Rollouts: way by which weights reach it."""
 
 
 class Beat(Message, frozen=True):
@@ -244,6 +383,8 @@ class Beat(Message, frozen=True):
     """Seconds without work since the start of the role."""
     tokens: int = 0
     """Tokens generated or trained since the start of the role."""
+    buckets: int = 0
+    """Trainers: buckets of weights sent in the current or last transfer."""
 
 
 class Bye(Message, frozen=True):
@@ -253,17 +394,20 @@ class Bye(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """The node stores its unfinished trajectories and leaves; it takes no more leases."""
+    """The rollout stores its unfinished trajectories and leaves; it takes no more leases."""
 
 
 class Drain(Message, frozen=True):
-    """To the broker: make ``node`` leave, then answer `Drained`. To the node: store unfinished trajectories, leave."""
+    """
+    To the broker: make ``node`` leave, then answer `Drained`. To the node: leave, after a rollout has stored its
+    unfinished trajectories and a trainer its last step.
+    """
 
     node: str
 
 
 class StoreSet(Message, frozen=True):
-    """Rendezvous of a transfer group: set a key."""
+    """Rendezvous of a process group: set a key."""
 
     group: str
     key: str
@@ -271,7 +415,7 @@ class StoreSet(Message, frozen=True):
 
 
 class StoreGet(Message, frozen=True):
-    """Rendezvous of a transfer group: answer with `StoreValue` once the key is set."""
+    """Rendezvous of a process group: answer with `StoreValue` once the key is set."""
 
     group: str
     key: str
@@ -293,7 +437,7 @@ class Offer(Message, frozen=True):
 class Scored(Message, frozen=True):
     """Rewards of graded trajectories."""
 
-    items: list[ScoredItem]
+    items: Listed[ScoredItem]
 
 
 class Failed(Message, frozen=True):
@@ -301,11 +445,14 @@ class Failed(Message, frozen=True):
 
     unit: Unit
     lease_id: int
-    stage: Literal["rollout", "reward"]
+    stage: Stage
+    """A rollout sends ``rollout``, a reward node ``reward`` or ``payload``: the unit is then sampled again."""
     reason: str
     retryable: bool
     is_overlong: bool = False
     """The prompt has more tokens than the lease allows, on any node."""
+    is_unreachable: bool = False
+    """The spool of the payload is away: no attempt, and graded when it is back."""
 
 
 class Live(Message, frozen=True):
@@ -358,6 +505,17 @@ class Publishing(Message, frozen=True):
     next_step: int
 
 
+class Uploaded(Message, frozen=True):
+    """Answer to `Upload`: the version is at the spool, on disk."""
+
+    policy_version: int
+    seconds: float
+    num_bytes: int
+    """Bytes of the delta, or of the anchor if there was no base."""
+    problem: str = ""
+    """Reason for which it is not at the spool; empty if it is."""
+
+
 class Stepped(Message, frozen=True):
     """One optimizer step is done."""
 
@@ -365,6 +523,8 @@ class Stepped(Message, frozen=True):
     policy_version: int
     """Version of the weights before this step."""
     metrics: dict[str, float]
+    refused: list[Refusal] = []
+    """Damaged trajectories of the batch: their groups were not trained on."""
 
 
 # ── received by the broker, from spools and the supervisor ──────────────────────────────────
@@ -375,7 +535,7 @@ class Stored(Message, frozen=True):
 
     node: str
     incarnation: str
-    items: list[StoredItem]
+    items: Listed[StoredItem]
 
 
 class Exited(Message, frozen=True):
@@ -386,6 +546,10 @@ class Exited(Message, frozen=True):
     restarting: bool
     is_needed: bool = True
     """False if the run can go on without this node."""
+
+
+class Interrupt(Message, frozen=True):
+    """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
 
 
 # ── received by every node ──────────────────────────────────────────────────────────────────
@@ -400,10 +564,14 @@ class Welcome(Message, frozen=True):
     """Run directory, a path on the broker's machine."""
     config: bytes
     """Resolved configuration of the run, as JSON."""
-    spool: str
-    """Address of the run's spool."""
+    spools: SpoolSet
+    """Addresses with host ``*`` are on the host at which the node reached the broker."""
     beat_s: float
     """Seconds between two heartbeats."""
+    run_id: str = ""
+    """Identity of the run, made when it was created."""
+    models: list[ModelFiles] = []
+    """Model directories of the configuration, as far as the broker's machine has them."""
 
 
 class Reject(Message, frozen=True):
@@ -425,7 +593,8 @@ class Transfer(Message, frozen=True):
     Request to take part in one weight transfer, at once.
 
     ``members[0]`` is the trainer and sends. A new ``transfer_group`` number means that a process group is formed first;
-    the number of the last transfer means that its group is used again.
+    the number of the last transfer means that its group is used again. Without members, a rollout fetches the version
+    from the spool by itself.
     """
 
     transfer_group: int
@@ -434,6 +603,24 @@ class Transfer(Message, frozen=True):
     keep: bool
     """False for the pair of trainer and joiner: the group is dropped after the transfer."""
     deadline_s: float
+
+
+class Abort(Message, frozen=True):
+    """
+    Request to give up the transfer of this group, whose number is not used again.
+
+    It may arrive after the transfer has ended here; it then has no effect.
+    """
+
+    transfer_group: int
+    reason: str
+    """Names the node that was lost."""
+
+
+class Spools(Message, frozen=True):
+    """The spools of the run have changed since `Welcome`."""
+
+    spools: SpoolSet
 
 
 class Stop(Message, frozen=True):
@@ -502,6 +689,8 @@ class Grade(Message, frozen=True):
 
     prompt: Prompt
     items: list[GradeItem]
+    limits: TrajectoryLimits = TrajectoryLimits()
+    """Checked in each payload before it is judged."""
 
 
 # ── received by the trainer ─────────────────────────────────────────────────────────────────
@@ -520,10 +709,38 @@ class Published(Message, frozen=True):
     policy_version: int
 
 
+class Upload(Message, frozen=True):
+    """Request to put this staged version into the spool, for rollouts that are in no collective."""
+
+    policy_version: int
+
+
 class Evaluating(Message, frozen=True):
     """An evaluation of ``policy_version`` has begun: keep its checkpoint until `Evaluated`."""
 
     policy_version: int
+
+
+# ── received by the machines of a trainer of several ────────────────────────────────────────
+
+
+class Assembled(Message, frozen=True):
+    """
+    These machines form the trainer; ``machines[0]`` is its first and the run's ``trainer``.
+
+    With R ranks on each machine, ranks ``i R`` to ``i R + R - 1`` run on ``machines[i]``.
+    """
+
+    group: int
+    """Number of the group, in this life of the broker."""
+    machines: list[TrainerMachine]
+
+
+class Disbanded(Message, frozen=True):
+    """The group of machines has ended, and so has this session: end the ranks, and say Hello again."""
+
+    reason: str
+    """Names the machine that was lost, its host and its ranks."""
 
 
 # ── received by the trainer's other ranks, from the first ───────────────────────────────────
@@ -540,6 +757,18 @@ class Work(Message, frozen=True):
     step: int
     policy_version: int | None = None
     """Version of the weights at the beginning of the step; None if they were not published."""
+    left_out: list[int] = []
+    """Groups of the batch that no rank trains on, because one of their trajectories was refused."""
+
+
+# ── received by the trainer's first rank, from the others ───────────────────────────────────
+
+
+class Checked(Message, frozen=True):
+    """This rank has fetched its trajectories of ``step``, and refuses these. The step begins when every rank has."""
+
+    step: int
+    refused: list[Refusal]
 
 
 # ── received by spools ──────────────────────────────────────────────────────────────────────
@@ -550,20 +779,61 @@ class Put(Message, frozen=True):
 
     node: str
     incarnation: str
-    items: list[PutItem]
+    items: Listed[PutItem]
 
 
 class Fetch(Message, frozen=True):
     """Request for payloads, answered in the order of ``refs``."""
 
     request_id: int
-    refs: list[SpoolRef]
+    refs: Listed[SpoolRef]
 
 
 class Trim(Message, frozen=True):
     """Payloads in segments below ``segment`` may be deleted."""
 
     segment: int
+
+
+class PutWeights(Message, frozen=True):
+    """Request to store one part of a policy version; the parts come in order. Answered by `PutWeightsDone`."""
+
+    weights: StoredWeights
+    part: int
+    crc32: int
+    payload: memoryview
+    is_last: bool
+
+
+class ListWeights(Message, frozen=True):
+    """Request for the versions that are stored completely."""
+
+
+class FetchWeights(Message, frozen=True):
+    """Request for one part of a stored version."""
+
+    weights: StoredWeights
+    part: int
+
+
+class Accepted(Message, frozen=True):
+    """Keys of all nodes that may connect, from a broker with an allow-list, whenever they change."""
+
+    keys: list[AcceptedKey]
+
+
+class ListFiles(Message, frozen=True):
+    """Request to the broker's spool for the files of a folder, answered by `FileList`."""
+
+    folder: str
+
+
+class FetchPart(Message, frozen=True):
+    """Request to the broker's spool for a part of a listed file, answered by `FilePart`."""
+
+    sha256: bytes
+    offset: int
+    length: int
 
 
 # ── received from spools ────────────────────────────────────────────────────────────────────
@@ -574,6 +844,45 @@ class Fetched(Message, frozen=True):
 
     request_id: int
     payloads: list[memoryview]
+
+
+class PutWeightsDone(Message, frozen=True):
+    """Answer to `PutWeights`, after the last part once the version is on disk."""
+
+    part: int
+    problem: str = ""
+    """Reason for which the version cannot be stored; empty if it can."""
+
+
+class WeightsList(Message, frozen=True):
+    """Answer to `ListWeights`: oldest first."""
+
+    files: list[WeightsFile]
+
+
+class FetchedWeights(Message, frozen=True):
+    """Answer to `FetchWeights`."""
+
+    part: int
+    """-1 if the spool no longer has it, or if it is damaged there."""
+    payload: memoryview
+    crc32: int
+
+
+class FileList(Message, frozen=True):
+    """Answer to `ListFiles`."""
+
+    files: list[FileDigest]
+    problem: str = ""
+    """Reason for which there are none."""
+
+
+class FilePart(Message, frozen=True):
+    """Answer to `FetchPart`; the content is empty where there is no such file any more."""
+
+    sha256: bytes
+    offset: int
+    content: memoryview
 
 
 # ── received by the supervisor ──────────────────────────────────────────────────────────────
@@ -596,6 +905,13 @@ class Evaluated(Message, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class Failures(Message, frozen=True):
+    """Failed units of the run so far, for display; sent when the counts change."""
+
+    counts: dict[str, int]
+    """Number of each cause, ``stage: reason``, most frequent first."""
+
+
 class Drained(Message, frozen=True):
     """Answer to `Drain`: the node has left."""
 
@@ -607,27 +923,37 @@ class Drained(Message, frozen=True):
 class Finished(Message, frozen=True):
     """The run is over."""
 
-    status: Literal["finished", "failed"]
+    status: Literal["finished", "failed", "interrupted"]
     cause: str
 
 
 ToBroker = (
     Hello | Ready | Beat | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | Live | Transferred | TransferFailed
-    | Take | Commit | Publishing | Stepped
-    | Stored | Exited
+    | Take | Commit | Publishing | Uploaded | Stepped
+    | Stored | Exited | Interrupt
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain
-    | Lease | Settled | Cancelled | Hold | Release | Fetched
+    | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
+    | WeightsList | FetchedWeights
 )  # fmt: skip
-ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched
-ToTrainer = Welcome | Reject | StoreValue | Transfer | Stop | Batch | Published | Evaluating | Evaluated | Fetched
-ToShard = Welcome | Reject | Stop | Batch | Work | Fetched
-ToSpool = Welcome | Reject | Stop | Put | Fetch | Trim
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished
+ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools
+ToTrainer = (
+    Welcome | Reject | StoreValue | Transfer | Stop | Drain
+    | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
+    | Upload | PutWeightsDone | Spools | FileList | FilePart
+)  # fmt: skip
+ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
+ToFirstRank = Hello | Beat | Checked | StoreSet | StoreGet
+ToShard = Welcome | Reject | Stop | Batch | Work | Fetched | StoreValue | Spools
+ToSpool = (
+    Welcome | Reject | Stop | Put | Fetch | Trim
+    | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | Accepted
+)  # fmt: skip
+ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
 
-AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToShard | ToSpool | ToSupervisor
+AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 
 CODEC = Codec(AnyMessage)
 """Decoder of every message of this module."""

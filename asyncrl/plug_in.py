@@ -12,6 +12,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,6 +24,8 @@ from typing import Any, Final
 
 from asyncrl.errors import AsyncrlError, ConfigError
 
+ALLOW_VARIABLE = "ASYNCRL_ALLOW_CODE"
+"""Environment variable with the folders and modules that this process may import functions from, like ``PATH``."""
 MAX_CHARS = 400
 """Limit for the text of an exception: some quote their whole input."""
 REQUIRED: Final = inspect.Parameter.empty
@@ -48,7 +51,22 @@ def load_function(path: str, *, setting: str) -> Callable[..., Any]:
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise ConfigError(f"{setting} is {path!r}, expected path/to/file.py:name or package.module:name")
+    _require_allowed(where, path, setting)
     return _member(_load(where, path, setting), name, where, setting)
+
+
+def _require_allowed(where: str, path: str, setting: str) -> None:
+    """Raise `ConfigError` if the operator of this process named what it may import, and ``where`` is not below it."""
+    allowed = os.environ.get(ALLOW_VARIABLE)
+    if allowed is None or any(_is_below(where, entry) for entry in allowed.split(os.pathsep)):
+        return
+    raise ConfigError(f"{setting} is {path!r}, but this node may only import code from {allowed} (--allow-code)")
+
+
+def _is_below(where: str, entry: str) -> bool:
+    if where.endswith(".py"):
+        return Path(where).resolve().is_relative_to(Path(entry).resolve())
+    return where == entry or where.startswith(f"{entry}.")
 
 
 def settings_of(
@@ -118,12 +136,21 @@ def describe(error: BaseException, *ours: str) -> str:
     Args:
         ours: Files and folders whose frames are skipped.
     """
-    text = " ".join(str(error).encode("utf-8", "replace").decode().split())
-    what = f"{type(error).__name__}: {text[:MAX_CHARS]}" if text else type(error).__name__
+    name, text = type(error).__name__[:MAX_CHARS], _text_of(error)
+    what = f"{name}: {text}" if text else name
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return what  # its text has file and line
     place = _place(error, ours)
     return f"{what} ({place})" if place else what
+
+
+def _text_of(error: BaseException) -> str:
+    """At most `MAX_CHARS` characters on one line; custom exceptions may give no text, or gigabytes of it."""
+    try:
+        text = str(error)[: 2 * MAX_CHARS]
+    except Exception as second:  # noqa: BLE001  custom code may raise anything
+        return f"(its text cannot be shown: __str__ raised {type(second).__name__[:MAX_CHARS]})"
+    return " ".join(text.encode("utf-8", "replace").decode().split())[:MAX_CHARS]
 
 
 def hint(name: str, known: Collection[str]) -> str:
@@ -181,4 +208,4 @@ def _place(error: BaseException, ours: tuple[str, ...]) -> str:
         return ""
     culprit = frames[0][0]
     line = next(line for file, line in reversed(frames) if file == culprit)
-    return f"{culprit}:{line}"
+    return f"{culprit[-MAX_CHARS:]}:{line}"

@@ -8,8 +8,9 @@ Fault injection: processes of a run are killed, stopped and disconnected at rand
     cut       no network traffic between the processes for up to the same time (needs Linux network namespaces)
 
 Faults occur at random times and can overlap: a process may be killed while another is stopped, loading, writing a
-checkpoint or publishing. After the last fault the run must take ten more steps. Then the bench audits the ledger and
-compares the prompts trained on with the order of the data. Any difference is an error.
+checkpoint or publishing. After the last fault the run must take ten more steps. Then the bench audits the run
+directory, every file against the ledger, and compares the prompts trained on with the order of the data. Any difference
+is an error.
 """
 
 import argparse

@@ -19,8 +19,8 @@ PROMPT_TEXT = "What is the sum of the digits of this number? " * (4 * PROMPT_TOK
 SUMMARY = TrajectorySummary(
     num_tokens=COMPLETION_TOKENS,
     prompt_tokens=PROMPT_TOKENS,
-    oldest_version=1 << 30,  # No weights are involved; this version is never too old for its group.
-    newest_version=1 << 30,
+    oldest_version=0,
+    newest_version=0,
     num_spans=1,
     finish_reason="length",
 )

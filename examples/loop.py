@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from asyncrl import Connection, RolloutActor, RolloutOptions, load_config
@@ -25,9 +26,10 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.client.handshake import identity, shake_hands
+from asyncrl.client.handshake import hello, identity, shake_hands
+from asyncrl.client.spools import SpoolLinks
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.messages import Role
+from asyncrl.messages import Role, SpoolAddress
 from asyncrl.node.engine import load_engine
 from asyncrl.node.runner import Actor, serve
 from asyncrl.observe.run_directory import RunDirectory
@@ -53,21 +55,22 @@ async def main(run_file: Path, *overrides: str) -> Path:
     scheduler = Scheduler(config, train_stream(config.data, config.run.seed), held_out, ledger.broker_term)
     broker = BrokerActor(
         config, scheduler, control, ledger, directory,
-        spool=payloads.connect("broker"), spool_address=payloads.address, broker_term=ledger.broker_term,
+        connect=lambda _: payloads.connect("broker"),
+        broker_term=ledger.broker_term, run_id=ledger.run_id,
     )  # fmt: skip
 
-    async def connect(role: Role) -> Connection:
+    async def connect(role: Role, spool: SpoolAddress | None = None) -> Connection:
         who = identity(role, role)
         link = control.connect(who.peer)
-        await shake_hands(link, who)
-        return Connection(who, link, payloads.connect(who.peer))
+        welcome = await shake_hands(link, who, lambda who: replace(hello(who), spool=spool))
+        return Connection(who, link, SpoolLinks(lambda _: payloads.connect(who.peer), welcome.spools))
 
     async def play(actor: Actor, connection: Connection) -> None:
         await serve(actor, connection.broker, beat_s=config.broker.beat_s, stopping=asyncio.Event())
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(broker.run())
-        connection = await connect("spool")
+        connection = await connect("spool", SpoolAddress("spool", payloads.address))
         tasks.create_task(SpoolActor("spool", segments, payloads, connection.broker).run())
 
         # Rollout: prompts become trajectories. New weights replace the old ones between two decode steps.
@@ -92,6 +95,7 @@ async def main(run_file: Path, *overrides: str) -> Path:
         trainer = TrainerActor(
             config, learner, publisher, connection,
             tokenizer=tokenizer, layout_hash=layout.hash, checkpoints=directory.checkpoints,
+            run_id=ledger.run_id,
         )  # fmt: skip
         tasks.create_task(play(trainer, connection))
 

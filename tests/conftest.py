@@ -1,8 +1,14 @@
 """Toy files for tests of whole processes: a random Qwen3 with 22 words, prompts, a reward function and a run file."""
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+
+os.environ.setdefault("TMPDIR", tempfile.gettempdir())  # For addresses "ipc://*", which libzmq else puts into "."
 
 WORDS = ["<pad>", "<eos>", *"0123456789+-=#", "a", "b", "c", "How", "many", "now?"]
 EOS_ID = WORDS.index("<eos>")
@@ -41,6 +47,15 @@ max_prompts = 8
 
 SLOW_S = 900
 """Timeout of a slow test on a busy machine; pyproject.toml has that of fast tests."""
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo the configuration of structlog that a test of a command has made in this process."""
+    was_configured = structlog.is_configured()
+    yield
+    if not was_configured:
+        structlog.reset_defaults()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

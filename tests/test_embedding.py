@@ -22,7 +22,10 @@ HOST = textwrap.dedent(
     from asyncrl.actor.memory import MemoryHub
     from asyncrl.client.connection import Connection
     from asyncrl.client.handshake import Identity
-    from asyncrl.messages import Leased, Lease, Offer, Prompt, Put, Ready, Sampling, Settled, Span, Trajectory, Unit
+    from asyncrl.client.spools import SpoolLinks
+    from asyncrl.messages import (
+        Lease, Leased, Offer, Prompt, Put, Ready, Sampling, Settled, Span, SpoolAddress, SpoolSet, Trajectory, Unit
+    )
     from asyncrl.rollout.actor import RolloutActor
     from asyncrl.rollout.engine import Completion
 
@@ -65,7 +68,8 @@ HOST = textwrap.dedent(
     async def lifespan(app):
         before = asyncio.all_tasks()
         identity = Identity("rollout", "host", "1")
-        actor = RolloutActor(HostEngine(), Connection(identity, broker.connect("host"), spool.connect("host")))
+        spools = SpoolLinks(lambda _: spool.connect("host"), SpoolSet([SpoolAddress("spool", "memory")], "spool"))
+        actor = RolloutActor(HostEngine(), Connection(identity, broker.connect("host"), spools))
         rolling_out = asyncio.create_task(actor.run())
         yield
         rolling_out.cancel()

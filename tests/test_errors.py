@@ -23,6 +23,7 @@ def test_every_error_is_an_asyncrl_error() -> None:
         (errors.LinkError, 69),  # EX_UNAVAILABLE: the broker may be back later
         (errors.LinkClosed, 69),
         (errors.LinkReset, 69),
+        (errors.LinkSilent, 69),
         (errors.LedgerError, 74),  # EX_IOERR: a restart does not repair damage
         (errors.RunFailed, 1),
         (errors.EngineError, 70),  # EX_SOFTWARE
@@ -38,8 +39,13 @@ def test_a_data_error_is_a_config_error() -> None:
     assert issubclass(errors.DataError, ConfigError)
 
 
-def test_link_errors_are_closed_reset_and_refused() -> None:
-    assert set(LinkError.__subclasses__()) == {errors.LinkClosed, errors.LinkReset, errors.LinkRefused}
+def test_link_errors_are_closed_reset_silent_and_refused() -> None:
+    assert set(LinkError.__subclasses__()) == {
+        errors.LinkClosed,
+        errors.LinkReset,
+        errors.LinkSilent,
+        errors.LinkRefused,
+    }
 
 
 def test_engine_errors_are_retryable_by_default_and_verifier_errors_are_not() -> None:

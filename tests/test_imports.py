@@ -12,7 +12,19 @@ import pytest
 import asyncrl
 
 PACKAGE = Path(asyncrl.__file__).parent
-WITHOUT_TORCH = ["errors", "messages", "config", "actor", "broker", "plan", "spool", "reward", "observe", "data"]
+WITHOUT_TORCH = [
+    "errors",
+    "messages",
+    "config",
+    "actor",
+    "broker",
+    "plan",
+    "spool",
+    "reward",
+    "observe",
+    "data",
+    "keys",
+]
 """Packages and modules that must import without torch."""
 EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
 """Modules that a serving process embeds beside its own engine; they must import without torch too."""

@@ -141,3 +141,18 @@ def test_binary_fields_stay_views_into_the_frame() -> None:
 def test_the_protocol_is_the_first_field_of_hello() -> None:
     hello = Hello(messages.PROTOCOL, "trainer", "trainer-0", "1")
     assert msgspec.msgpack.decode(_encoder.encode(hello))[:2] == ["Hello", messages.PROTOCOL]
+
+
+@pytest.mark.parametrize("kind", [messages.Hello, messages.Scored, messages.Stored, messages.Put, messages.Fetch])
+def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(kind: type[Message]) -> None:
+    listed = [hint for hint in get_type_hints(kind).values() if get_origin(hint) is list]
+    assert len(listed) == 1
+    smallest = {str: "", int: 0, Literal: "reward", UnionType: None}
+    fields = [[] if hint in listed else smallest[get_origin(hint) or hint] for hint in get_type_hints(kind).values()]
+    empty = _encoder.encode([kind.__name__, *fields])
+    begin, end = empty.rsplit(b"\x90", 1)
+    announced = begin + b"\xdd" + (messages.MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0"
+    assert _decoder.decode(empty)
+
+    with pytest.raises(msgspec.ValidationError, match="Expected `array` of length <= 131072"):
+        _decoder.decode(announced + end)

@@ -149,9 +149,38 @@ def test_an_exception_is_described_with_the_line_of_the_caller_of_a_library() ->
     assert __file__ not in without_ours
 
 
+def test_an_exception_without_a_text_or_with_an_enormous_one_is_described_at_once() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    class Loud(Exception):
+        def __str__(self) -> str:
+            return "x " * 50_000_000
+
+    assert describe(Mute()) == "Mute: (its text cannot be shown: __str__ raised RuntimeError)"
+    assert len(describe(Loud())) < 450
+    assert len(describe(type("N" * 100_000, (Exception,), {})("why"))) < 450
+
+
 def test_an_exception_is_described_in_one_short_line_of_valid_text() -> None:
     message = describe(ValueError("a\nb\udcff" + "x" * 10_000))
 
     assert message.startswith("ValueError: a b?")
     assert len(message) <= MAX_CHARS + len("ValueError: ")
     assert describe(KeyError()) == "KeyError"
+
+
+# ── code that the operator of a node allows ─────────────────────────────────────────────────
+
+
+def test_a_node_imports_only_what_its_operator_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("mine", "theirs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rewards.py").write_text("def score(sample):\n    return 1.0\n")
+    monkeypatch.setenv("ASYNCRL_ALLOW_CODE", f"{tmp_path}/mine:json")
+    assert callable(load_function(f"{tmp_path}/mine/rewards.py:score", setting="reward.function"))
+    assert callable(load_function("json.tool:main", setting="reward.function"))
+    for path in (f"{tmp_path}/theirs/rewards.py:score", f"{tmp_path}/mine/../theirs/rewards.py:score", "jsonx:f"):
+        with pytest.raises(ConfigError, match=r"this node may only import code from .*mine:json \(--allow-code\)"):
+            load_function(path, setting="reward.function")

@@ -1,4 +1,4 @@
-"""Received messages that wait for their actor, bounded in bytes."""
+"""Received bytes, bounded: messages that wait for their actor, and messages that have arrived in part."""
 
 import asyncio
 from collections import deque
@@ -8,6 +8,8 @@ from asyncrl.errors import LinkError
 
 T = TypeVar("T")
 
+ITEM_OVERHEAD_BYTES = 512
+"""Added to the size of each item: a decoded message takes far more memory than its few bytes on the wire."""
 TURN_S = 0.001
 """Longest time a consumer runs without yielding: one that always finds a message would otherwise block the loop."""
 
@@ -33,8 +35,8 @@ class Inbox(Generic[T]):
         return self._bytes >= self._max_bytes
 
     def put(self, item: T, num_bytes: int) -> None:
-        self._items.append((item, num_bytes))
-        self._bytes += num_bytes
+        self._items.append((item, num_bytes + ITEM_OVERHEAD_BYTES))
+        self._bytes += num_bytes + ITEM_OVERHEAD_BYTES
         self._wake()
 
     def fail(self, error: LinkError) -> None:
@@ -66,3 +68,30 @@ class Inbox(Generic[T]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Unfinished:
+    """
+    Bytes of messages that have arrived in part, by peer, bounded for all peers together.
+
+    Beyond the bound the peer that has been silent for longest gives way, so that messages nobody finishes cannot keep
+    out others.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes: dict[str, int] = {}
+        """Bytes by peer; the one that has been silent for longest is the first."""
+        self._sum = 0
+
+    def note(self, peer: str, num_bytes: int) -> list[str]:
+        """Set the bytes of a peer that has just sent a part. Returns the peers to drop, which count no more."""
+        self._sum += num_bytes - self._bytes.pop(peer, 0)
+        if num_bytes:
+            self._bytes[peer] = num_bytes
+        dropped = []
+        while self._sum > self._max_bytes:
+            silent = next(iter(self._bytes))
+            self._sum -= self._bytes.pop(silent)
+            dropped.append(silent)
+        return dropped

@@ -3,16 +3,17 @@ Connections between actors: a `Link` is one end of a connection to one peer; man
 
     actor ── Link ═══════════ Hub ── broker or spool
 
-There are two implementations with the same contract: `asyncrl.actor.memory` (one process: tests, co-located roles) and
-`asyncrl.actor.zmq_link` (DEALER to ROUTER). While both ends live, every message arrives once, in the order sent. When
-an end restarts, the other end raises `LinkReset` or receives the first message of a new session; the actors recover by
-idempotent ids in their messages.
+There are two implementations with the same contract: `asyncrl.actor.memory` (one process: tests, co-located roles), and
+`asyncrl.actor.zmq_link` with `asyncrl.actor.zmq_hub` (DEALER to ROUTER). While both ends live, every message arrives
+once, in the order sent. When an end restarts, the other end raises `LinkReset` or receives the first message of a new
+session; the actors recover by idempotent ids in their messages.
 """
 
 from collections.abc import AsyncIterator
 from typing import Protocol
 
 from asyncrl.actor.message import Message
+from asyncrl.actor.sockets.curve import Owner
 
 
 class Link(Protocol):
@@ -56,6 +57,9 @@ class Hub(Protocol):
 
         A lost peer is no error here; missing heartbeats reveal it.
         """
+
+    def owner(self, peer: str, /) -> Owner | None:
+        """Holder of the key with which a peer proved who it is; None if it is trusted without one."""
 
     async def receive(self) -> tuple[str, Message]:
         """

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.message import Message
+from asyncrl.actor.sockets.curve import Owner
 from asyncrl.errors import LinkClosed, LinkReset
 
 UNBOUNDED = 1 << 62
@@ -78,6 +79,9 @@ class MemoryHub:
     def send(self, peer: str, message: Message, /) -> None:
         if link := self._links.get(peer):
             link.inbox.put(message, 0)
+
+    def owner(self, _peer: str) -> Owner | None:
+        return None
 
     async def receive(self) -> tuple[str, Message]:
         return await self._inbox.get()

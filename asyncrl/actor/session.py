@@ -5,6 +5,9 @@ Exactly-once, in-order delivery between two living ends. No I/O, no clock.
     accept  ◀─ [seq 4, ack 7, n] ◀───────── send(n)            below the expected number: a repeat, dropped
                                                                above it: a gap; `Resend` is requested once
 
+A message too large for one frame is sent in parts, numbered like messages, and returned when its last part has arrived.
+Messages keep their order: a later one waits behind all parts of an earlier one.
+
 A broken TCP connection loses what ZeroMQ had queued on it, and a send that returned may still be lost. A message
 therefore counts as sent only when the other end has acknowledged it. A session lasts as long as both ends. An end that
 receives the middle of an unknown session answers `Reset`, and the actors open a new session. A first frame may reach
@@ -17,11 +20,13 @@ ends the session too.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from asyncrl.actor.codec import Ack, Envelope, Frame, Resend, Reset, encode
+from msgspec import Struct
+
+from asyncrl.actor.codec import Ack, Assembly, Codec, Envelope, Frame, Part, Resend, Reset, cut, encode
 from asyncrl.actor.message import Message
-from asyncrl.errors import BrokenInvariant, LinkReset
+from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
 
 ACK_EVERY_BYTES = 1 << 20
 ACK_EVERY_MESSAGES = 32
@@ -36,6 +41,19 @@ FRAME_OVERHEAD_BYTES = 64
 """Added to the size of each kept frame, so that many tiny messages are bounded too."""
 
 
+class Limits(Struct, frozen=True):
+    """Sizes in bytes."""
+
+    frame: int = 4 << 20
+    """Largest frame on the wire: memory that a peer may take before anything is known about it."""
+    message: int = 128 << 20
+    """Largest message that is sent, in one frame or in parts."""
+    received: int = 128 << 20
+    """Largest message that is received in parts. Decoded, one of small items takes forty times as much memory."""
+    unacked: int = 64 << 20
+    """`Session.has_room` is False from this many unacknowledged bytes on."""
+
+
 Transmit = Callable[[bytes], bool]
 """Puts one frame on the wire; False if the wire does not take it now."""
 
@@ -47,17 +65,19 @@ class Session:
     Methods that may send take ``transmit``; a frame it refuses is transmitted again later.
 
     Args:
-        max_unacked_bytes: `has_room` is False above this.
-        max_frame_bytes: Largest frame the other end accepts.
+        codec: Vocabulary of messages received in parts.
+        limits: The same at both ends.
         signature: Number of this end's lifetime, the same in all its sessions; 0 does not sign.
     """
 
-    def __init__(self, max_unacked_bytes: int, max_frame_bytes: int, signature: int = 0) -> None:
-        self._max_unacked_bytes = max_unacked_bytes
-        self._max_frame_bytes = max_frame_bytes
+    def __init__(self, codec: Codec, limits: Limits = Limits(), signature: int = 0) -> None:  # noqa: B008  immutable
+        self._codec = codec
+        self._limits = limits
+        self._max_frame_bytes = limits.frame
         self._signature = signature
         self._known_signature = 0
         """The other end's signature; 0 until it has signed."""
+        self._assembly = Assembly(limits.received)
         self._unacked: deque[bytes] = deque()
         self.unacked_bytes = 0
         self._sent = 0
@@ -75,13 +95,18 @@ class Session:
 
     @property
     def has_room(self) -> bool:
-        """True while fewer than ``max_unacked_bytes`` are unacknowledged. One frame fits whatever its size."""
-        return self.unacked_bytes < self._max_unacked_bytes
+        """True while fewer bytes than the limit are unacknowledged. One message fits whatever its size."""
+        return self.unacked_bytes < self._limits.unacked
 
     @property
     def num_unacked(self) -> int:
-        """Messages sent and not yet acknowledged."""
+        """Messages and parts sent and not yet acknowledged."""
         return len(self._unacked)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes received of a message whose last part has not arrived."""
+        return len(self._assembly)
 
     @property
     def is_transmitted(self) -> bool:
@@ -93,17 +118,13 @@ class Session:
         Keep ``message`` until it is acknowledged, and transmit what is due.
 
         Raises:
-            BrokenInvariant: The frame is too large: the other end would close the connection at every repeat.
+            BrokenInvariant: The message is too large: the other end would end the session at every repeat.
         """
         frame = encode(Envelope(self._sent + 1, self._received, message, self._signature))
-        if len(frame) > self._max_frame_bytes:
-            raise BrokenInvariant(
-                f"{type(message).__name__} makes a frame of {len(frame)} bytes, but at most {self._max_frame_bytes} "
-                f"are allowed on this link; split it"
-            )
-        self._sent += 1
-        self._unacked.append(frame)
-        self.unacked_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+        for kept in (frame,) if len(frame) <= self._max_frame_bytes else self._in_parts(frame, type(message).__name__):
+            self._sent += 1
+            self._unacked.append(kept)
+            self.unacked_bytes += len(kept) + FRAME_OVERHEAD_BYTES
         self._transmit_messages(transmit)
         if self.is_transmitted:
             self._acknowledged()  # The frame just transmitted carries the acknowledgement.
@@ -113,10 +134,11 @@ class Session:
         Process one received frame, and transmit what is due after it.
 
         Returns:
-            Its message; None if it carries none, repeats one, or follows a gap.
+            Its message, or the one whose last part it is; None if it brings none, repeats one, or follows a gap.
 
         Raises:
-            LinkReset: The other end does not know this session, or has restarted.
+            LinkReset: The other end does not know this session, has restarted, or sends parts that make no message.
+            DecodeError: The parts of a message have all arrived, and are not one. The session goes on without it.
         """
         body = frame.body
         if isinstance(body, Reset):
@@ -152,12 +174,21 @@ class Session:
         if self._owed_messages:
             self._transmit_control(Ack(), transmit)
 
+    def _in_parts(self, frame: bytes, name: str) -> Iterator[bytes]:
+        if len(frame) > self._limits.message:
+            raise BrokenInvariant(
+                f"{name} makes a message of {len(frame)} bytes, but at most {self._limits.message} are allowed on this "
+                f"link; split it"
+            )
+        for part in cut(frame, self._max_frame_bytes):
+            yield encode(Envelope(self._sent + 1, self._received, part, self._signature))
+
     def _check_signature(self, signature: int) -> None:
         self._known_signature = self._known_signature or signature
         if signature != self._known_signature:
             raise LinkReset("the other end restarted in the middle of this session")
 
-    def _receive(self, seq: int, message: Message, num_bytes: int) -> Message | None:
+    def _receive(self, seq: int, body: Message | Part, num_bytes: int) -> Message | None:
         if seq > self._received + 1:
             # Once for each gap: every frame in flight behind it would ask again. If the answer is lost too, the
             # sender repeats at its next ticks.
@@ -169,7 +200,18 @@ class Session:
         if seq <= self._received:
             return None
         self._received += 1
-        return message
+        if isinstance(body, Part):
+            whole = self._assembly.add(body)
+            return None if whole is None else self._decode(whole)
+        if self._assembly.is_open:
+            raise LinkReset("the other end sends a message between the parts of another one")
+        return body
+
+    def _decode(self, whole: bytearray) -> Message:
+        body = self._codec.decode(whole).body
+        if not isinstance(body, Message):
+            raise DecodeError(f"not a message: parts of a frame with {type(body).__name__}")
+        return body
 
     def _forget(self, ack: int) -> None:
         if ack > self._sent:

@@ -138,8 +138,20 @@ class Child:
         await self._process.wait()
 
     def last_line(self) -> str:
-        """The cause that it named on exit, else its last line of output."""
-        return why(self._last_words())
+        """The cause that it named on exit, else its last line of output; without any, why its log takes none."""
+        return why(self._last_words()) or self._log_problem()
+
+    def _log_problem(self) -> str:
+        if self.log is not None:
+            try:
+                with needed(self.log), self.log.open("ab") as log:
+                    size = log.tell()
+                    log.write(b"\n")
+                    log.flush()
+                    log.truncate(size)
+            except RunFailed as error:
+                return str(error)
+        return ""
 
     def _last_words(self) -> bytes:
         if self.log is None:

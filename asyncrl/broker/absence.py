@@ -7,6 +7,7 @@ from msgspec import Struct
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
@@ -19,6 +20,7 @@ class Books(Protocol):
     """The parts of the scheduler in which work may wait."""
 
     nodes: NodeBook
+    machines: MachineBook
     transfers: TransferBook
     window: Window
     dispatcher: Dispatcher
@@ -33,8 +35,15 @@ class Wait(Struct, frozen=True):
     role: Role
     work: str
     """In words, for example ``12 trajectories``."""
+    there: str = ""
+    """Clause about machines of the role that wait for others; empty if there is none."""
 
     def sentence(self, waited_s: float) -> str:
+        if self.there:
+            return (
+                f"{self.work} have waited for {waited_s:.0f} s, but {self.there}: start the others, or look at their "
+                f"logs"
+            )
         return (
             f"{self.work} wait, but no {self.role} node has been connected for {waited_s:.0f} s: "
             f"start one, or look at its log if it was started"
@@ -64,10 +73,12 @@ def waits(books: Books) -> list[Wait]:
     """Work of all roles without a connected node."""
     found = []
     if books.nodes.trainer() is None and (work := _trainer_work(books)):
-        found.append(Wait("trainer", work))
+        found.append(Wait("trainer", work, books.machines.missing()))
     if not books.nodes.of("rollout") and (work := _rollout_work(books)):
         found.append(Wait("rollout", work))
-    if not books.nodes.of("reward") and books.grading.is_waiting:
+    if not books.nodes.of("spool") and (rollouts := books.nodes.rollouts()):
+        found.append(Wait("spool", f"the results of {len(rollouts)} rollouts"))
+    if not books.nodes.of("reward") and books.grading.waiting:
         found.append(Wait("reward", f"{books.grading.num_waiting} trajectories"))
     return found
 

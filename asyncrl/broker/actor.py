@@ -11,35 +11,44 @@ cancelled.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal, cast
 
+from asyncrl.actor.allowance import Allowance
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.message import Message
+from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
-from asyncrl.broker.metrics.run_files import RunFiles
+from asyncrl.broker.metrics.run_files import RunFiles, outcome
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.departures import DepartureBook
+from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.versions.rendezvous import Rendezvous
+from asyncrl.checks.permissions import key_refusal, refusal
+from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.payloads import PayloadClient
+from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
+    Commit,
     Drain,
     Drained,
     Exited,
     Finished,
     Hello,
+    Interrupt,
     Live,
+    ModelFiles,
     Progress,
     Ready,
     Reject,
+    SpoolAddress,
     Stepped,
     Stop,
     StoreGet,
@@ -50,16 +59,28 @@ from asyncrl.messages import (
 )
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
+from asyncrl.weights.groups.rendezvous import Rendezvous
 
 TICK_S = 0.25
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
+INTERRUPT_S = 70.0
+"""Seconds for the trainer of an interrupted run, and then for its rollouts, to store what they have."""
 GOODBYE_S = 10.0
 """Seconds that nodes have to say Bye after the end of the run."""
 
+REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
+"""Events of rejected nodes."""
+
 
 class BrokerActor:
-    """One run's broker. It borrows ``hub`` (the control socket), ``ledger`` and ``spool`` (for the samples files)."""
+    """
+    One run's broker. It borrows ``hub`` (the control socket) and ``ledger``, and reads payloads for the samples files.
+
+    Args:
+        connect: Opens a link to a spool.
+        models: Model directories of this machine, which nodes compare with theirs.
+    """
 
     def __init__(
         self,
@@ -69,9 +90,10 @@ class BrokerActor:
         ledger: Ledger,
         directory: RunDirectory,
         *,
-        spool: Link,
-        spool_address: str,
+        connect: Callable[[SpoolAddress], Link],
         broker_term: int,
+        run_id: str,
+        models: Sequence[ModelFiles] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -80,39 +102,52 @@ class BrokerActor:
         self._hub = hub
         self._ledger = ledger
         self._directory = directory
-        self._payloads = PayloadClient(spool)
-        self._samples = SampleFiles(self._payloads, SamplesWriter(directory.samples))
-        self._spool_address = spool_address
+        self._spools = SpoolLinks(connect, scheduler.spools.told_to(""))
+        self._spools_known = scheduler.spools.revision
+        self._samples = SampleFiles(
+            PayloadClient(self._spools),
+            SamplesWriter(directory.samples),
+            config.broker.spool_ttl_s,
+            lambda step, num: self._files.event("samples.lost", step=step, trajectories=num),
+        )
         self._broker_term = broker_term
+        self._run_id = run_id
+        self._models = list(models)
         self._clock = clock
         self._sleep = sleep
-        self._files = RunFiles(config, scheduler, directory, clock)
+        self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
         self._rendezvous = Rendezvous()
         self._departures = DepartureBook()
+        self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
+        """Events; a node that is rejected again and again cannot fill the disk with them."""
+        self._num_rejected = 0
         self._layout: tuple[str, str] | None = None
         """First node that was ready, and its layout hash."""
         self._dirty = asyncio.Event()
         """Set when records or messages should be written now."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
-        self._background: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
         """Set after every message and tick: `_say_goodbye` then checks again if all nodes have left."""
         self._ended = asyncio.Event()
+        self.is_suspended = False
+        """True once the broker was told to leave the run as it is."""
+        self._is_interrupted = False
         self._cause = ""
 
     async def run(self) -> None:
-        """Serve until the run is over; raises `RunFailed` with the cause if it ended early."""
+        """Serve until the run is over or `suspend` is called. Raises `RunFailed` with the cause of an early end."""
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
         self._files.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                loops = (self._serve, self._tick, self._write, self._payloads.run)
+                loops = (self._serve, self._tick, self._write, self._spools.run)
                 serving = [tasks.create_task(loop()) for loop in loops]
+                self._sample_earlier_steps()
                 await self._ended.wait()
-                await self._say_goodbye()
+                await (self._part() if self.is_suspended else self._say_goodbye())
                 for task in serving:
                     task.cancel()
                 await self._ledger.commit(self._unwritten)  # Departures of the last nodes.
@@ -131,7 +166,18 @@ class BrokerActor:
         """End the run; with a cause it has failed."""
         if not self._ended.is_set():
             self._cause = cause
+            self._scheduler.is_over = True
             self._ended.set()
+
+    def interrupt(self) -> None:
+        """End the run early. It can be resumed: first the trainer saves a checkpoint, and rollouts what they sample."""
+        self._is_interrupted = not self._ended.is_set()
+        self.stop("the run was interrupted")
+
+    def suspend(self) -> None:
+        """Stop serving, and leave the run as it is: a broker that serves it again continues it."""
+        self.is_suspended = not self._ended.is_set()
+        self._ended.set()
 
     # ── loops ───────────────────────────────────────────────────────────────────────────────
 
@@ -182,6 +228,8 @@ class BrokerActor:
         self._flush()
 
     def _handle(self, peer: str, message: ToBroker) -> None:
+        if not isinstance(message, Hello) and self._scheduler.refuses(peer, message):
+            return
         match message:
             case Hello():
                 self._welcome(peer, message)
@@ -190,50 +238,85 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain(node=name):
-                self._drain(peer, name)
-            case StoreSet(group=group, key=key, value=value):
-                for waiting in self._rendezvous.set(group, key, value):
-                    self._hub.send(waiting, StoreValue(group, key, value))
+            case Drain() | Exited() | Interrupt():
+                self._operate(peer, message)
+            case StoreSet():
+                self._store(peer, message)
             case StoreGet(group=group, key=key):
                 if (found := self._rendezvous.get(group, key, peer)) is not None:
                     self._hub.send(peer, StoreValue(group, key, found))
-            case Stepped():
-                self._stepped(peer, message)
-            case Exited():
-                self._exited(message)
+            case Stepped() | Commit():
+                self._progressed(peer, message)
             case Live():
                 self._files.swapped(message)
                 self._scheduler.handle(peer, message, self._clock())
             case _:
                 self._scheduler.handle(peer, message, self._clock())
 
+    def _store(self, peer: str, message: StoreSet) -> None:
+        group, key, value = message.group, message.key, message.value
+        if problem := self._rendezvous.problem_of(group, key, value):
+            self._scheduler.refuse(peer, message, problem)
+            return
+        for waiting in self._rendezvous.set(group, key, value):
+            self._hub.send(waiting, StoreValue(group, key, value))
+
+    def _operate(self, peer: str, message: Drain | Exited | Interrupt) -> None:
+        match message:
+            case Drain(node=name):
+                self._drain(peer, name)
+            case Exited():
+                self._exited(message)
+            case Interrupt():
+                self.interrupt()
+
     def _welcome(self, peer: str, hello: Hello) -> None:
-        if reason := self._refusal(hello):
+        if self.is_suspended:
+            return  # The next broker answers; a refusal would end the node.
+        if self._scheduler.nodes.get(peer):
+            self._scheduler.refuse(peer, hello, "it has said Hello before")
+            return
+        if reason := self._refusal(peer, hello):
             self._reject(peer, hello.node, reason)
             return
-        self._hub.send(
-            peer,
-            Welcome(
-                broker_term=self._broker_term,
-                run_dir=str(self._directory.path.resolve()),
-                config=to_json(self._config),
-                spool=self._spool_address,
-                beat_s=self._config.broker.beat_s,
-            ),
-        )
         for earlier in self._scheduler.nodes.earlier(hello):
             if earlier.peer != peer:
                 self._hub.forget(earlier.peer)
         self._scheduler.joined(peer, hello, self._clock())
+        welcome = Welcome(
+            broker_term=self._broker_term,
+            run_id=self._run_id,
+            run_dir=str(self._directory.path.resolve()),
+            config=to_json(self._config),
+            spools=self._scheduler.spools.told_to(peer),
+            beat_s=self._config.broker.beat_s,
+            models=self._models,
+        )
+        self._hub.send(peer, welcome)  # Before what follows from its joining, which is sent by `_flush`.
 
-    def _refusal(self, hello: Hello) -> str:
+    def _refusal(self, peer: str, hello: Hello) -> str:
         """Reason to reject a node; empty to welcome it."""
+        if reason := refusal(hello.role, hello) or problem_of(hello):
+            return f"its Hello is refused: {reason}"
+        if peer != f"{hello.node}.{hello.incarnation}":
+            return f"its Hello is refused: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
+        if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
+            return f"{hello.node} is refused: {reason}"
         if self._ended.is_set():
             return f"this run is over: {self._cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
             return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
-        trainer = self._scheduler.nodes.trainer() if hello.role == "trainer" else None
+        if hello.run_id not in ("", self._run_id):
+            remedy = "give it another --dir" if hello.role == "spool" else "start the node again"
+            return (
+                f"{hello.node} belongs to run {hello.run_id}, this broker serves run {self._run_id} in "
+                f"{self._directory.path.resolve()}: {remedy} to join this run"
+            )
+        if hello.role != "trainer":
+            return ""
+        if self._scheduler.machines.are_used:
+            return self._scheduler.machines.refusal(hello.node)
+        trainer = self._scheduler.nodes.trainer()
         if trainer and trainer.name != hello.node:  # A new incarnation of the same node replaces it.
             return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
         return ""
@@ -256,22 +339,51 @@ class BrokerActor:
         self._scheduler.handle(peer, message, self._clock())
 
     def _reject(self, peer: str, name: str, reason: str) -> None:
-        self._files.event("node.rejected", node=name, cause=reason)
+        self._num_rejected += 1
+        if self._rejections.take("", self._clock()):
+            rejected = {"node": name[:MAX_NAME_CHARS], "cause": reason, "num_rejected": self._num_rejected}
+            self._files.event("node.rejected", **rejected)
         self._hub.send(peer, Reject(reason))
+
+    def _progressed(self, peer: str, message: Stepped | Commit) -> None:
+        if isinstance(message, Stepped):
+            self._stepped(peer, message)
+        else:
+            self._commit(peer, message)
 
     def _stepped(self, peer: str, stepped: Stepped) -> None:
         """Write metrics and samples of a step, once: a resumed trainer repeats the steps since its checkpoint."""
         if self._scheduler.nodes.heard(peer, self._clock()) is None:
             return
-        groups = self._scheduler.training.batches.taken(stepped.step) or []
-        if (line := self._files.step(stepped, groups)) is None:
-            return
-        for supervisor in self._scheduler.nodes.of("supervisor"):
-            self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
+        self._scheduler.handle(peer, stepped, self._clock())
+        groups = self._scheduler.training.trained(stepped.step)
+        if (line := self._files.step(stepped, groups)) is not None:
+            reach("broker.step_recorded")
+            for supervisor in self._scheduler.nodes.of("supervisor"):
+                self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
+        self._sample(stepped, groups)
+
+    def _sample(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         if self._config.broker.samples and self._tasks:
-            task = self._tasks.create_task(self._samples.write(stepped, groups))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._samples.begin(self._tasks, stepped, groups)
+
+    def _sample_earlier_steps(self) -> None:
+        """Write the samples that an earlier broker died before writing; the spool still has their payloads."""
+        for step, version in self._files.versions.items():
+            self._sample(Stepped(step, version, {}), self._scheduler.training.trained(step))
+
+    def _commit(self, peer: str, commit: Commit) -> None:
+        """Apply a commit once the samples of the steps that it lets go of are written: their payloads go with them."""
+        unwritten = self._samples.being_written(self._scheduler.training.committed_step)
+        if unwritten and self._tasks:
+            self._tasks.create_task(self._commit_after(unwritten, peer, commit))
+        else:
+            self._scheduler.handle(peer, commit, self._clock())
+
+    async def _commit_after(self, unwritten: Sequence[asyncio.Task[None]], peer: str, commit: Commit) -> None:
+        await asyncio.wait(unwritten)
+        with self._deciding():
+            self._scheduler.handle(peer, commit, self._clock())
 
     def _drain(self, peer: str, name: str) -> None:
         node = self._departures.ask(name, peer, self._scheduler.nodes)
@@ -298,6 +410,9 @@ class BrokerActor:
     # ── out ─────────────────────────────────────────────────────────────────────────────────
 
     def _flush(self) -> None:
+        if self._spools_known != self._scheduler.spools.revision:
+            self._spools_known = self._scheduler.spools.revision
+            self._spools.update(self._scheduler.spools.told_to(""))
         outbox, records, events = self._scheduler.drain()
         for event in events:
             self._files.event(event.kind, **event.fields)
@@ -317,24 +432,50 @@ class BrokerActor:
             self._dirty.set()
         self._changed.set()
 
+    async def _part(self) -> None:
+        """Reset every link, so that the nodes keep their work and wait for the next broker."""
+        await self._samples.wait(GOODBYE_S)
+        self._files.event("run.suspended")
+        for node in self._scheduler.nodes.all():
+            self._hub.forget(node.peer)
+
     async def _say_goodbye(self) -> None:
         """Announce the end, and wait until all nodes have left."""
-        if self._background:
-            await asyncio.wait(self._background, timeout=GOODBYE_S)
+        if self._is_interrupted:
+            await self._drain_nodes()
+        # A run that failed may be resumed, which writes what is missing; a complete one may not.
+        await self._samples.wait(GOODBYE_S if self._cause else None)
         self._announce_end()
+        await self._wait_without(lambda node: node.role != "spool", GOODBYE_S)
+
+    async def _drain_nodes(self) -> None:
+        """Have the trainer and the rollouts store what they have, and wait until they have left."""
+        self._files.event("run.interrupted")
+        for role in ("trainer", "rollout"):  # The trainer may need further batches, up to the end of a version.
+            holders = [node for node in self._scheduler.nodes.of(role) if _holds_work(node)]
+            for node in holders:
+                self._hub.send(node.peer, Drain(node.name))
+            await self._wait_without(holders.__contains__, INTERRUPT_S)
+
+    async def _wait_without(self, is_awaited: Callable[[Node], bool], deadline_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                while any(node.role != "spool" for node in self._scheduler.nodes.all()):
+            async with asyncio.timeout(deadline_s):
+                while any(map(is_awaited, self._scheduler.nodes.all())):
                     self._changed.clear()
                     await self._changed.wait()
 
     def _announce_end(self) -> None:
-        self._cause = self._files.conclude(self._cause)
+        self._cause = self._files.conclude(self._cause, is_interrupted=self._is_interrupted)
         for node in self._scheduler.nodes.all():
             message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
             if node.role == "supervisor":
-                message = Finished("failed" if self._cause else "finished", self._cause)
+                message = Finished(outcome(self._cause, is_interrupted=self._is_interrupted), self._cause)
             self._hub.send(node.peer, message)
+
+
+def _holds_work(node: Node) -> bool:
+    """True for a node that can be heard, and leaves something on disk when it is drained."""
+    return node.is_ready and not node.is_quiet
 
 
 _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {

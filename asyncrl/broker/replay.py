@@ -3,7 +3,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
 
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
-    Restarted ─▶ groups, batches
+    Refused ─▶ slots                             Restarted ─▶ groups, batches       Untrained ─▶ groups
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
 the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
@@ -22,11 +22,13 @@ from asyncrl.broker.ledger.records import (
     Measured,
     NodeEvent,
     Progressed,
+    Refused,
     Reissued,
     Restarted,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
 )
 from asyncrl.broker.scheduler import Scheduler
@@ -66,7 +68,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
     match record:
         case Admitted():
             training.opened(training.admission.readmit(record))
-        case Progressed() | Result() | Rewarded() | FailedAttempt():
+        case Progressed() | Result() | Rewarded() | Refused() | FailedAttempt():
             _apply_to_unit(scheduler, record)
         case Restarted(group_id=group_id, policy_version=version):
             training.restarted(_group(scheduler, group_id), version)
@@ -75,10 +77,12 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
         case Taken(step=step, group_ids=group_ids):
             scheduler.window.consume(step, group_ids)
             training.batches.take(step, [_group(scheduler, group_id) for group_id in group_ids])
+        case Untrained(group_id=group_id, reason=reason):
+            _group(scheduler, group_id).untrained = reason
         case Committed(step=step):
             training.committed(step)
         case VersionLive(policy_version=version, next_step=next_step):
-            scheduler.transfers.live_version = version
+            scheduler.transfers.restore(version)
             scheduler.versions.went_live(version, next_step)
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
@@ -87,7 +91,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             pass  # They are for audits, and change no book.
 
 
-def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded | FailedAttempt) -> None:
+def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded | Refused | FailedAttempt) -> None:
     if record.unit.split == "held_out":  # Its evaluation is measured, or starts again with other ids.
         scheduler.evaluation.used(record.unit.group_id)
         return
@@ -96,15 +100,19 @@ def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded 
     match record:
         case Progressed(ref=ref, summary=summary):
             slot.progress(ref, summary)
-        case Result(ref=ref, summary=summary):
-            slot.store(ref, summary)
+        case Result(lease_id=lease_id, ref=ref, summary=summary):
+            slot.store(ref, summary, lease_id)
         case Rewarded(reward=reward, metrics=metrics):
             slot.score(reward, metrics)
             scheduler.training.scored(group)
+        case Refused(lease_id=lease_id):
+            slot.refuse(lease_id)
         case FailedAttempt(stage=stage, attempts=attempts):
             slot.attempts = attempts
             if stage == "rollout":
                 slot.discard_progress()
+            elif stage == "trainer":
+                slot.give_up()
 
 
 def _group(scheduler: Scheduler, group_id: int) -> Group:

@@ -5,7 +5,7 @@ The broker's rules: messages and the time go in, messages, records and events co
              window          credits                credits                  fifo                    window
 
 The broker, property tests, the simulation and `asyncrl plan` all run this object. Each rule is a book of its own
-(window, leases, groups, grading, batches, transfers, evaluation); the scheduler connects them.
+(window, leases, groups, grading, batches, spools, transfers, evaluation); the scheduler connects them.
 
 Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, and no others.
 """
@@ -14,32 +14,45 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from asyncrl.broker.absence import AbsenceBook, waits
+from asyncrl.broker.failures import EVENT as FAILED_EVENT
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.broker.progress_check import REPORTS, ProgressCheck
+from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
+from asyncrl.checks import reward_limits
+from asyncrl.checks.permissions import refusal
+from asyncrl.checks.reports import problem_of
+from asyncrl.client.chunks import max_verdict_bytes, verdict_bytes
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
+    Assembled,
     Beat,
     Bye,
     Commit,
+    Disbanded,
     Drain,
     Draining,
     Exited,
     Failed,
+    Failures,
     Hello,
+    Interrupt,
     Live,
     Offer,
     Prompt,
@@ -47,16 +60,23 @@ from asyncrl.messages import (
     Ready,
     Role,
     Scored,
+    ScoredItem,
     Stepped,
+    Stop,
     Stored,
     StoreGet,
     StoreSet,
     Take,
     ToBroker,
+    TrainerMachine,
     TransferFailed,
     Transferred,
     Unit,
+    Uploaded,
 )
+
+LARGEST_VERDICT = reward_limits.MAX_METRICS * (reward_limits.MAX_NAME_CHARS + 10) * 4
+"""Bytes that the limits of a reward allow; only a step of many thousand trajectories allows less."""
 
 
 class Scheduler:
@@ -68,13 +88,25 @@ class Scheduler:
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
+        self.machines = MachineBook(config.trainer)
+        self.spools = SpoolBook(config.broker.spool_ttl_s)
         self.window = Window(schedule.window)
         self.groups = GroupBook()
         self.grading = GradeBook()
-        self.transfers = TransferBook(config.weights.deadline_s, swaps_at_once=schedule.partial_rollout)
+        self.transfers = TransferBook(
+            config.weights.deadline_s,
+            config.broker.notice_s / 2,
+            swaps_at_once=schedule.partial_rollout,
+            is_patient=config.weights.staging == "bucket",
+        )
+        if broker_term > 1:
+            self.transfers.restore(-1)  # The ledger may lack the version that was offered last.
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version, self.groups)
         self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
-        self.dispatcher = Dispatcher(config, self.groups, self.evaluation, self.out, broker_term)
+        self.dispatcher = Dispatcher(
+            config, self.groups, self.evaluation, self.spools, out=self.out, broker_term=broker_term
+        )
+        self.failures = FailureBook()
         self.training = TrainingGroups(
             config,
             prompts,
@@ -83,14 +115,38 @@ class Scheduler:
             dispatcher=self.dispatcher,
             grading=self.grading,
             nodes=self.nodes,
+            spools=self.spools,
             out=self.out,
+            failures=self.failures,
         )
-        self._trajectories = Trajectories(config, self.groups, self.dispatcher, self.grading, self.out)
+        self.spool_loss = SpoolLoss(
+            self.spools,
+            self.groups,
+            training=self.training,
+            dispatcher=self.dispatcher,
+            grading=self.grading,
+            nodes=self.nodes,
+            out=self.out,
+            ttl_s=config.broker.spool_ttl_s,
+        )
+        self._progress = ProgressCheck(config)
+        self._trajectories = Trajectories(
+            config,
+            self.groups,
+            dispatcher=self.dispatcher,
+            grading=self.grading,
+            transfers=self.transfers,
+            out=self.out,
+            failures=self.failures,
+        )
         self._credits: dict[Role, CreditBook] = {
             "rollout": self.dispatcher.credits,
             "reward": self._trajectories.credits,
         }
         self._absence = AbsenceBook()
+        self.is_over = False
+        """Set by the caller once the run ends: nobody joins again."""
+        self._max_verdict_bytes = max_verdict_bytes(config.trajectories_per_step)
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
 
@@ -109,21 +165,29 @@ class Scheduler:
         """A node was welcomed. Its earlier incarnations are lost."""
         earlier = self.nodes.earlier(hello)
         for forgetful in earlier:
-            self._remove(forgetful, "another start of it said Hello", on_purpose=False)
-        node = self.nodes.join(peer, hello, now_s)
+            self._remove(forgetful, "another start of it said Hello", now_s, on_purpose=False)
+        is_machine = hello.role == "trainer" and self.machines.are_used
+        node = self.nodes.join(peer, hello, now_s, "machine" if is_machine else None)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
         if node.role == "rollout":
             if hello.policy_version <= self.transfers.live_version:
                 node.policy_version = node.received_version = hello.policy_version
+            self.spools.assign(peer)
             self.dispatcher.adopt(node, hello.held, now_s)
-        if earlier:
+        elif node.role == "spool" and hello.spool:
+            self.spool_loss.joined(hello.spool)
+        elif node.role == "supervisor" and self.failures.total:
+            self.out.send(peer, Failures(self.failures.counts))
+        elif node.role == "machine":
+            self.machines.joined(node, now_s)
+        if earlier or is_machine or hello.spool:
             self._advance(now_s)
         return node
 
     def left(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
         """Give the work of a departed or lost node to others; raises `RunFailed` after too many failed transfers."""
         if node := self.nodes.get(peer):
-            self._remove(node, cause, on_purpose=on_purpose)
+            self._remove(node, cause, now_s, on_purpose=on_purpose)
             self._advance(now_s)
 
     def slept(self, seconds: float) -> None:
@@ -131,6 +195,7 @@ class Scheduler:
         self.nodes.excuse(seconds)
         self.dispatcher.leases.extend(seconds)
         self.transfers.extend(seconds)
+        self.spools.extend(seconds)
         self.out.event("broker.slept", seconds=round(seconds, 2))
 
     def tick(self, now_s: float) -> list[Node]:
@@ -138,7 +203,7 @@ class Scheduler:
         overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
         for peer in self.transfers.expired(now_s, self.versions.held):
             overdue.setdefault(peer, f"did not finish a weight transfer within {self.transfers.limit_s:g} s")
-        for peer in self.transfers.given_up():
+        for peer in (*self.transfers.given_up(), *self.versions.uploads.given_up()):
             overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
         for node in lost:
@@ -146,12 +211,38 @@ class Scheduler:
         for node in self.nodes.falling_quiet(now_s):
             self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
+        if self.training.is_awaited:
+            self._suspend_silent()
         self.dispatcher.expire(now_s)
+        self.spool_loss.tick(now_s, self.transfers.live_version)
         self.versions.changed()
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
             self.out.event("run.waiting", role=wait.role, cause=sentence)
+        self._tell_failures(now_s)
         return lost
+
+    def refuses(self, peer: str, message: ToBroker) -> bool:
+        """
+        True for a message that the peer's role may not send, or that cannot be true. It is counted and changes nothing.
+
+        So is any message of a peer that did not say Hello.
+        """
+        if (node := self.nodes.get(peer)) is None:
+            return True
+        reason = refusal(node.role, message) or problem_of(message)
+        if not reason and type(message) in REPORTS:
+            reason = self._progress.problem_of(
+                message, next_step=self.training.batches.next_step, newest_version=self.transfers.newest_version
+            )
+        if reason:
+            self.refuse(peer, message, reason)
+        return bool(reason)
+
+    def refuse(self, peer: str, message: ToBroker, reason: str) -> None:
+        """Count a message of a node that the caller refuses."""
+        if node := self.nodes.get(peer):
+            self.failures.count("message", f"{type(message).__name__} of {node.name}: {reason}")
 
     def handle(self, peer: str, message: ToBroker, now_s: float) -> None:
         """
@@ -168,25 +259,29 @@ class Scheduler:
             node.is_quiet = False
             self.out.event("node.heard", node=node.name)
             self._credits_changed(node)
+            self.dispatcher.resume(node, now_s)
+            self.versions.changed()
         match message:
             case Beat():
                 node.beat = message
+                if node.role == "trainer":
+                    self.transfers.sent(message.buckets, now_s)
                 self.dispatcher.leases.renew(peer, now_s)
                 return  # Half of all messages are beats, and no rule follows from them.
             case Ready() | Draining() | Offer():
                 self._handle_node(node, message)
-            case Stored() | Scored() | Failed():
-                self._handle_trajectory(message)
-            case Transferred() | TransferFailed() | Live():
-                self.versions.reported(node, message)
+            case Stored():
+                self._stored(message)
+            case Scored():
+                self._scored(message)
+            case Failed():
+                self._failed(message)
+            case Transferred() | TransferFailed() | Live() | Uploaded():
+                self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
-            case Take(step=step):
-                self.training.take(step, peer)
-            case Commit():
-                self.training.commit(message)
-            case Publishing():
-                self.versions.offered(node, message)
-            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Stepped() | Exited():
+            case Take() | Commit() | Stepped() | Publishing():
+                self._handle_training(node, message, now_s)
+            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt():
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:
                 assert_never(message)
@@ -201,7 +296,9 @@ class Scheduler:
     def _handle_node(self, node: Node, message: Ready | Draining | Offer) -> None:
         match message:
             case Ready():
-                node.is_ready, node.ranks = True, message.ranks
+                self.nodes.ready(node, message)
+                if message.vocab_size and (node.role == "trainer" or not self._trajectories.vocab_size):
+                    self._trajectories.vocab_size = message.vocab_size
                 self.versions.ready(node)
             case Draining():
                 node.is_draining = True
@@ -209,23 +306,51 @@ class Scheduler:
                 node.credit_limit = max(node.credit_limit, limit)
         self._credits_changed(node)
 
-    def _handle_trajectory(self, message: Stored | Scored | Failed) -> None:
+    def _handle_training(self, node: Node, message: Take | Commit | Stepped | Publishing, now_s: float) -> None:
         match message:
-            case Stored():
-                self._trajectories.stored(message)
-            case Scored(items=items):
-                for item in items:
-                    if group := self._trajectories.rewarded(item):
-                        self._rewarded(group, item.unit)
-            case Failed():
-                if reason := self._trajectories.failed(message):
-                    self._give_up(message.unit, reason)
+            case Take(step=step):
+                self.training.take(step, node.peer)
+            case Commit():
+                self.training.commit(message)
+                if self.machines.is_incomplete and not self.is_trained:
+                    reason = "a missing machine of the trainer has come, and a checkpoint has just been written"
+                    self._disband(self.machines.disband(now_s), reason, now_s)
+            case Stepped():
+                self.training.stepped(message)
+            case Publishing():
+                self.versions.offered(node, message)
 
-    def _rewarded(self, group: Group, unit: Unit) -> None:
-        if group.split == "held_out":
-            self.versions.settle_held_out(unit, failed=False)
-        else:
-            self.training.rewarded(group)
+    def _stored(self, message: Stored) -> None:
+        for unit, reason in self._trajectories.stored(message):
+            self._give_up(unit, reason)
+
+    def _scored(self, message: Scored) -> None:
+        for item in message.items:
+            if failed := self._failed_verdict(item):
+                self._failed(failed)
+            elif (group := self._trajectories.rewarded(item)) is None:
+                continue
+            elif group.split == "train":
+                self.training.rewarded(group)
+            else:
+                self.versions.settle_held_out(item.unit, failed=False)
+
+    def _failed(self, message: Failed) -> None:
+        if reason := self._trajectories.failed(message):
+            self._give_up(message.unit, reason)
+
+    def _failed_verdict(self, item: ScoredItem) -> Failed | None:
+        """Failure of a verdict that is beyond the limits; None if it is within."""
+        if problem := reward_limits.problem_of(item.reward, item.metrics, item.answer):
+            return Failed(item.unit, item.lease_id, "reward", problem, retryable=True)
+        if self._max_verdict_bytes < LARGEST_VERDICT and (size := verdict_bytes(item)) > self._max_verdict_bytes:
+            reason = (
+                f"the verdict has {size} bytes of metrics and answer, but at most {self._max_verdict_bytes} are "
+                f"allowed where a step has {self._config.trajectories_per_step} trajectories; return fewer or shorter "
+                f"ones"
+            )
+            return Failed(item.unit, item.lease_id, "reward", reason, retryable=False)
+        return None
 
     def _give_up(self, unit: Unit, reason: str) -> None:
         if unit.split == "held_out":
@@ -237,19 +362,31 @@ class Scheduler:
 
     def _advance(self, now_s: float) -> None:
         """Do everything that has become possible. If nothing has, the cost does not depend on the number of nodes."""
-        self.versions.advance(now_s)
+        if self.versions.has_changed:
+            self.versions.advance(now_s)
+        if formed := self.machines.form(now_s):
+            self._assemble(formed)
         live_version = self.transfers.live_version
         self.training.advance(live_version)
         self.dispatcher.grant(self.nodes, now_s)
         self._trajectories.grade()
         self.training.answer_take(live_version)
+        self.spool_loss.tell()
+
+    def _tell_failures(self, now_s: float) -> None:
+        for fields in self.failures.events(now_s):
+            self.out.event(FAILED_EVENT, **fields)
+        if news := self.failures.news(now_s):
+            for supervisor in self.nodes.of("supervisor"):
+                self.out.send(supervisor.peer, Failures(news))
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 
-    def _remove(self, node: Node, cause: str, *, on_purpose: bool) -> None:
-        """Remove a node that is gone, and queue its work for others."""
+    def _remove(self, node: Node, cause: str, now_s: float, *, on_purpose: bool) -> None:
+        """Remove a node that is gone, and queue its work for others. A member of the trainer takes the others along."""
         self.nodes.leave(node.peer)
         how = "left" if on_purpose else "lost"
+        lost = f"{self.machines.describe(node)} {'left' if on_purpose else 'was lost'}: {cause}"
         num_leases = self.dispatcher.revoke(node, f"node_{how}")
         self.out.event(
             f"node.{how}",
@@ -262,8 +399,38 @@ class Scheduler:
         self._trajectories.revoke(node.peer)
         for group in self.versions.left(node):
             self.grading.drop(group)
-        if node.role == "trainer":
+        self.spools.release(node.peer)
+        if node.role == "spool" and not self.is_finished:
+            self.spool_loss.left(node.name, now_s)
+        elif node.role == "trainer":
             self.training.trainer_left()
+        self._disband(self.machines.left(node, now_s), lost, now_s)
+
+    def _assemble(self, members: Sequence[Node]) -> None:
+        """Let machines train together; from now on the first one is the trainer."""
+        self.nodes.promote(members[0])
+        machines = [TrainerMachine(node.name, node.host) for node in members]
+        for node in members:
+            self.out.send(node.peer, Assembled(self.machines.num_groups, machines))
+        self.out.event(
+            "trainer.assembled", group=self.machines.num_groups, machines=[self.machines.describe(n) for n in members]
+        )
+
+    def _disband(self, members: Sequence[Node], reason: str, now_s: float) -> None:
+        """End the sessions of these members at once, so that none of them can take, commit or publish any more."""
+        if members and not self.is_over:
+            self.out.event("trainer.disbanded", cause=reason)
+        for node in members:
+            self.out.send(node.peer, Stop(reason) if self.is_over else Disbanded(reason))
+            self._remove(node, reason, now_s, on_purpose=True)
+
+    def _suspend_silent(self) -> None:
+        """Let others sample what silent rollouts hold, if there are others."""
+        rollouts = self.nodes.rollouts()
+        if not all(node.is_quiet for node in rollouts):
+            for node in rollouts:
+                if node.is_quiet:
+                    self.dispatcher.suspend(node)
 
     def _credits_changed(self, node: Node) -> None:
         if book := self._credits.get(node.role):

@@ -2,30 +2,33 @@
 Training groups from admission to the checkpoint that contains them.
 
     admitted ─▶ leased, graded ─▶ complete ─▶ taken by a step ─▶ committed
-       ▲            │                │
+       ▲            │                │               └─▶ untrained: the trainer left it out of the step
        │            │                └─▶ filtered: dropped, and one more admitted
        ├─ too old ──┘                    failed for good: the same
 """
 
 from collections.abc import Iterable
 
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.drop_limit import DropLimit
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
-from asyncrl.broker.groups.group import Group
+from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
+from asyncrl.broker.groups.trimming import first_needed
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.ledger.records import Committed, Dropped, Restarted, Taken
+from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, Restarted, Taken, Untrained
 from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.config.sections import Config, Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Batch, Commit, Trim
+from asyncrl.messages import Batch, Commit, Refusal, Stepped, Trim
 
 
 class TrainingGroups:
@@ -41,7 +44,9 @@ class TrainingGroups:
         dispatcher: Dispatcher,
         grading: GradeBook,
         nodes: NodeBook,
+        spools: SpoolBook,
         out: Outbox,
+        failures: FailureBook,
     ) -> None:
         schedule = config.schedule
         num_needed = config.run.steps * schedule.groups_per_step
@@ -51,7 +56,9 @@ class TrainingGroups:
         self._dispatcher = dispatcher
         self._grading = grading
         self._nodes = nodes
+        self._spools = spools
         self._out = out
+        self._failures = failures
         self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
         self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
         self.filtering = GroupFilter(schedule)
@@ -67,11 +74,14 @@ class TrainingGroups:
         self._groups.add(group)
         self.batches.admitted(group)
 
-    def scored(self, group: Group) -> None:
+    def scored(self, group: Group) -> bool:
+        """A trajectory of the group has a reward. True if it was the last one."""
         group.num_scored += 1
         if group.is_complete:
             self.batches.completed(group)
             self._drops.completed()
+            return True
+        return False
 
     def restarted(self, group: Group, policy_version: int) -> None:
         """A group restarts at this version: everything sampled of it is discarded."""
@@ -104,8 +114,7 @@ class TrainingGroups:
 
     def rewarded(self, group: Group) -> None:
         """Count one more reward of a group, and queue a complete group for the filter."""
-        self.scored(group)
-        if group.is_complete:
+        if self.scored(group):
             self.filtering.completed(group)
 
     def give_up(self, group: Group, reason: str) -> None:
@@ -117,6 +126,26 @@ class TrainingGroups:
     def take(self, step: int, peer: str) -> None:
         self._wanted_step = (step, peer)
 
+    @property
+    def is_awaited(self) -> bool:
+        """True while the trainer waits for a batch that is not complete."""
+        return self._wanted_step is not None
+
+    def stepped(self, message: Stepped) -> None:
+        """
+        Record which trajectories the trainer refused. A resumed trainer refuses the same again, and a forgotten step is
+        in two checkpoints: neither is recorded twice.
+        """
+        groups = {group.group_id: group for group in self.batches.taken(message.step) or []}
+        for refusal in message.refused:
+            group = groups.get(refusal.unit.group_id) if refusal.unit.split == "train" else None
+            if group and 0 <= refusal.unit.index < group.size:
+                self._refused(message.step, group, refusal)
+
+    def trained(self, step: int) -> list[Group]:
+        """Groups of a step that the trainer trained on; empty if the step is forgotten."""
+        return [group for group in self.batches.taken(step) or [] if not group.untrained]
+
     def trainer_left(self) -> None:
         self._wanted_step = None
 
@@ -127,20 +156,22 @@ class TrainingGroups:
         self._out.record(Committed(message.step, message.checkpoint))
         self._out.event("checkpoint.written", step=message.step, path=message.checkpoint)
         if done := self.committed(message.step):
-            first_needed = min(_segments(self._groups), default=max(_segments(done)))
+            needed_from = first_needed(done, self._groups)
             for spool in self._nodes.of("spool"):
-                self._out.send(spool.peer, Trim(first_needed), once_durable=True)
+                if spool.name in needed_from:
+                    self._out.send(spool.peer, Trim(needed_from[spool.name]), once_durable=True)
 
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
     def advance(self, live_version: int) -> None:
         """Filter, restart and admit groups; raises `RunFailed` as `GroupFilter` does."""
-        for group in self.filtering.filtered():
-            self._drop(group, ZERO_VARIANCE)
-            self.filtering.check_patience(group)
+        if self.filtering.untested:
+            for group in self.filtering.filtered():
+                self._drop(group, ZERO_VARIANCE)
+                self.filtering.check_patience(group)
         if self._stragglers:
             for group in self._stragglers.overdue(self.batches, self.batches.next_step, live_version):
-                self._restart(group, live_version)
+                self.restart(group, live_version)
         while live_version >= 0 and self._window.room and self.admission.num_needed:
             group, record = self.admission.admit(live_version)
             self.opened(group)
@@ -152,11 +183,13 @@ class TrainingGroups:
         if self._wanted_step is None:
             return
         step, peer = self._wanted_step
+        if self.batches.must_wait(step):
+            return
         groups = self.batches.taken(step) or self._form(step, live_version)
         if groups is None:
             return
         self._wanted_step = None
-        trajectories = [slot.scored_trajectory() for group in groups for slot in group.slots]
+        trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.slots]
         self._out.send(peer, Batch(step, trajectories), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
@@ -168,14 +201,22 @@ class TrainingGroups:
             )
         if self._stragglers and not self._stragglers.may_form(step, live_version):
             return None
-        groups = self.batches.form(step)
-        if groups is not None:
-            group_ids = [group.group_id for group in groups]
-            self._window.consume(step, group_ids)
-            self._out.record(Taken(step, group_ids))
+        groups = self.batches.choose(step)
+        if groups is None or not self._are_here(groups):
+            return None
+        self.batches.take(step, groups)
+        group_ids = [group.group_id for group in groups]
+        self._window.consume(step, group_ids)
+        self._out.record(Taken(step, group_ids))
         return groups
 
-    def _restart(self, group: Group, version: int) -> None:
+    def _are_here(self, groups: Iterable[Group]) -> bool:
+        """True if no spool is away that stores a trajectory of these groups."""
+        refs = (slot.ref for group in groups for slot in group.slots if slot.ref)
+        return self._spools.are_all_here or all(map(self._spools.is_here, refs))
+
+    def restart(self, group: Group, version: int) -> None:
+        """Sample a group that no step has taken again, with this version, which is the live one."""
         thrown_away = group.lengths
         self._stop_sampling(group)
         self.restarted(group, version)
@@ -184,6 +225,20 @@ class TrainingGroups:
         self._out.event(
             "group.restarted", group_id=group.group_id, policy_version=version, tokens_thrown_away=sum(thrown_away)
         )
+
+    def _refused(self, step: int, group: Group, refusal: Refusal) -> None:
+        """The trainer refused one trajectory of a group: it left out the whole group."""
+        slot, reason = group.slots[refusal.unit.index], refusal.reason
+        if slot.state is State.GIVEN_UP:
+            return
+        slot.give_up()
+        slot.attempts += 1
+        self._failures.count("trainer", reason)
+        self._out.record(FailedAttempt(slot.unit, "trainer", reason, slot.attempts, True))
+        if not group.untrained:
+            group.untrained = reason
+            self._out.record(Untrained(step, group.group_id, reason, sum(group.lengths)))
+            self._out.event("group.untrained", step=step, group_id=group.group_id, reason=reason)
 
     def _drop(self, group: Group, reason: str) -> None:
         self.dropped(group, reason)
@@ -203,6 +258,6 @@ def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Straggler
     return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
 
 
-def _segments(groups: Iterable[Group]) -> list[int]:
-    """Spool segments that hold payloads of these groups."""
-    return [slot.ref.segment for group in groups for slot in group.slots if slot.ref]
+def _refusal(group: Group, slot: Slot) -> str:
+    """Reason for which the trainer refused a trajectory in an earlier life; empty if it did not."""
+    return group.untrained if slot.state is State.GIVEN_UP else ""

@@ -150,6 +150,9 @@ def _check_run(path: Path) -> "list[Checked]":
 
 
 def _token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
     from asyncrl.data.chat_template import check_template, read_template
     from asyncrl.rollout.engines.text import encode, load_tokenizer
 

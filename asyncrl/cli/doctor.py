@@ -1,17 +1,27 @@
-"""`asyncrl doctor`: formats the diagnosis of this machine."""
+"""`asyncrl doctor`: formats the diagnosis of this machine, or of a cluster."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.terminal import aligned
+from asyncrl.node.machine.cluster.cluster_file import load
+from asyncrl.node.machine.cluster.judgement import judge
+from asyncrl.node.machine.cluster.survey import survey
 from asyncrl.node.machine.diagnosis import Diagnosis, State
 
 MARKS: dict[State, tuple[str, str]] = {"good": ("✓", "green"), "absent": ("·", "dim"), "bad": ("✗", "bold red")}
 """Mark and rich style of each state."""
+
+
+def diagnose_cluster(cluster_file: Path) -> Diagnosis:
+    """Check the machines of a cluster file. Raises `ConfigError` if the file is wrong."""
+    return judge(asyncio.run(survey(load(cluster_file))))
 
 
 def show(console: Console, diagnosis: Diagnosis) -> None:

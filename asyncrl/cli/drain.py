@@ -2,36 +2,25 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 from asyncrl.actor.link import Link
 from asyncrl.client.handshake import identity, join, leave, send_beats
-from asyncrl.errors import ConfigError, LinkError, RunFailed
+from asyncrl.client.run_address import RunAddress
+from asyncrl.errors import LinkError, RunFailed
 from asyncrl.messages import Beat, Drain, Drained, Finished
-from asyncrl.observe.run_directory import RunDirectory
 
 ANSWER_S = 5.0
 """Seconds for the broker to answer the handshake."""
 
 
-def broker_of(where: str) -> str:
-    """Address of a run's broker, given that address or a run directory of this machine; otherwise `ConfigError`."""
-    if where.startswith(("tcp://", "ipc://")):
-        return where
-    address = RunDirectory(Path(where)).address
-    if not address.is_file():
-        raise ConfigError(f"{where} is neither a broker's address nor a run directory with {address.name} in it")
-    return address.read_text().strip()
-
-
-async def drain(address: str, node: str, wait_s: float) -> None:
+async def drain(run: RunAddress, node: str, wait_s: float) -> None:
     """
     Drain a node, and wait until it has left.
 
     Raises `LinkError` if the broker does not answer or the connection ends, and `RunFailed` if the node cannot be
     drained or does not leave within ``wait_s`` seconds.
     """
-    link, welcome = await join(address, identity("supervisor", f"operator-{os.getpid()}"), ANSWER_S)
+    link, welcome = await join(run, identity("supervisor", _name(run)), ANSWER_S)
     beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     try:
         async with asyncio.timeout(wait_s):
@@ -46,6 +35,12 @@ async def drain(address: str, node: str, wait_s: float) -> None:
         await leave(link, "done")
     if problem:
         raise RunFailed(problem)
+
+
+def _name(run: RunAddress) -> str:
+    """Name of this command in the run: one that its key, if it has one, is for."""
+    found = run.credentials()
+    return f"{found.name if found and found.name else 'operator'}-{os.getpid()}"
 
 
 async def _answer(link: Link) -> str:

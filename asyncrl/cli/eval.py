@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncrl.cli.terminal import aligned, to_json
+from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read, split_override
@@ -24,7 +25,7 @@ from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.metrics import EvaluationMetrics
-from asyncrl.files.disk import needed
+from asyncrl.files.output import check_output
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
 from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator, summarize
@@ -42,9 +43,11 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
     """
     Evaluate the model and print its metrics.
 
-    Raises `ConfigError` if the model, the data or the verifier cannot be used, `EngineDied` if the engine's process has
-    died, and `RunFailed` if no completion has a verdict or ``out`` cannot be written.
+    Raises `ConfigError` if the model, the data or the verifier cannot be used, or ``out`` cannot be written;
+    `EngineDied` if the engine's process has died; and `RunFailed` if no completion has a verdict.
     """
+    if out:
+        check_output(out)
     configure_logging("eval")
     console = Console(stderr=True)
     rows, wall_s = uvloop.run(_evaluate(config, check_prompts(config, console), console))
@@ -52,8 +55,7 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
     for line in failures(rows):
         click.echo(line, err=True)
     if out:
-        with needed(out):
-            write_completions(out, rows)
+        write_completions(out, rows)
     if not evaluation.overall.num_prompts:
         raise RunFailed(f"none of {len(rows)} completions has a verdict; the first failed: {rows[0].failure}")
     click.echo(to_json(evaluation) if as_json else table(evaluation))
@@ -107,12 +109,12 @@ def eval_config(
 
 def check_prompts(config: Config, console: Console) -> list[Prompt]:
     """Load the prompts; raises `ConfigError` if the model, the data or the verifier cannot be used."""
-    model = Path(config.model.path)
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"MODEL '{model}' is not a model directory: there is no config.json in it")
+    check_model(config.model.path, setting="MODEL")
     stream = held_out_stream(config.data, config.evaluation.max_prompts)
     summary = stream.summary
-    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    check_template(
+        read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=summary.has_chats
+    )
     if summary.bad:
         console.print("\n".join(bad_row_lines(summary.bad)), highlight=False, markup=False, soft_wrap=True)
     prompts = [draw.prompt for draw in stream.since(0)]

@@ -6,13 +6,18 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.broker.ledger.audit import Audit, audit
+from asyncrl.broker.audit.run_audit import RunAudit
+from asyncrl.broker.audit.spool_rules import StoredPayload
+from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
+from asyncrl.messages import Trajectory
 from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.spool.contents import read_contents, segment_numbers
+from asyncrl.spool.segment_format import Entry, Place
 
 SHOWN = 8
 """Number of drop reasons listed; rarer ones are summed."""
@@ -22,10 +27,44 @@ SHOWN = 8
 
 
 def read_audit(path: Path) -> Audit:
-    """Audit a run's ledger against its schedule. `ConfigError`: no run directory; `LedgerError`: missing or damaged."""
+    """
+    Audit a run: its ledger, and its other files against it.
+
+    Raises `ConfigError` if there is no run directory, and `LedgerError` if the ledger is missing or damaged.
+    """
     directory = _opened(path)
-    schedule = load_config(directory.config).schedule
-    return audit(read_records(directory.ledger), schedule)
+    config = load_config(directory.config)
+    return RunAudit(directory, config, read_spool=_stored_payloads, list_segments=segment_numbers).audit()
+
+
+def _stored_payloads(spool: Path) -> Iterator[StoredPayload | str]:
+    for segment in read_contents(spool):
+        if segment.problem:
+            yield segment.problem
+        for entry, place, payload in segment.payloads:
+            yield stored_payload(segment.path.name, entry, place, payload)
+
+
+def stored_payload(file: str, entry: Entry, place: Place, payload: bytes) -> StoredPayload:
+    """An entry of a segment as the audit takes it, with the trajectory decoded."""
+    return StoredPayload(
+        file=file,
+        unit=entry.unit,
+        lease_id=entry.lease_id,
+        summary=entry.summary,
+        segment=place.segment,
+        offset=place.offset,
+        length=place.length,
+        crc32=place.crc32,
+        trajectory=_trajectory(payload),
+    )
+
+
+def _trajectory(payload: bytes) -> Trajectory | None:
+    try:
+        return msgspec.msgpack.decode(payload, type=Trajectory)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def read_dead_letters(path: Path) -> list[DeadLetter]:
@@ -50,8 +89,9 @@ def _opened(path: Path) -> RunDirectory:
 
 def audit_table(audit: Audit) -> str:
     """The counts in sections, then the problems, one line each."""
-    sections = [*_groups(audit), *_trajectories(audit), *_tokens(audit), *_staleness(audit), *_lengths(audit)]
-    return "\n".join([*aligned(sections, right=[1]), *_conclusion(audit)])
+    sections = (_groups, _trajectories, _tokens, _staleness, _lengths, _extent)
+    rows = [row for section in sections for row in section(audit)]
+    return "\n".join([*aligned(rows, right=[1]), *_conclusion(audit)])
 
 
 def event_table(events: Sequence[Mapping[str, Any]]) -> str:
@@ -84,6 +124,8 @@ def _groups(audit: Audit) -> Iterator[Row]:
     yield ["groups", "", ""]
     yield ["  issued", _number(audit.issued), ""]
     yield ["  trained", _number(audit.trained), f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    if audit.untrained:
+        yield ["  untrained", _number(sum(audit.untrained.values())), f"left out of a step: {_listed(audit.untrained)}"]
     yield ["  dropped", _number(sum(audit.dropped.values())), ""]
     reasons = list(audit.dropped.items())
     for reason, count in reasons[:SHOWN]:
@@ -92,7 +134,7 @@ def _groups(audit: Audit) -> Iterator[Row]:
         yield ["", _number(sum(count for _, count in rest)), f"  for {len(rest)} other reasons"]
     yield ["  open", _number(audit.open), "issued, and neither trained nor dropped yet"]
     if audit.restarted:
-        yield ["  restarted", _number(audit.restarted), "too old to be trained on"]
+        yield ["  restarted", _number(audit.restarted), "too old to be trained on, or lost with a spool"]
     yield ["  skipped", _number(audit.skipped), ""]
     yield ["  double-trained", _number(audit.double_trained), ""]
     yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
@@ -102,6 +144,8 @@ def _trajectories(audit: Audit) -> Iterator[Row]:
     yield ["trajectories", "", ""]
     yield ["  re-issued", _number(sum(audit.reissued.values())), _listed(audit.reissued)]
     yield ["  duplicates", _number(audit.duplicates), ""]
+    if audit.void_rewards:
+        yield ["  graded again", _number(audit.void_rewards), "their group was restarted, so the first verdict is void"]
     yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
     yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
 
@@ -134,9 +178,19 @@ def _lengths(audit: Audit) -> Iterator[Row]:
         yield ["  unknown", "", f"{audit.dropped_unfinished:,} never finished"]
 
 
+def _extent(audit: Audit) -> Iterator[Row]:
+    if audit.checked:
+        yield ["checked", "", ""]
+    yield from ([f"  {file}", "", extent] for file, extent in audit.checked.items())
+    if audit.unchecked:
+        yield ["not checked", "", ""]
+        yield from ([f"  {file}", "", _one_line(reason)] for file, reason in audit.unchecked.items())
+
+
 def _conclusion(audit: Audit) -> Iterator[str]:
     if not audit.problems:
-        yield "everything adds up: issued = trained + dropped + open, nothing skipped, nothing trained twice"
+        places = "trained + untrained + dropped + open" if audit.untrained else "trained + dropped + open"
+        yield f"everything adds up: issued = {places}, nothing skipped, nothing trained twice"
         return
     yield f"{len(audit.problems)} {'problem' if len(audit.problems) == 1 else 'problems'}"
     yield from (f"  {_one_line(problem)}" for problem in audit.problems)

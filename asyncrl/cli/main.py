@@ -7,9 +7,12 @@ from typing import Any
 import click
 
 from asyncrl.cli.data import data
+from asyncrl.cli.keys.command import keys
+from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import toy
 from asyncrl.config.run_file import explain, load_config
+from asyncrl.errors import LedgerError
 
 PATH = click.Path(path_type=Path)
 set_option = click.option(
@@ -85,18 +88,20 @@ def drain(run_or_address: str, node: str, wait_s: float) -> None:
     Remove a rollout or reward node from a running run.
 
     The node returns its unfinished trajectories to the broker, which gives them to other nodes. The run is named by its
-    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT.
+    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine it takes the key in
+    ASYNCRL_KEY_FILE, one with the role supervisor.
 
     \b
     Example:
       asyncrl drain runs/quickstart rollout-1
+      ASYNCRL_KEY_FILE=alice.key asyncrl drain tcp://10.0.0.1:5570 gpu1-rollout
     """
     import asyncio
 
-    from asyncrl.cli.drain import broker_of
     from asyncrl.cli.drain import drain as drain_node
+    from asyncrl.client.run_address import locate
 
-    asyncio.run(drain_node(broker_of(run_or_address), node, wait_s))
+    asyncio.run(drain_node(locate(run_or_address), node, wait_s))
     click.echo(f"{node} has left")
 
 
@@ -146,6 +151,9 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     Example:
       asyncrl eval models/base --data held_out.parquet -k 8 --reward math
     """
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
     from asyncrl.cli.eval import eval_config
     from asyncrl.cli.eval import evaluate as evaluate_model
 
@@ -170,6 +178,9 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any) -> None
     Example:
       asyncrl export runs/quickstart --step best -o models/mine
     """
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
     from asyncrl.cli.export import export_run
 
     click.echo(export_run(run_directory, out, step=step, dtype=dtype))
@@ -235,14 +246,15 @@ def audit(run_directory: Path, as_json: bool) -> None:
     """
     Count what became of every group, trajectory and token.
 
-    RUN is a run directory, whose ledger is read. Exits with 1 if the counts do not add up: a group was lost, skipped or
-    trained twice.
+    RUN is a run directory. Its ledger is checked record by record, and its metrics, checkpoints, samples, spool,
+    summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or trained
+    twice, a token is older than the schedule allows, or two files disagree.
     """
     from asyncrl.cli.inspect import audit_table, read_audit
 
     accounts = read_audit(run_directory)
     click.echo(to_json(accounts) if as_json else audit_table(accounts))
-    sys.exit(1 if accounts.problems else 0)
+    sys.exit(LedgerError.exit_code if accounts.problems else 0)
 
 
 @main.command()
@@ -280,27 +292,40 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
 @main.command()
 @click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="Check for this role only.")
 @click.option("--npu", is_flag=True, help="Check only Ascend NPUs, thoroughly: send 64 MiB between two of them.")
+@click.option("--cluster", "cluster_file", type=PATH, metavar="FILE", help="Check the machines that FILE names.")
+@click.option("--probe", is_flag=True, hidden=True, help="Answer a question of --cluster from standard input.")
 @json_option
 @report_errors
-def doctor(role: str | None, npu: bool, as_json: bool) -> None:
+def doctor(role: str | None, npu: bool, cluster_file: Path | None, probe: bool, as_json: bool) -> None:
     """
-    Check which roles this machine can run.
+    Check which roles this machine can run, or, with --cluster, if several machines can run together.
 
     Checks installed packages, devices, and collectives between two processes. Prints one sentence for each problem.
     Exits with 1 if the machine can run no role, or not the one given by --role.
+
+    --cluster FILE runs asyncrl on each machine through a command such as ssh. It checks addresses, keys, versions,
+    models, limits and disks, and sends data between the machines. Exits with 1 if a check fails.
     """
     import asyncio
     import os
 
     from rich.console import Console
 
-    from asyncrl.cli.doctor import show, to_plain
+    from asyncrl.cli.doctor import diagnose_cluster, show, to_plain
     from asyncrl.node.machine.doctor import diagnose, diagnose_npu
 
-    if npu and role:
-        raise click.UsageError("--npu checks no role; give either --npu or --role")
-    with Console(stderr=True).status("checking this machine"):  # rich shows this on a terminal only.
-        diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))
+    if sum(map(bool, (npu, role, cluster_file, probe))) > 1:
+        raise click.UsageError("--npu, --role and --cluster are different checks: give one of them")
+    if probe:
+        from asyncrl.node.machine.cluster.probe import answer
+
+        answer(sys.stdin.buffer, sys.stdout.buffer)
+        return
+    with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
+        if cluster_file:
+            diagnosis = diagnose_cluster(cluster_file)
+        else:
+            diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))
     if as_json:
         click.echo(to_json(to_plain(diagnosis)))
     else:
@@ -331,6 +356,8 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
 
 
 main.add_command(data)
+main.add_command(keys)
+main.add_command(services)
 main.add_command(toy)
 
 

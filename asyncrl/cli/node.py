@@ -4,29 +4,79 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
+from msgspec import Struct
 
 from asyncrl.cli.terminal import report_errors
+from asyncrl.client.credentials import read_credentials
 from asyncrl.client.handshake import identity
-from asyncrl.config.run_file import load_config, to_toml
+from asyncrl.client.run_address import (
+    RunAddress,
+    configured_key,
+    configured_secret,
+    find_run,
+    leave_credentials,
+    remove_credentials,
+)
+from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
+from asyncrl.config.check_addresses import check_interface
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Role
+from asyncrl.messages import Role, WeightsVia
+from asyncrl.node.machine.local_address import INTERFACE_VARIABLE, outward_address
+from asyncrl.node.machine.machine import require_train
 from asyncrl.node.process import Job, run_process
+from asyncrl.node.runner import ToldToStop, unless_told
+from asyncrl.plug_in import ALLOW_VARIABLE
 
-ROLES = ("broker", "rollout", "reward", "trainer")
+PATH = click.Path(path_type=Path)
+Find = Callable[[], Awaitable[RunAddress]]
+ROLES = ("broker", "rollout", "reward", "trainer", "spool")
+
+
+class NodeOptions(Struct, frozen=True):
+    """Options of nodes that join a broker."""
+
+    weights: WeightsVia
+    may_fetch: bool
+    """Fetch a model that this machine lacks."""
+    wait_s: float
+    """Seconds to wait for the broker's answer."""
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--role", type=click.Choice(ROLES), required=True, help="Role of this process.")
 @click.option("--broker", "address", metavar="ADDRESS", help="The broker's tcp://HOST:PORT; the broker listens on it.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Run file. Broker only.")
+@click.option("--config", "config_path", type=PATH, help="Run file. Broker only.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting. Broker only.")
-@click.option("--name", help="Name of this node, unique in the run.  [default: ROLE-HOSTNAME-PID]")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Existing run directory to continue. Broker only.")
+@click.option("--name", help="Name of this node, unique in the run; see below.")
+@click.option(
+    "--run-dir",
+    type=PATH,
+    help="Run directory. Broker: created, or continued if it exists. Others: instead of --broker.",
+)
+@click.option("--secret", "secret_file", type=PATH, help="File with the run's secret, for TCP addresses.")
+@click.option("--key", "key_file", type=PATH, help="File with this node's key. For a broker with --keys.")
+@click.option("--keys", "key_folder", type=PATH, help="Folder of `asyncrl keys`. Broker only.")
 @click.option("--replicas", metavar="auto|N", help="Number of rollouts, each with its own devices. Rollout only.")
 @click.option("--devices", metavar="0,1,...", help="Devices to use, by number or UUID. Only with --replicas.")
+@click.option(
+    "--weights",
+    type=click.Choice(["collective", "spool"]),
+    envvar="ASYNCRL_WEIGHTS",
+    default="collective",
+    help="Way by which weights reach a rollout; spool works through one connection to the broker's machine.",
+)
+@click.option("--dir", "folder", type=PATH, help="Folder of the payloads, made if it is missing. Spool only.")
+@click.option("--bind", metavar="ADDRESS", help="Where to serve, tcp://HOST:PORT; see below. Spool only.")
+@click.option("--fetch", type=click.Choice(["auto", "never"]), help="Fetch a missing model from the broker's machine.")
+@click.option("--allow-code", multiple=True, metavar="DIR|MODULE", help="Import functions from here only; repeatable.")
+@click.option("--interface", metavar="NAME|ADDRESS|CIDR", help="Network interface for weights.")
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker's answer.")
 @click.version_option(package_name="asyncrl")
 @report_errors
@@ -38,18 +88,28 @@ def main(
     overrides: tuple[str, ...],
     name: str | None,
     run_dir: Path | None,
+    secret_file: Path | None,
+    key_file: Path | None,
+    key_folder: Path | None,
     replicas: str | None,
     devices: str | None,
+    weights: WeightsVia,
+    folder: Path | None,
+    bind: str | None,
+    fetch: str | None,
+    allow_code: tuple[str, ...],
+    interface: str | None,
     wait_s: float,
 ) -> None:
     """
     Run one role of a run in the foreground.
 
-    Start the broker with the run file; all other nodes receive the configuration from the broker.
+    Start the broker with the run file; all other nodes receive the configuration from the broker. The broker's command
+    creates the run, and given again it continues the run.
 
     \b
-    Example, on one machine (sockets bind loopback addresses only):
-      asyncrl-node --role broker --config run.toml --broker tcp://127.0.0.1:5570
+    Example, on one machine:
+      asyncrl-node --role broker --config run.toml --run-dir runs/a --broker tcp://127.0.0.1:5570
       asyncrl-node --role reward --broker tcp://127.0.0.1:5570
       asyncrl-node --role trainer --broker tcp://127.0.0.1:5570
       asyncrl-node --role rollout --broker tcp://127.0.0.1:5570 --replicas auto
@@ -57,55 +117,173 @@ def main(
     --replicas auto starts as many rollouts as the machine has devices for, named NAME-0, NAME-1 and so on, and restarts
     one that dies. Devices hidden by CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES are not used.
 
+    For several machines, let the broker listen on --broker tcp://*:5570, and give the others its machine's name.
+    Weights then travel over the interface of the route to the broker, unless --interface names another.
+
+    A node's name is ROLE-HOSTNAME-PID unless --name is given, without the PID for a trainer or a spool. Services need a
+    name that stays the same: a node that was killed is then replaced at once.
+
+    A spool stores payloads in --dir; started again with the same folder, it serves them again. It listens on a free
+    port of the interface on its route to the broker, unless --bind names another address.
+
+    --weights spool is for rollouts that the trainer cannot reach, such as those of another data centre: they fetch what
+    changed from version to version from the spool, and no other node waits for them.
+
+    A rollout or trainer whose machine lacks the model's directory fetches it from the broker's machine into
+    $XDG_CACHE_HOME/asyncrl, unless --fetch is never.
+
+    A node imports the functions that the run's configuration names, such as rewards, unless --allow-code limits it to
+    folders and modules of its operator's choice.
+
+    Nodes of another user need --secret RUN/secret, or the variable ASYNCRL_SECRET_FILE. If the broker has --keys, they
+    need --key FILE or ASYNCRL_KEY_FILE instead, and their names begin with the name of the key.
+
     SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
-    name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
-    if (replicas or devices) and role != "rollout":
-        raise ConfigError(f"--replicas and --devices are for rollouts, not for a {role}")
+    if allow_code:
+        os.environ[ALLOW_VARIABLE] = os.pathsep.join(allow_code)
+    if key_file and secret_file:
+        raise ConfigError("--key and --secret were both given: a node connects with one of them")
+    name = name or default_name(role, key_file or configured_key(os.environ))
+    _require_role(role, bool(replicas or devices), "--replicas and --devices are for rollouts", "rollout")
+    _require_role(role, bool(folder or bind), "--dir and --bind are for spools", "spool")
+    _require_role(
+        role,
+        interface is not None,
+        "--interface is for rollouts and trainers, which move weights",
+        "rollout",
+        "trainer",
+    )
+    if interface is not None:
+        check_interface(interface, "--interface")
+        os.environ[INTERFACE_VARIABLE] = interface
+    is_chosen = weights != "collective"
+    _require_role(role, is_chosen, f"--weights (ASYNCRL_WEIGHTS) is {weights}: that is for rollouts", "rollout")
+    _require_role(
+        role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
+    )
+    options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s)
     if role == "broker":
-        job = _broker_job(config_path, overrides, address, run_dir)
+        if key_file:
+            raise ConfigError("--key is for nodes: a broker has --keys DIR, the folder that `asyncrl keys init` made")
+        job = _broker_job(
+            config_path=config_path,
+            overrides=overrides,
+            address=address,
+            run_dir=run_dir,
+            secret_file=secret_file or configured_secret(os.environ),
+            key_folder=key_folder,
+        )
     else:
-        if config_path or overrides or run_dir:
-            raise ConfigError(
-                f"--config, --set and --run-dir are for the broker only; a {role} gets the configuration from it"
-            )
-        if address is None:
-            raise ConfigError(f"--broker is missing: a {role} needs the broker's address, tcp://HOST:PORT")
-        if not address.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"--broker is {address!r}: expected tcp://HOST:PORT or ipc://PATH")
-        job = _replicas_job(address, name, replicas, devices, wait_s) or _node_job(role, address, name, wait_s)
+        if config_path or overrides:
+            raise ConfigError(f"--config and --set are for the broker only; a {role} gets the configuration from it")
+        if key_folder:
+            raise ConfigError(f"--keys is for the broker: a {role} has --key FILE, made by `asyncrl keys add`")
+        find = _finder(role, address, run_dir, key_file or secret_file, wait_s)
+        work = (
+            _spool_job(find, name, folder, bind, wait_s)
+            if role == "spool"
+            else _replicas_job(find, name, replicas, devices, options) or _node_job(role, find, name, options)
+        )
+        job = _until_run_is_over(work, run_dir)
     sys.exit(run_process(job, name=name))
 
 
-def _broker_job(config_path: Path | None, overrides: tuple[str, ...], address: str | None, run_dir: Path | None) -> Job:
+def _require_role(role: Role, is_given: bool, sentence: str, *roles: Role) -> None:
+    """Raise `ConfigError`, which begins with ``sentence``, if an option is given to another role than ``roles``."""
+    if is_given and role not in roles:
+        raise ConfigError(f"{sentence}, not for a {role}")
+
+
+def default_name(role: Role, key_file: Path | None) -> str:
+    """Name of a node without --name: one that its key, if it has one, is for."""
+    key = read_credentials(key_file) if key_file and role != "broker" else None
+    base = key.name if key and key.name else f"{role}-{socket.gethostname()}"
+    # A run has one trainer: under another name, it would be refused while the run waits for the one that was killed.
+    # A spool's name is that of its files.
+    return base if role in ("trainer", "spool") else f"{base}-{os.getpid()}"
+
+
+def _broker_job(
+    *,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    address: str | None,
+    run_dir: Path | None,
+    secret_file: Path | None,
+    key_folder: Path | None,
+) -> Job:
     from asyncrl.files.atomic import replacing
     from asyncrl.files.disk import needed
-    from asyncrl.node.broker import create_directory, raise_gc_threshold, run_broker
-    from asyncrl.observe.run_directory import RunDirectory
+    from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
+    from asyncrl.node.broker_keys import broker_keys
+    from asyncrl.node.run_folder import held_run, is_complete
 
     if config_path is None:
         raise ConfigError("--config FILE is missing: the broker needs the run's configuration")
     if address:
+        check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
     config = load_config(config_path, overrides)
-    directory = RunDirectory.reopen(run_dir) if run_dir else create_directory(config, config_path)
-    directory.write_config(to_toml(config))
-    # A restarted broker listens on its old address, where its nodes look for it.
-    bind = directory.address.read_text().strip() if directory.address.exists() and not address else config.broker.bind
-
-    def write_address(at: str) -> None:
-        with needed(directory.address), replacing(directory.address, durable=False) as unfinished:
-            unfinished.write_text(at + "\n")
+    path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: asyncio.Event) -> None:
+        if is_complete(path, config):
+            click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
+            return
         raise_gc_threshold()
-        await run_broker(config, directory, bind=bind, listening=write_address, stopping=stopping)
+        raise_file_limit()
+        with held_run(path, config, secret_file) as run:
+            keys = broker_keys(run, key_folder)
+            # A restarted broker listens on its old port, where its nodes look for it.
+            recorded = run.directory.address
+            before = recorded.read_text().split() if recorded.exists() else []
+            bind = bound_again(run.config.broker.binds, before)
+
+            def listening(bound: list[str]) -> None:
+                via = tcp(outward_address(), 0)
+                for_nodes = [reached(announced([at], run.config.broker.advertise), via) for at in bound]
+                with needed(recorded), replacing(recorded, durable=False) as unfinished:
+                    unfinished.write_text("".join(f"{at}\n" for at in for_nodes))
+                for at in for_nodes:
+                    leave_credentials(at, keys.credentials_file)
+
+            try:
+                await run_broker(
+                    run.config, run.directory, bind=bind, keys=keys, listening=listening, stopping=stopping
+                )
+            finally:
+                for at in recorded.read_text().split() if recorded.exists() else []:
+                    remove_credentials(at)
 
     return job
 
 
-def _replicas_job(address: str, name: str, replicas: str | None, devices: str | None, wait_s: float) -> Job | None:
+def _finder(role: Role, address: str | None, run_dir: Path | None, credentials: Path | None, wait_s: float) -> Find:
+    """Function that finds the run's broker, given by ``--broker`` or by ``--run-dir``."""
+    if (address is None) == (run_dir is None):
+        raise ConfigError(
+            f"a {role} needs the broker's address, --broker tcp://HOST:PORT, or on its machine --run-dir: give one of "
+            f"the two"
+        )
+    if address is not None:
+        check_address(address, "--broker")
+    return partial(find_run, address or str(run_dir), credentials, wait_s)
+
+
+def _until_run_is_over(work: Job, run_dir: Path | None) -> Job:
+    """Job that does ``work`` until the run in ``run_dir`` is over, or this node is told to stop while it waits."""
+    from asyncrl.node.run_end import unless_over
+
+    async def job(stopping: asyncio.Event) -> None:
+        with suppress(ToldToStop):
+            await unless_over(run_dir, work(stopping))
+
+    return job
+
+
+def _replicas_job(find: Find, name: str, replicas: str | None, devices: str | None, options: NodeOptions) -> Job | None:
     """Job that runs several rollouts; None without --replicas, for one rollout in this process."""
     if replicas is None:
         if devices is not None:
@@ -119,28 +297,63 @@ def _replicas_job(address: str, name: str, replicas: str | None, devices: str | 
     only = None if devices is None else [name.strip() for name in devices.split(",")]
 
     async def job(stopping: asyncio.Event) -> None:
-        await run_replicas(address, name, count=count, only=only, wait_s=wait_s, stopping=stopping)
+        run = await unless_told(stopping, find())
+        await run_replicas(
+            run,
+            name,
+            count=count,
+            only=only,
+            weights=options.weights,
+            may_fetch=options.may_fetch,
+            wait_s=options.wait_s,
+            stopping=stopping,
+        )
 
     return job
 
 
-def _node_job(role: Role, address: str, name: str, wait_s: float) -> Job:
+def _spool_job(find: Find, name: str, folder: Path | None, bind: str | None, wait_s: float) -> Job:
+    from asyncrl.node.spool import run_spool
+
+    if folder is None:
+        raise ConfigError("--dir FOLDER is missing: the spool keeps its payloads there")
+    if bind:
+        check_address(bind, "--bind", binds=True)
+
+    async def job(stopping: asyncio.Event) -> None:
+        run = await unless_told(stopping, find())
+        await run_spool(run, name, folder, bind=bind or "", wait_s=wait_s, stopping=stopping)
+
+    return job
+
+
+def _node_job(role: Role, find: Find, name: str, options: NodeOptions) -> Job:
     node = identity(role, name)
 
     async def job(stopping: asyncio.Event) -> None:
+        if role in ("rollout", "trainer"):
+            require_train()
+        run = await unless_told(stopping, find())
         match role:
             case "rollout":
                 from asyncrl.node.rollout import run_rollout
 
-                await run_rollout(address, node, wait_s=wait_s, stopping=stopping)
+                await run_rollout(
+                    run,
+                    node,
+                    wait_s=options.wait_s,
+                    stopping=stopping,
+                    weights=options.weights,
+                    may_fetch=options.may_fetch,
+                )
             case "reward":
                 from asyncrl.node.reward import run_reward
 
-                await run_reward(address, node, wait_s=wait_s, stopping=stopping)
+                await run_reward(run, node, wait_s=options.wait_s, stopping=stopping)
             case "trainer":
                 from asyncrl.node.trainer.trainer import run_trainer
 
-                await run_trainer(address, node, wait_s=wait_s, stopping=stopping)
+                await run_trainer(run, node, wait_s=options.wait_s, stopping=stopping, may_fetch=options.may_fetch)
 
     return job
 

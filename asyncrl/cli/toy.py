@@ -44,7 +44,7 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
     Example:
       asyncrl toy step-sums cache/step-sums
     """
-    _silence()
+    _prepare()
     from asyncrl.toy.models import Sizes, make_step_sums
 
     make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=click.echo)
@@ -63,13 +63,16 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
 
     Writes the model directory DIR, a Qwen3 with a tokenizer trained on FILE; an existing one is kept.
     """
-    _silence()
+    _prepare()
     from asyncrl.toy.models import Sizes, make_random
 
     make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=click.echo)
 
 
-def _silence() -> None:
+def _prepare() -> None:
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # lines of progress are reported instead

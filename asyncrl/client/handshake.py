@@ -5,13 +5,38 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
-from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqLink
-from asyncrl.errors import LinkError, LinkRefused
-from asyncrl.messages import CODEC, PROTOCOL, Beat, Bye, Hello, Reject, Role, Welcome
+from asyncrl.actor.sockets.curve import LinkKeys, needs_keys
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.client.run_address import RunAddress
+from asyncrl.client.spools import SpoolLinks, reached_spools
+from asyncrl.errors import ConfigError, LinkError, LinkRefused, UnknownKey, WrongHub
+from asyncrl.log import get_logger
+from asyncrl.messages import (
+    CODEC,
+    HOSTED_SPOOL,
+    PROTOCOL,
+    Beat,
+    Bye,
+    Hello,
+    Reject,
+    Role,
+    SpoolAddress,
+    SpoolSet,
+    Welcome,
+)
+
+log = get_logger()
+
+ASK_S = 1.0
+"""Seconds between questions to a broker that took the Hello and has not answered it."""
+FIRST_WARNING_S, LONGEST_PAUSE_S = 5.0, 600.0
+"""Seconds until the first warning that the broker does not answer, and the most between two of them."""
 
 
 class Identity(Struct, frozen=True):
@@ -38,27 +63,97 @@ def hello(who: Identity) -> Hello:
 
 
 async def join(
-    address: str, who: Identity, deadline_s: float, make_hello: Callable[[Identity], Hello] = hello
+    run: RunAddress, who: Identity, deadline_s: float | None, make_hello: Callable[[Identity], Hello] = hello
 ) -> tuple[ZmqLink, Welcome]:
     """
-    Connect to the broker and shake hands.
+    Connect to the broker and shake hands; warn while it does not answer. `Welcome.spool` is an address to connect to.
+
+    Args:
+        deadline_s: Seconds to wait for its answer; None waits until it comes.
 
     Raises:
         LinkError: There is no answer within ``deadline_s``, or the address is malformed.
-        LinkRefused: The broker rejected the node; the message is its reason.
+        LinkReset: The broker took the Hello, and ended before it answered; join again.
+        LinkRefused: The broker rejected the node or its key, or is another one; the message is the reason.
+        ConfigError: The credentials cannot be read.
     """
     async with contextlib.AsyncExitStack() as unless_welcome:
-        link = ZmqLink(address, who.peer, CODEC)
+        link = ZmqLink(run.broker, who.peer, CODEC, keys=run.keys())
         unless_welcome.push_async_callback(link.aclose)
+        waiting = [asyncio.create_task(task) for task in (_warn(run.broker, who), _ask(link))]
         try:
             async with asyncio.timeout(deadline_s):
                 welcome = await shake_hands(link, who, make_hello)
         except TimeoutError:
             raise LinkError(
-                f"no broker answered at {address} within {deadline_s:g} s: is it running, and is the address right?"
+                f"no broker answered at {run.broker} within {deadline_s:g} s: is it running, and is the address right?"
             ) from None
+        except WrongHub:
+            raise WrongHub(_wrong_hub(run)) from None
+        except UnknownKey:
+            raise UnknownKey(unknown_key(run)) from None
+        finally:
+            for task in waiting:
+                task.cancel()
         unless_welcome.pop_all()
     return link, welcome
+
+
+def unknown_key(run: RunAddress) -> str:
+    """Sentence for a broker that refuses this node's key."""
+    try:
+        found = run.credentials()
+    except ConfigError as error:  # The file was removed too.
+        return f"the broker at {run.broker} does not accept this node's key: it was revoked, or never added; {error}"
+    if found is None or not found.name:
+        return (
+            f"the broker at {run.broker} has keys of its own and does not accept the secret in {run.credentials_file}: "
+            f"give --key a key made by `asyncrl keys add NAME --role ROLE` on its machine"
+        )
+    public = found.keys.public.hex()
+    return (
+        f"the broker at {run.broker} does not accept the key {found.name} ({public[:16]}) in {run.credentials_file}: "
+        f"it was revoked, or never added; on the broker's machine, `asyncrl keys list` shows which keys it accepts, "
+        f"and `asyncrl keys add` makes another one"
+    )
+
+
+def _wrong_hub(run: RunAddress) -> str:
+    found = run.credentials()
+    if found and found.name:
+        return (
+            f"the broker at {run.broker} does not have the public key {found.keys.hub.hex()[:16]} that "
+            f"{run.credentials_file} names: it serves another run, it is no broker, or its own key was rotated; copy "
+            f"the key file of {found.name} from the broker's machine again"
+        )
+    return (
+        f"the broker at {run.broker} does not share the secret in {run.credentials_file}: it serves another run, or it "
+        f"is no broker; give --secret the secret file of its run directory"
+    )
+
+
+async def _warn(address: str, who: Identity) -> None:
+    """Log that the broker has not answered yet, at doubling intervals."""
+    pause_s, waited_s = FIRST_WARNING_S, 0.0
+    while True:
+        await asyncio.sleep(pause_s)
+        waited_s += pause_s
+        log.warning("broker.awaited", node=who.node, address=address, waited_s=round(waited_s, 1))
+        pause_s = min(waited_s, LONGEST_PAUSE_S)
+
+
+async def _ask(link: ZmqLink) -> None:
+    """
+    Keep sending something while an answer is due.
+
+    A broker that has ended forgot the Hello that it took. The next one does not know the session, and answers whatever
+    comes with a reset.
+    """
+    with contextlib.suppress(LinkError):
+        while True:
+            await asyncio.sleep(ASK_S)
+            if link.is_acknowledged:
+                await link.send(Beat())
 
 
 async def shake_hands(link: Link, who: Identity, make_hello: Callable[[Identity], Hello] = hello) -> Welcome:
@@ -77,9 +172,46 @@ async def shake_hands(link: Link, who: Identity, make_hello: Callable[[Identity]
                 raise LinkRefused(reason)
 
 
-def spool_link(welcome: Welcome, who: Identity) -> ZmqLink:
-    """Link to the node's spool: a socket of its own, so that control messages do not wait behind payloads."""
-    return ZmqLink(welcome.spool, who.peer, CODEC, max_frame_bytes=DATA_FRAME_BYTES, is_there=True)
+def spool_links(spools: SpoolSet, who: Identity, run: RunAddress) -> SpoolLinks:
+    """Links to the spools, on sockets of their own, so that control messages do not wait behind payloads."""
+    return SpoolLinks(spool_connector(who, run.keys()), spools, via=run.broker)
+
+
+def weights_links(spools: SpoolSet, who: Identity, run: RunAddress) -> Callable[[], ZmqLink]:
+    """
+    Function that opens links to the broker's own spool for weights alone, so that trajectories do not wait behind them.
+
+    Raises:
+        ConfigError: The broker hosts no spool.
+    """
+    own = next((one for one in reached_spools(spools, run.broker).spools if one.name == HOSTED_SPOOL), None)
+    connect = spool_connector(who, run.keys(), ".weights")
+
+    def open_link() -> ZmqLink:
+        if own is None:
+            raise ConfigError(
+                f"{who.node} fetches weights from the spool in the broker's process, but broker.spool is false: set it "
+                f"to true, or use --weights collective"
+            )
+        return connect(own)
+
+    return open_link
+
+
+def spool_connector(who: Identity, keys: LinkKeys | None, purpose: str = "") -> Callable[[SpoolAddress], ZmqLink]:
+    """
+    Function that opens a link to a spool, each time under another name: the spool may still know the last one.
+
+    ``purpose`` tells several connectors of one node apart.
+    """
+    numbers = count(1)
+
+    def connect(spool: SpoolAddress) -> ZmqLink:
+        known = replace(keys, hub=spool.key) if keys and spool.key else keys
+        needed = known if needs_keys(spool.address) else None
+        return ZmqLink(spool.address, f"{who.peer}{purpose}.{next(numbers)}", CODEC, keys=needed, is_there=True)
+
+    return connect
 
 
 async def send_beats(

@@ -1,131 +1,80 @@
-"""
-Client of a spool: fetches trajectories by reference, checks and decodes them.
-
-    fetch(ref) ─┐
-    fetch(ref) ─┼─▶ Fetch [ref, ref, ref] ─▶ spool ─▶ Fetched [bytes, bytes, bytes] ─▶ a `Trajectory` each
-    fetch(ref) ─┘
-
-References requested while a request is being sent are collected for the next one.
-"""
+"""Client of the run's spools: fetches trajectories by reference, checks and decodes them."""
 
 import asyncio
 import zlib
-from collections import deque
 from collections.abc import Sequence
-from itertools import count
 
 import msgspec
-from msgspec import Struct
 
-from asyncrl.actor.link import Link
-from asyncrl.errors import DecodeError, LinkClosed, LinkError
-from asyncrl.messages import Fetch, Fetched, SpoolRef, Trajectory
-
-MAX_REFS = 64
-"""References in one `Fetch`: at 20 kB a payload, the answer is about a megabyte."""
+from asyncrl.client.spools import SpoolLinks
+from asyncrl.errors import DecodeError, NotATrajectory
+from asyncrl.messages import SpoolRef, Trajectory
 
 _decoder = msgspec.msgpack.Decoder(Trajectory)
 
 
-class PendingFetch(Struct, frozen=True, eq=False):
-    """A payload that was requested and has not arrived."""
-
-    ref: SpoolRef
-    payload: "asyncio.Future[memoryview]"
-
-
 class PayloadClient:
     """
-    Fetches payloads over one link, for any number of concurrent callers.
+    Fetches payloads from all spools, for any number of concurrent callers.
 
     Args:
-        link: Link to the spool, owned by the caller. Payloads arrive only while `run` is running.
+        spools: Owned by the caller. Payloads arrive only while its `run` is running.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._wanted: deque[PendingFetch] = deque()
-        self._is_wanted = asyncio.Event()
-        self._requested: dict[int, list[PendingFetch]] = {}
-        self._request_ids = count(1)
+    def __init__(self, spools: SpoolLinks) -> None:
+        self._spools = spools
 
-    async def run(self) -> None:
-        """
-        Send requests and deliver answers until cancelled.
-
-        Raises:
-            LinkError: The spool is lost; `LinkReset` if it restarted.
-        """
-        requesting = asyncio.create_task(self._send_requests())
-        receiving = asyncio.create_task(self._receive_answers())
-        try:
-            done, _ = await asyncio.wait([requesting, receiving], return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
-        except LinkClosed as error:
-            raise LinkError("the link to the spool is closed: payloads cannot be read, reconnect") from error
-        finally:
-            requesting.cancel()
-            receiving.cancel()
-            await asyncio.gather(requesting, receiving, return_exceptions=True)
-
-    async def fetch(self, ref: SpoolRef) -> Trajectory:
+    async def fetch(self, ref: SpoolRef, deadline_s: float) -> Trajectory:
         """
         Fetch one trajectory.
 
         Raises:
+            SpoolAway: Its spool is away, at once; the payload can be read when it is back.
             DecodeError: The spool no longer has it, or the payload is damaged.
+            TimeoutError: It has not arrived within ``deadline_s``.
         """
-        return read_trajectory(ref, await self._request(ref))
+        async with asyncio.timeout(deadline_s):
+            payload = await self._spools.request(ref, waits=False)
+        return read_trajectory(ref, payload)
 
-    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
+    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory | None]:
         """
-        Fetch trajectories, in the order of ``refs``.
+        Fetch trajectories, in the order of ``refs``; None for those whose spool was given up.
 
         Raises:
             DecodeError: One of them cannot be read.
             TimeoutError: Not all arrived within ``deadline_s``.
         """
+        payloads = await self.fetch_payloads(refs, deadline_s)
+        return [
+            None if payload is None else read_trajectory(ref, payload)
+            for ref, payload in zip(refs, payloads, strict=True)
+        ]
+
+    async def fetch_payloads(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[memoryview | None]:
+        """
+        Fetch payloads as they are, in the order of ``refs``; None for those whose spool was given up.
+
+        Raises `TimeoutError` if they do not arrive within ``deadline_s``, which includes the wait for spools that are
+        away.
+        """
         async with asyncio.timeout(deadline_s):
             # Futures and not tasks: with hundreds at a time, a task each costs more than reading the payloads.
-            payloads = [self._request(ref) for ref in refs]
-            return [read_trajectory(ref, await payload) for ref, payload in zip(refs, payloads, strict=True)]
-
-    def _request(self, ref: SpoolRef) -> "asyncio.Future[memoryview]":
-        wanted = PendingFetch(ref, asyncio.get_running_loop().create_future())
-        self._wanted.append(wanted)
-        self._is_wanted.set()
-        return wanted.payload
-
-    async def _send_requests(self) -> None:
-        while True:
-            await self._is_wanted.wait()
-            batch = [self._wanted.popleft() for _ in range(min(MAX_REFS, len(self._wanted)))]
-            if not self._wanted:
-                self._is_wanted.clear()
-            request_id = next(self._request_ids)
-            self._requested[request_id] = batch
-            await self._link.send(Fetch(request_id, [wanted.ref for wanted in batch]))
-
-    async def _receive_answers(self) -> None:
-        while True:
-            message = await self._link.receive()
-            if isinstance(message, Fetched):
-                self._deliver(message)
-
-    def _deliver(self, answer: Fetched) -> None:
-        for wanted, payload in zip(self._requested.pop(answer.request_id, []), answer.payloads, strict=False):
-            if not wanted.payload.done():
-                wanted.payload.set_result(payload)
+            payloads = [self._spools.request(ref, waits=True) for ref in refs]
+            return [await payload for payload in payloads]
 
 
-def read_trajectory(ref: SpoolRef, payload: memoryview) -> Trajectory:
+def read_trajectory(ref: SpoolRef, payload: memoryview | None) -> Trajectory:
     """
     Decode a payload. The arrays of the trajectory stay views into it.
 
     Raises:
-        DecodeError: The payload is empty (the spool no longer has it), or damaged.
+        NotATrajectory: It is what its sender stored, but no trajectory.
+        DecodeError: The payload is empty (the spool no longer has it), damaged, or None (the spool was given up).
     """
     place = f"the payload at {ref.spool}, segment {ref.segment}, offset {ref.offset}"
+    if payload is None:
+        raise DecodeError(f"{place} is lost: its spool was away for too long")
     if not payload:
         raise DecodeError(f"the spool no longer has {place}")
     if (found := zlib.crc32(payload)) != ref.crc32:
@@ -133,4 +82,4 @@ def read_trajectory(ref: SpoolRef, payload: memoryview) -> Trajectory:
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DecodeError(f"{place} is not a trajectory: {error}") from error
+        raise NotATrajectory(f"{place} is not a trajectory: {error}") from error

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
+from asyncrl.config.check_addresses import check_broker_addresses, check_interface
 from asyncrl.config.check_algorithm import check_algorithm
 from asyncrl.config.sections import (
     Broker,
@@ -15,6 +16,7 @@ from asyncrl.config.sections import (
     Lora,
     Reward,
     Schedule,
+    Trainer,
     Vllm,
     leaves,
 )
@@ -26,6 +28,9 @@ TEMPLATE_ARGUMENTS = {
     "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length",
 }  # fmt: skip
 """Arguments that asyncrl sets itself, or that would make a chat template return something other than token ids."""
+
+MAX_OPEN = 4_000_000
+"""Most trajectories open at once: groups in the window times trajectories of a group."""
 
 
 def check(config: Config) -> None:
@@ -41,7 +46,8 @@ def check(config: Config) -> None:
     _check_evaluation(config.evaluation)
     _check_best(config)
     _check_weights(config)
-    _check_addresses(config.broker)
+    check_broker_addresses(config.broker)
+    _check_heartbeats(config.broker)
 
 
 def _refuse_infinite(config: Config) -> None:
@@ -76,6 +82,13 @@ def _check_schedule(config: Config) -> None:
     if schedule.window < batch:
         raise ConfigError(
             f"schedule: the window holds {schedule.window} groups, but one publish consumes {batch}; raise staleness"
+        )
+    size = schedule.group_size + config.greedy_per_group
+    if (num_open := schedule.window * size) > MAX_OPEN:
+        raise ConfigError(
+            f"schedule: {schedule.window:,} groups of {size:,} trajectories are open at once, {num_open:,} in all, "
+            f"but the broker keeps at most {MAX_OPEN:,} in memory, about 1 kB each; lower groups_per_step, "
+            f"group_size, steps_per_publish or staleness"
         )
     _check_max_staleness(schedule)
     _check_filter(schedule)
@@ -183,6 +196,7 @@ def _check_trainer(config: Config) -> None:
             f"trainer.mini_batches is {trainer.mini_batches}, but a step has {config.schedule.groups_per_step} groups "
             f"(schedule.groups_per_step), which are never split; use at most as many"
         )
+    _check_machines(trainer)
     if not trainer.lora.rank and trainer.lora != Lora():
         raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
     advantage = config.algorithm.advantage
@@ -205,6 +219,18 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+        )
+
+
+def _check_machines(trainer: Trainer) -> None:
+    if trainer.min_nodes > trainer.nodes:
+        raise ConfigError(
+            f"trainer.min_nodes is {trainer.min_nodes}, more than trainer.nodes = {trainer.nodes}; use at most as many"
+        )
+    if trainer.min_nodes in (0, trainer.nodes) and trainer.wait_s != Trainer().wait_s:
+        raise ConfigError(
+            "trainer.wait_s is only read with trainer.min_nodes between 1 and trainer.nodes - 1: otherwise the trainer "
+            "waits for all of its machines; remove it, or set min_nodes"
         )
 
 
@@ -243,6 +269,8 @@ def _check_best(config: Config) -> None:
 
 
 def _check_weights(config: Config) -> None:
+    if config.weights.interface:
+        check_interface(config.weights.interface, "weights.interface")
     if config.weights.staging == "whole":
         return
     if config.weights.delta:
@@ -262,13 +290,7 @@ def _check_weights(config: Config) -> None:
         )
 
 
-def _check_addresses(broker: Broker) -> None:
-    for key, address in (("broker.bind", broker.bind), ("broker.spool_bind", broker.spool_bind)):
-        if not address.startswith(("tcp://127.0.0.1:", "tcp://localhost:", "ipc://")):
-            raise ConfigError(
-                f"{key} is {address!r}: expected a loopback address (tcp://127.0.0.1:PORT or ipc://PATH), because "
-                f"connections are not authenticated"
-            )
+def _check_heartbeats(broker: Broker) -> None:
     if broker.notice_s < 3 * broker.beat_s:
         raise ConfigError(f"broker.notice_s is {broker.notice_s:g} s, less than three beats of {broker.beat_s:g} s")
     if broker.node_ttl_s < broker.notice_s:

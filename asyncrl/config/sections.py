@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncrl.config.addresses import host_of, is_loopback, tcp
 from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.messages import Sampling, Truncation
 
@@ -92,11 +93,11 @@ class Data(Section, frozen=True, kw_only=True):
 
     @property
     def train_files(self) -> list[str]:
-        return _files(self.train)
+        return _listed(self.train)
 
     @property
     def held_out_files(self) -> list[str]:
-        return _files(self.held_out)
+        return _listed(self.held_out)
 
 
 class Schedule(Section, frozen=True, kw_only=True):
@@ -243,6 +244,12 @@ class Reward(Section, frozen=True, kw_only=True):
     """Processes that run the function, each of which can be killed."""
     timeout_s: Positive = 10.0
     """Seconds for one verdict; a longer one counts as a failure, and its worker is killed."""
+    memory_bytes: Count = 8 << 30
+    """Memory of one worker and all that it has started; above it they are killed, and the verdict fails."""
+    processes: Count = 256
+    """Processes of one worker, with those of the programs it runs; above it they are killed."""
+    file_bytes: Count = 1 << 30
+    """Size of each file that a worker writes."""
 
 
 class Correction(Section, frozen=True, kw_only=True):
@@ -370,7 +377,15 @@ class Trainer(Section, frozen=True, kw_only=True):
     epochs: Count = 1
     """Passes over a batch [ppo_epochs]."""
     ranks: Count = 1
-    """Processes that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node]."""
+    """
+    Processes of each machine that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node].
+    """
+    nodes: Count = 1
+    """Machines that train together; each runs ``asyncrl-node --role trainer`` with ``ranks`` processes [nnodes]."""
+    min_nodes: Natural = 0
+    """With several ``nodes``: fewest machines to train with while others are missing; 0 waits for all of them."""
+    wait_s: Positive = 60.0
+    """Seconds to wait for missing machines before training with fewer of them, if they are at least ``min_nodes``."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
@@ -411,12 +426,18 @@ class Weights(Section, frozen=True, kw_only=True):
     Ascend NPU. ``auto`` follows ``trainer.device``. nccl needs a separate device for each end: a trainer and a rollout
     that share one GPU use gloo.
     """
-    interface: str = "127.0.0.1"
-    """Address whose network interface the collective uses."""
+    interface: str = ""
+    """
+    Network interface on which each node forms its groups: a name (``eth1``), a network (``10.1.0.0/16``) or an address
+    of this machine. Empty takes the interface of the node's route to the broker; ``--interface`` overrides it.
+    """
     bucket_bytes: Count = 64 << 20
     """Bytes of one collective [update_weights_bucket_megabytes]."""
     deadline_s: Positive = 30.0
-    """Seconds for one transfer with group formation; late rollouts are named and left behind."""
+    """
+    Seconds for one transfer with group formation; late rollouts are named and left behind. A silent rollout is left
+    behind after ``broker.notice_s``, unless ``staging`` is ``bucket``.
+    """
     verify: bool = False
     """Compare checksums after every transfer. Deltas and the first transfer of a group are always compared."""
     delta: bool = False
@@ -428,6 +449,11 @@ class Weights(Section, frozen=True, kw_only=True):
     """
     Memory in which a rollout stages weights: a whole copy, or ``bucket_bytes``. ``bucket`` pauses decoding during the
     whole transfer, and an engine whose transfer failed must be restarted.
+    """
+    anchor_every: Count = 20
+    """
+    Versions after which all weights are stored at the spool again, for rollouts that join with ``--weights spool``. In
+    between, only changes are stored. Without such a rollout nothing is.
     """
 
 
@@ -491,20 +517,54 @@ class Trackers(Section, frozen=True, kw_only=True):
 class Broker(Section, frozen=True, kw_only=True):
     """Addresses, heartbeats and storage of the broker."""
 
-    bind: str = "tcp://127.0.0.1:0"
-    """Address of the control socket; port 0 takes a free one."""
-    spool_bind: str = "tcp://127.0.0.1:0"
-    """Address of the bulk socket of the spool, which runs in the broker's process."""
+    bind: str | list[str] = "tcp://127.0.0.1:0"
+    """
+    Address of the control socket, or several; ``tcp://*:PORT`` listens on every interface. Port 0 takes a free one, the
+    same for all addresses.
+    """
+    spool: bool = True
+    """Host a spool in the broker's process. False needs at least one ``asyncrl-node --role spool``."""
+    spool_bind: str | list[str] = ""
+    """
+    Address of the bulk socket of the spool in the broker's process, or several with one port. Empty takes a free port
+    of the hosts in ``bind`` if other machines reach them, and a unix socket otherwise.
+    """
+    spool_ttl_s: Positive = 600.0
+    """
+    Seconds without a spool after which nobody waits for its payloads: groups that need them are sampled again, and are
+    left out of the steps that took them.
+    """
+    advertise: str = ""
+    """Host name or address at which all nodes reach this machine; empty takes the one at which each node did."""
     beat_s: Positive = 0.5
     """Seconds between two heartbeats of a node, sent from the loop that does its work."""
     notice_s: Positive = 2.0
-    """Seconds without a heartbeat after which a node gets no new leases until its next one; logged as an event."""
+    """
+    Seconds without a heartbeat after which a node gets no new leases until its next one; logged as an event. Weight
+    transfers go on without it, and its leases may go to others while the trainer waits.
+    """
     node_ttl_s: Positive = 10.0
     """Seconds without a heartbeat after which a node is lost and its leases go to other nodes."""
     segment_bytes: Count = 256 << 20
     """Bytes at which a spool segment is closed."""
     samples: bool = True
     """Write every consumed trajectory to ``samples/``."""
+
+    @property
+    def binds(self) -> list[str]:
+        """Addresses of the control socket."""
+        return _listed(self.bind)
+
+    @property
+    def spool_binds(self) -> list[str]:
+        """Addresses of the bulk socket; none for a unix socket."""
+        if named := _listed(self.spool_bind):
+            return named
+        return [tcp(host, 0) for host in map(host_of, self.binds) if host] if self.serves_other_machines else []
+
+    @property
+    def serves_other_machines(self) -> bool:
+        return bool(self.advertise) or not all(map(is_loopback, self.binds))
 
 
 class Supervisor(Section, frozen=True, kw_only=True):
@@ -543,13 +603,18 @@ class Config(Section, frozen=True, kw_only=True):
         return int(entry is not None and "baseline" in entry.needs)
 
     @property
+    def trajectories_per_step(self) -> int:
+        """Trajectories of one batch, greedy ones included."""
+        return self.schedule.groups_per_step * (self.schedule.group_size + self.greedy_per_group)
+
+    @property
     def longest_request(self) -> int:
         """Tokens of the longest prompt and the longest completion together."""
         return self.data.max_prompt_tokens + max(self.sampling.max_tokens, self.evaluation.max_tokens)
 
 
-def _files(paths: str | list[str]) -> list[str]:
-    return [path for path in ([paths] if isinstance(paths, str) else paths) if path]
+def _listed(values: str | list[str]) -> list[str]:
+    return [value for value in ([values] if isinstance(values, str) else values) if value]
 
 
 def to_json(config: Config) -> bytes:

@@ -92,7 +92,7 @@ def inspect(
     data = data or Data(train=str(path))
     rows = open_rows(path)
     prompts, lengths, unusable, overlong = list[Prompt](), list[int](), list[BadRow](), list[BadRow]()
-    for number, found in enumerate(Dataset([rows], data).scan()):
+    for number, (_, found) in enumerate(Dataset([rows], data).scan()):
         measured = _measured(found, rows.place(number), count_tokens)
         if isinstance(measured, BadRow):
             unusable.append(measured)

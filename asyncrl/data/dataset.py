@@ -49,14 +49,19 @@ class Dataset:
         file, number = self._find(row)
         return read_prompt(file, number, self._data)
 
-    def scan(self) -> Iterator[Prompt | BadRow]:
-        for file in self._files:
+    @property
+    def num_files(self) -> int:
+        return len(self._files)
+
+    def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
+        """Every row in order, with the number of its file, from 0."""
+        for place, file in enumerate(self._files):
             for number in range(len(file)):
                 try:
-                    yield read_prompt(file, number, self._data)
+                    yield place, read_prompt(file, number, self._data)
                 except DataError as error:
-                    place = file.place(number)
-                    yield BadRow(place, str(error).removeprefix(f"{place}: "))
+                    where = file.place(number)
+                    yield place, BadRow(where, str(error).removeprefix(f"{where}: "))
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
         split: list[list[int]] = [[] for _ in self._files]

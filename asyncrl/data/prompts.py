@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset
+from asyncrl.data.digest import FileDigest, joined
 from asyncrl.data.epochs import Epochs, permutation
 from asyncrl.data.interleave import Interleave
 from asyncrl.errors import DataError
@@ -35,6 +36,8 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     has_chats: bool = False
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
+    digest: str = ""
+    """Digest of the rows of each file, used or not; see `asyncrl.data.digest.check_same`."""
 
 
 class PromptStream:
@@ -113,7 +116,9 @@ def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
     usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
-    for row, found in enumerate(dataset.scan()):
+    digests = [FileDigest() for _ in range(dataset.num_files)]
+    for row, (file, found) in enumerate(dataset.scan()):
+        digests[file].add(found)
         if isinstance(found, BadRow):
             bad.append(found)
             continue
@@ -127,7 +132,13 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         )
     if not usable:
         raise DataError(f"none of the {len(dataset)} rows can be used; the first: {bad[0].place}: {bad[0].reason}")
-    return DatasetSummary(usable=usable, data_sources=frozenset(data_sources), has_chats=has_chats, bad=bad)
+    return DatasetSummary(
+        usable=usable,
+        data_sources=frozenset(data_sources),
+        has_chats=has_chats,
+        bad=bad,
+        digest=joined(digests),
+    )
 
 
 def _subset(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:

@@ -21,6 +21,11 @@ from asyncrl.messages import Prompt
 MEDIA = ("images", "videos", "audios")
 """Columns of verl's multi-modal rows. Without its picture, such a prompt makes no sense."""
 
+MAX_BYTES = 1 << 20
+"""Largest prompt with its answer and scalars, encoded: each lease and each request to grade carries one."""
+
+_encoder = msgspec.msgpack.Encoder()
+
 Scalar = str | int | float | bool | None
 
 
@@ -37,9 +42,27 @@ def read_prompt(rows: Rows, row: int, data: Data) -> Prompt:
     """Read row ``row`` as a prompt; raises `DataError` with its place and the reason if it is unusable."""
     values = rows[row]
     try:
-        return to_prompt(values, data)
+        prompt = to_prompt(values, data)
+        _refuse_large(prompt)
+        return prompt
     except DataError as error:
         raise DataError(f"{rows.place(row)}: {error}") from error
+
+
+def _refuse_large(prompt: Prompt) -> None:
+    """Raise `DataError` for a prompt above `MAX_BYTES`, with its largest field."""
+    try:
+        size = len(_encoder.encode(prompt))
+    except OverflowError as error:
+        raise DataError(f"it cannot be sent: {error}; extra_info has such a value") from error
+    if size <= MAX_BYTES:
+        return
+    fields = {name: len(_encoder.encode(getattr(prompt, name))) for name in prompt.__struct_fields__}
+    largest = max(fields, key=fields.__getitem__)
+    raise DataError(
+        f"it has {size:,} bytes ({fields[largest]:,} of them in {largest!r}), more than the {MAX_BYTES:,} that may "
+        f"travel with every lease; shorten it"
+    )
 
 
 def dropped_keys(extra: Any) -> list[str]:

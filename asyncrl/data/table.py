@@ -9,6 +9,7 @@ Rows are plain dicts. The format is recognized by the first bytes. A file stays 
 """
 
 import difflib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,6 +110,10 @@ def _read_parquet(path: Path) -> ParquetRows:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
+        twice = [name for name, count in Counter(pq.read_schema(path).names).items() if count > 1]
+        if twice:
+            what = f"{len(twice)} column {'name' if len(twice) == 1 else 'names'} twice, {', '.join(map(repr, twice))}"
+            raise DataError(f"dataset {path} has {what}: write it again with different names")
         return ParquetRows(path, pq.read_table(path))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"dataset {path} starts like parquet, but is damaged: {_first_line(error)}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncrl.files.atomic import replacing
+from asyncrl.files.output import output
 from asyncrl.messages import FinishReason
 
 
@@ -34,7 +34,7 @@ class CompletionRow(Struct, frozen=True, kw_only=True):
 
 
 def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
-    """Write the rows in order; ``path`` is replaced atomically. Raises OSError if it cannot be written."""
+    """Write the rows in order; ``path`` is replaced atomically. Raises `ConfigError` if it cannot be written."""
     import pyarrow as pa  # noqa: PLC0415  takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -45,7 +45,7 @@ def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
         "finish_reason": text, "num_tokens": pa.int32(), "failure": text,
     }  # fmt: skip
     columns = {name: pa.array([_cell(getattr(row, name)) for row in rows], type_) for name, type_ in types.items()}
-    with replacing(path, durable=False) as unfinished:
+    with output(path) as unfinished:
         pq.write_table(pa.table(columns), unfinished, compression="zstd")
 
 

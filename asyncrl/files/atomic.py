@@ -1,6 +1,17 @@
-"""Atomic file replacement: a reader sees the old file or the new one, never a part, even if the writer is killed."""
+"""
+Atomic file replacement: a reader sees the old file or the new one, never a part, even if the writer is killed.
 
+    a regular file, or nothing      written beside it, and renamed over it
+    a link                          stays, and the file that it names is replaced
+    a device, a FIFO                cannot be replaced: the complete contents are written into it
+    a folder                        `IsADirectoryError`
+"""
+
+import errno
 import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +20,15 @@ from pathlib import Path
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """
-    Temporary path beside ``path`` to write to. It replaces ``path`` if the block succeeds and is deleted if it raises.
+    Temporary path to write to. It replaces ``path`` if the block succeeds and is deleted if it raises.
 
     Parent folders are created. ``durable`` waits for the disk (some milliseconds), so the file survives a power cut.
     """
+    if _is_stream(path):
+        with _copied_into(path) as unfinished:
+            yield unfinished
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -26,6 +42,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         flush(path.parent)
 
 
+def refuse_folder(path: Path) -> None:
+    """Raise `IsADirectoryError` if ``path`` is a folder, in place of which no file can be written."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
+
+
 def flush(path: Path) -> None:
     """Sync the contents of a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -33,3 +55,22 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_stream(path: Path) -> bool:
+    """True for a device, FIFO or socket, also behind a link; False for a file, or nothing."""
+    refuse_folder(path)
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _copied_into(path: Path) -> Iterator[Path]:
+    """Temporary path whose contents are written into ``path`` if the block succeeds; blocks until a FIFO is read."""
+    with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:
+        unfinished = Path(folder) / path.name
+        yield unfinished
+        with unfinished.open("rb") as source, path.open("wb", buffering=0) as target:
+            shutil.copyfileobj(source, target)

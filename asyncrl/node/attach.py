@@ -1,25 +1,38 @@
 """
 Embedding API: attaches an existing process, such as an inference server, to a run as a rollout.
 
-    task = asyncio.create_task(attach(engine, "tcp://127.0.0.1:5570", "server-1", slots=64))
-    ...                                       # the host serves its own requests meanwhile
+    host = Host()
+    task = asyncio.create_task(attach(engine, "tcp://127.0.0.1:5570", "server-1", slots=64, host=host))
+    with host.user_request():                 # the rollout makes way
+        ...
+    host.health.state                         # such as "rolling_out"
     task.cancel()                             # leave the run
     await asyncio.wait([task])
 
-The host provides an `asyncrl.rollout.engine.Engine`. `attach` opens sockets to the broker and its spool, and a thread
+The host provides an `asyncrl.rollout.engine.Engine`. `attach` opens sockets to the broker and the spools, and a thread
 for weight transfers, and closes them when it ends. It installs no signal handlers and does not configure logging.
 """
 
 import asyncio
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity, identity, join, spool_link
+from asyncrl.client.handshake import Identity, hello, identity, spool_links, weights_links
+from asyncrl.client.run_address import RunAddress, check_location, find_run
 from asyncrl.config.sections import Weights, from_json
-from asyncrl.messages import PROTOCOL, Hello, Member, Welcome
-from asyncrl.node.runner import run_sessions, serve
+from asyncrl.errors import ConfigError, LinkError, LinkReset
+from asyncrl.log import get_logger
+from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
+from asyncrl.node.host import Host
+from asyncrl.node.machine.local_address import local_address
+from asyncrl.node.runner import ToldToStop, join_steadily, run_sessions, serve
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
@@ -27,60 +40,179 @@ from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.receive import Receiver
 
+if TYPE_CHECKING:
+    from asyncrl.weights.stored.staged import StagedVersion
 
-async def attach(engine: Engine, address: str, name: str, *, slots: int, wait_s: float = 30.0) -> None:
+log = get_logger()
+
+FETCHES_NOT = (
+    "weights is 'spool', but this engine receives weights in processes of its own, by a collective only; use "
+    "'collective', or an engine in one process"
+)
+
+
+async def attach(
+    engine: Engine,
+    address: str,
+    name: str,
+    *,
+    slots: int,
+    key: Path | None = None,
+    wait_s: float | None = None,
+    host: Host | None = None,
+    weights: WeightsVia = "collective",
+) -> None:
     """
     Generate trajectories with ``engine`` until the run is over or the broker drains this node.
 
-    The broker leases prompts to the node and sends it every new policy version. If the broker restarts, the node
-    joins it again and keeps its unfinished trajectories. Cancel the coroutine to leave at once: other nodes then
-    generate the unfinished trajectories again.
+    The broker leases prompts to the node and sends it every new policy version. If the broker restarts or is away, the
+    node waits for it, with warnings in the log, then joins it again with its unfinished trajectories. Cancel the
+    coroutine to leave at once: other nodes then generate the unfinished trajectories again.
 
     Args:
         engine: Remains open and owned by the caller. It must have the architecture of the trainer's model; its weights
             are replaced by the first transfer.
-        address: Control address of the broker, such as ``tcp://127.0.0.1:5570``.
+        address: Address of the broker, such as ``tcp://127.0.0.1:5570``, or a run directory of this machine.
         name: Name of this node, unique in the run.
         slots: Maximum number of completions that the engine decodes concurrently.
-        wait_s: Seconds to wait for the broker to answer, at the start and after each restart of the broker.
+        key: File with the key of this node, or with the secret of the run. Not needed on the broker's machine by
+            processes of its user.
+        wait_s: Seconds to wait for the broker to answer, at the start and whenever it was lost; None waits as long as
+            the coroutine runs.
+        host: Users' requests that the rollout makes way for, and the place of its health. None samples all the time.
+        weights: Way by which weights reach the node: ``collective``, or ``spool`` for a node that the trainer cannot
+            reach, such as one in another data centre.
 
     Raises:
+        ConfigError: ``address`` is not an address, or the engine receives weights in processes of its own, and only
+            by a collective.
         LinkError: The broker does not answer within ``wait_s``.
         LinkRefused: The broker rejects the node, for example because its model differs from the trainer's.
+        ConfigError: No credentials for the address.
         EngineError, EngineDied: The engine failed.
     """
-    who = identity("rollout", name)
-    link, welcome = await join(address, who, wait_s)
-    await roll_out(engine, who, link, welcome, wait_s=wait_s, slots=slots, stopping=asyncio.Event())
+    host = host or Host()
+    if weights == "spool" and isinstance(engine, MultiProcessEngine):
+        raise ConfigError(FETCHES_NOT)
+    try:
+        host.enter("waiting_for_broker")
+        check_location(address, "address")
+        run = await find_run(address, key, wait_s)
+        who, link, welcome = await join_steadily(run, identity("rollout", name), wait_s)
+        run_id = welcome.run_id
+        while await _roll_out_until_busy(
+            engine, run, who, link, welcome, wait_s=wait_s, slots=slots, weights=weights, host=host
+        ):
+            await host.users.until_idle()
+            host.enter("waiting_for_broker")
+            who, link, welcome = await join_steadily(
+                run,
+                identity("rollout", name),
+                wait_s,
+                lambda who: replace(hello(who), run_id=run_id),
+                is_member=True,
+            )
+    except Exception as error:  # the host may never await the task, and must hear of its end nevertheless
+        host.failed(error)
+        log.error("rollout.ended", node=name, address=address, cause=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        host.enter("ended")
 
 
-async def roll_out(
+async def _roll_out_until_busy(
     engine: Engine,
+    run: RunAddress,
     who: Identity,
     link: ZmqLink,
     welcome: Welcome,
     *,
-    wait_s: float,
+    wait_s: float | None,
     slots: int,
+    weights: WeightsVia,
+    host: Host,
+) -> bool:
+    """`roll_out`, but leave the run when users keep the host busy for long. True if they did."""
+    stopping = asyncio.Event()
+    is_handed_back = False
+
+    async def hand_back() -> None:
+        nonlocal is_handed_back
+        await host.users.until_busy_for(host.hand_back_s)
+        is_handed_back = True
+        log.info("rollout.handed_back", node=who.node, busy_s=host.hand_back_s)
+        host.enter("paused_for_users")
+        stopping.set()
+
+    handing_back = asyncio.create_task(hand_back(), name="asyncrl-hand-back")
+    try:
+        await roll_out(
+            engine,
+            run,
+            who,
+            link,
+            welcome,
+            wait_s=wait_s,
+            slots=slots,
+            weights=weights,
+            stopping=stopping,
+            rejoin_on=LinkError,
+            host=host,
+        )
+    except ToldToStop:  # The broker was lost meanwhile; it leases the trajectories again.
+        pass
+    finally:
+        handing_back.cancel()
+    return is_handed_back
+
+
+async def roll_out(
+    engine: Engine,
+    run: RunAddress,
+    who: Identity,
+    link: ZmqLink,
+    welcome: Welcome,
+    *,
+    wait_s: float | None,
+    slots: int,
+    weights: WeightsVia,
     stopping: asyncio.Event,
+    rejoin_on: type[LinkError] = LinkReset,
+    host: Host | None = None,
 ) -> None:
     """
-    `attach` for a link that has joined. When ``stopping`` is set, drain and leave.
+    `attach` after joining; see `run_sessions` for ``rejoin_on``. When ``stopping`` is set, drain and leave.
 
     Sampling continues while the broker is away; the next session starts with the unfinished trajectories.
     """
-    generations = Generations(engine, who.node)
+    host = host or Host()
+    generations = Generations(engine, who.node, users=host.users, on_failure=host.failed)
+    generations.watch_users()
+    host.rolls_out(generations)
+    staged: StagedVersion | None = None
+    """Outlives the sessions: what was fetched is not fetched again."""
 
     def make_hello(who: Identity) -> Hello:
         held = generations.begin_session()
         return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
 
     async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+        nonlocal staged
+        host.enter("rolling_out" if generations.policy_version >= 0 else "joining")
         config = from_json(welcome.config)
         layout = Layout(engine.specs(), config.weights.bucket_bytes)
         member = Member(who.node, who.incarnation, engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
-        receiver = await _receiver(engine, layout, member, link, config.weights)
-        spool = spool_link(welcome, who)
+        receiver: WeightReceiver
+        if weights == "spool":
+            # Here, because a rollout that takes part in the collective need not have zstandard.
+            from asyncrl.weights.stored.download import Downloader  # noqa: PLC0415
+            from asyncrl.weights.stored.staged import StagedVersion  # noqa: PLC0415
+
+            staged = staged if staged and staged.layout.hash == layout.hash else StagedVersion(layout)
+            receiver = Downloader(staged, weights_links(welcome.spools, who, run))
+        else:
+            interface = await _interface(run, config.weights)
+            receiver = await _receiver(engine, layout, member, link, config.weights, interface=interface)
         options = RolloutOptions(
             slots=slots,
             group_size=config.schedule.group_size + config.greedy_per_group,
@@ -88,30 +220,63 @@ async def roll_out(
             progress_every_s=config.rollout.progress_every_s,
             layout_hash=layout.hash,
             ranks=member.ranks,
-            is_in_place=config.weights.staging == "bucket",
+            weights=weights,
+            is_in_place=config.weights.staging == "bucket" and weights == "collective",
         )
         actor = RolloutActor(
             engine,
-            Connection(who, link, spool),
+            Connection(who, link, spool_links(welcome.spools, who, run)),
             options,
             receiver=receiver,
             generations=generations,
             on_drain=stopping.set,
+            on_live=lambda: host.enter("rolling_out"),
         )
         try:
-            drain = partial(actor.drain, config.rollout.drain_s)
-            await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping, drain=drain)
-        finally:
-            await receiver.aclose()
-            await spool.aclose()
+            async with aclosing(receiver):
+                await serve(
+                    actor,
+                    link,
+                    beat_s=welcome.beat_s,
+                    stopping=stopping,
+                    drain=actor.drain,
+                    drain_s=config.rollout.drain_s,
+                )
+        except LinkError as lost:
+            host.failed(lost)
+            host.enter("waiting_for_broker")
+            raise
 
     try:
-        await run_sessions(session, who, link, welcome, wait_s, make_hello=make_hello)
+        await run_sessions(
+            session,
+            who,
+            link,
+            welcome,
+            run=run,
+            wait_s=wait_s,
+            stopping=stopping,
+            make_hello=make_hello,
+            rejoin_on=rejoin_on,
+        )
     finally:
         await generations.aclose()
+        host.rolls_out(None)
 
 
-async def _receiver(engine: Engine, layout: Layout, member: Member, link: Link, weights: Weights) -> WeightReceiver:
+async def _interface(run: RunAddress, weights: Weights) -> str:
+    """`local_address` in a thread that ends with it; the event loop's pool would keep one for the host's lifetime."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="asyncrl-address")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, local_address, run.broker, weights.interface)
+    finally:
+        pool.shutdown(wait=False)
+
+
+async def _receiver(
+    engine: Engine, layout: Layout, member: Member, link: Link, weights: Weights, *, interface: str
+) -> WeightReceiver:
     if isinstance(engine, MultiProcessEngine):
-        return await engine.receiver(member, link.send, weights)
-    return Receiver(layout, member, link.send, weights, device=staging_device(weights.backend))
+        return await engine.receiver(member, link.send, weights, interface=interface)
+    device = staging_device(weights.backend)
+    return Receiver(layout, member, link.send, weights, interface=interface, device=device)

@@ -18,16 +18,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import structlog
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asyncrl.client.handshake import identity, join
+from asyncrl.client.handshake import identity
+from asyncrl.client.run_address import find_run
 from asyncrl.config.sections import Config, from_json
-from asyncrl.node.runner import load_with_beats
+from asyncrl.log import get_logger
+from asyncrl.node.machine.local_address import local_address
+from asyncrl.node.runner import join_steadily, load_with_beats
+from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.trainer import serve_trainer
-from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
@@ -35,7 +37,7 @@ from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 @dataclass(eq=False)
@@ -57,30 +59,44 @@ async def batches(
     tokenizer: PreTrainedTokenizerBase,
     *,
     name: str = "trainer",
+    key: Path | None = None,
     wait_s: float = 30.0,
 ) -> AsyncIterator["BatchStream"]:
     """
     Join a run as its trainer.
 
     Args:
-        address: Address of the broker.
+        address: Address of the broker, or a run directory of this machine.
         model: The policy, the same architecture as ``model.path`` of the run. Borrowed; a checkpoint of the run, if
             there is one, is loaded into it.
         tokenizer: Saved in checkpoints.
         name: Name of this node.
+        key: File with the key of this node, or with the secret of the run. Not needed on the broker's machine by
+            processes of its user.
         wait_s: Time limit for the broker to answer.
 
     Raises:
         LinkError: The broker does not answer, refuses this node, or restarted; start the program again then.
     """
-    who = identity("trainer", name)
-    link, welcome = await join(address, who, wait_s)
-    config, directory = from_json(welcome.config), RunDirectory(Path(welcome.run_dir))
-    start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, directory))
+    run = await find_run(address, key, wait_s)
+    who, link, welcome = await join_steadily(run, identity("trainer", name), wait_s)
+    config, checkpoints = from_json(welcome.config), checkpoint_folder(welcome)
+    interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
+    start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, checkpoints))
     stream = BatchStream(config, model, first_step=start.step)
     specs = checkpoint_specs(model, config.model.dtype)
     session = serve_trainer(
-        stream, specs, tokenizer, start, who=who, link=link, welcome=welcome, stopping=asyncio.Event()
+        stream,
+        specs,
+        tokenizer,
+        start,
+        run=run,
+        who=who,
+        link=link,
+        welcome=welcome,
+        interface=interface,
+        checkpoints=checkpoints,
+        stopping=asyncio.Event(),
     )
     serving = asyncio.create_task(session, name="trainer")
     serving.add_done_callback(stream.end)
@@ -131,13 +147,21 @@ class BatchStream:
         return [0] * len(infos)
 
     def train(self, step: Step, policy_version: int | None, /) -> dict[str, float]:
-        """Pass a batch to the loop, and wait until its body has ended."""
+        """Pass a batch to the loop, and wait until its body has ended. A step without trajectories is not passed on."""
+        if not step.infos:
+            self._step += 1
+            return {"num_tokens": 0.0, "skipped": 1.0}
         batch = TrainingBatch(self._step, step.at(range(len(step.infos))))
         asyncio.run_coroutine_threadsafe(self._offer(batch), self._loop).result()
         self._step += 1
         rewards = [info.outcome.reward for info in step.infos]
         num_tokens = sum(info.outcome.length for info in step.infos)
         return {"num_tokens": float(num_tokens), "reward": sum(rewards) / len(rewards)} | batch.metrics
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's token embedding."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The model's tensors, by their names in a checkpoint."""
@@ -159,9 +183,9 @@ class BatchStream:
             await batch.is_done.wait()
 
 
-def _restore(model: PreTrainedModel, directory: RunDirectory) -> Start:
+def _restore(model: PreTrainedModel, checkpoints: Path) -> Start:
     """Load the newest intact checkpoint of the run, if there is one."""
-    if (found := checkpoint.newest_intact(directory.checkpoints)) is None:
+    if (found := checkpoint.newest_intact(checkpoints)) is None:
         return Start()
     folder, manifest = found
     saved = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)

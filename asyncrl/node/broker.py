@@ -1,35 +1,51 @@
-"""The broker's process: scheduler, ledger, control hub, and the spool in the same process."""
+"""The broker's process: scheduler, ledger, control hub, and a spool unless ``broker.spool`` is false."""
 
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import structlog
+from msgspec.structs import replace
 
-from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
+from asyncrl.actor.link import Link
+from asyncrl.actor.session import Limits
+from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.client.handshake import identity, send_beats, shake_hands
-from asyncrl.config.sections import Config
+from asyncrl.client.handshake import Identity, hello, identity, send_beats, shake_hands, spool_connector
+from asyncrl.config.addresses import announced
+from asyncrl.config.changes import changed
+from asyncrl.config.sections import Config, Data, from_json, to_json
 from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import count_reasons
+from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import LinkReset
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.messages import CODEC, Beat
+from asyncrl.files.private_socket import private_address
+from asyncrl.log import get_logger
+from asyncrl.messages import CODEC, HOSTED_SPOOL, Beat, Hello, SpoolAddress
+from asyncrl.node.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.consistency import require_consistent_files
+from asyncrl.node.model_files import model_files
+from asyncrl.node.service_manager import service_manager
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.files import FileServer
 from asyncrl.spool.segments import Segments
+from asyncrl.spool.weights.store import WeightStore
 
-log = structlog.get_logger()
+log = get_logger()
 
-SPOOL = "spool"
+CONTROL = Limits(received=8 << 20)
+"""Nothing that nodes tell the broker is larger: what a rollout holds takes 22 bytes a trajectory."""
+CONFIG = "config"
+"""Key of the configuration in the ledger."""
 
 COLLECT_AFTER = 100_000
 """New objects between two runs of the garbage collector. Python's default, 700, is exceeded all the time, and the
@@ -41,21 +57,29 @@ def raise_gc_threshold() -> None:
     gc.set_threshold(COLLECT_AFTER)
 
 
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: connections of strangers must not leave none for the ledger."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def run_broker(
     config: Config,
     directory: RunDirectory,
     *,
-    bind: str,
-    listening: Callable[[str], None],
+    bind: Sequence[str],
+    keys: BrokerKeys,
+    listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
 ) -> None:
     """
     Serve one run, resuming from its ledger.
 
     Args:
-        bind: Control address.
-        listening: Called with the bound address once nodes can connect.
-        stopping: Set to end the run early.
+        bind: Control addresses.
+        keys: Required of nodes that connect by TCP.
+        listening: Called with the bound addresses once nodes can connect; never if the run is complete already.
+        stopping: Set to stop serving; the run continues when a broker serves it again.
 
     Raises:
         RunFailed: The run ended early; the message is the cause.
@@ -66,15 +90,33 @@ async def run_broker(
     with contextlib.ExitStack() as files:
         ledger = Ledger(directory.ledger)
         files.callback(ledger.close)
-        segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
-        files.callback(segments.close)
+        _record_config(directory, ledger, config)
+        _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+        segments = weights = None
+        if config.broker.spool:
+            segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
+            files.callback(segments.close)
+            weights = WeightStore(directory.spool / "weights")
+            files.callback(weights.close)
         _report_torn_tails(directory, ledger, segments)
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
         held_out_prompts = [draw.prompt for draw in held_out.since(0)] if held_out else []
         scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))
-        require_consistent_files(directory, scheduler, segments, spool=SPOOL, broker_term=ledger.broker_term)
-        await _serve(config, directory, scheduler, ledger, segments, bind=bind, listening=listening, stopping=stopping)
+        require_consistent_files(directory, scheduler, segments, spool=HOSTED_SPOOL, broker_term=ledger.broker_term)
+        scheduler.spool_loss.expect(hosted=HOSTED_SPOOL if segments else "")
+        await _serve(
+            config,
+            directory,
+            scheduler,
+            ledger,
+            segments,
+            weights=weights,
+            bind=bind,
+            keys=keys,
+            listening=listening,
+            stopping=stopping,
+        )
 
 
 async def _serve(
@@ -82,46 +124,97 @@ async def _serve(
     directory: RunDirectory,
     scheduler: Scheduler,
     ledger: Ledger,
-    segments: Segments,
+    segments: Segments | None,
     *,
-    bind: str,
-    listening: Callable[[str], None],
+    weights: WeightStore | None,
+    bind: Sequence[str],
+    keys: BrokerKeys,
+    listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
 ) -> None:
-    hub = ZmqHub(bind, CODEC)
-    bulk = ZmqHub(config.broker.spool_bind, CODEC, max_frame_bytes=DATA_FRAME_BYTES)
-    own_spool = ZmqLink(bulk.address, f"broker.{ledger.broker_term}", CODEC, max_frame_bytes=DATA_FRAME_BYTES)
+    hubs = [ZmqHub(bind, CODEC, keys=keys.hub, limits=CONTROL)]
+    hub, bulk = hubs[0], None
+    if segments is not None:
+        spool_binds = config.broker.spool_binds or private_address("spool", ledger.run_id)
+        bulk = ZmqHub(spool_binds, CODEC, keys=keys.hub)
+        hubs.append(bulk)
+    models = model_files(config)
     broker = BrokerActor(
         config,
         scheduler,
         hub,
         ledger,
         directory,
-        spool=own_spool,
-        spool_address=bulk.address,
+        connect=_connector(bulk, keys),
         broker_term=ledger.broker_term,
+        run_id=ledger.run_id,
+        models=models,
     )
-    background = [
-        asyncio.create_task(_run_spool(hub, bulk, segments, config.broker.beat_s), name="spool"),
-        asyncio.create_task(_stop_when(stopping, broker), name="stop"),
-    ]
-    background[0].add_done_callback(lambda task: _stop_on_spool_error(task, broker))
+    background = [asyncio.create_task(_stop_when(stopping, broker), name="stop")]
+    if bulk and segments is not None:
+        files = FileServer({m.path: [file.name for file in m.files] for m in models}, directory.path / "digests.json")
+        actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, weights=weights, files=files)
+        spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
+        background.append(asyncio.create_task(spool, name="spool"))
+        background[-1].add_done_callback(lambda task: _stop_on_spool_error(task, broker))
+    if keys.allowed:
+        background.append(asyncio.create_task(cut_revoked(keys.allowed, hubs), name="keys"))
+        background.append(asyncio.create_task(tell_spools(keys, scheduler.nodes, hub), name="spool keys"))
     try:
-        listening(hub.address)
+        if not scheduler.is_finished:  # Otherwise no node is needed: the broker writes what is missing, and ends.
+            listening(hub.addresses)
+            service_manager().ready(lambda: _status(config, scheduler))
         await broker.run()
     finally:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        await own_spool.aclose()
-        await hub.aclose()
-        await bulk.aclose()
+        for each in hubs:
+            await each.aclose()
 
 
-def _report_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segments) -> None:
+def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress], Link]:
+    """Function that opens a link to a spool; to the one in this process, without a socket."""
+    who = identity("broker", "broker")
+    remote = spool_connector(who, keys.link)
+
+    def connect(spool: SpoolAddress) -> Link:
+        return bulk.connect_local(who.peer) if bulk and spool.name == HOSTED_SPOOL else remote(spool)
+
+    return connect
+
+
+def _status(config: Config, scheduler: Scheduler) -> str:
+    """Progress and connected nodes, for the service manager."""
+    others = [node for node in scheduler.nodes.all() if node.role != "spool"]
+    quiet = ", ".join(node.name for node in others if node.is_quiet)
+    step, version = scheduler.training.batches.next_step, scheduler.transfers.live_version
+    nodes = f"{len(others)} nodes" + (f", not heard: {quiet}" if quiet else "")
+    return f"step {step} of {config.run.steps}, v{version}, {nodes}"
+
+
+def _record_config(directory: RunDirectory, ledger: Ledger, config: Config) -> None:
+    """Record the configuration of a new run, and what changed in it since. Raises `ConfigError` as `changed` does."""
+    recorded = ledger.remember(CONFIG, to_json(config).decode())
+    if differing := changed(from_json(recorded.encode()), config):
+        ledger.write_meta(CONFIG, to_json(config).decode())
+        directory.append_event("run.config_changed", **differing)
+
+
+def _require_same_data(data: Data, ledger: Ledger, streams: Mapping[str, PromptStream | None]) -> None:
+    """Record the digests of the prompts in a new ledger; raise `DataError` if an old one has others."""
+    files = {"train": data.train_files, "held_out": data.held_out_files}
+    for split, stream in streams.items():
+        if stream:
+            recorded = ledger.remember(f"{split}_digest", stream.summary.digest)
+            check_same(f"data.{split}", files[split], recorded, stream.summary.digest)
+
+
+def _report_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segments | None) -> None:
     """Report incomplete records of an earlier broker, which were cut off on opening the files."""
     metrics, events = (JsonLines(path).cut() for path in (directory.metrics, directory.events))
-    for what, torn in (("ledger", ledger.torn), ("spool", segments.torn), ("metrics", metrics), ("events", events)):
+    spool = None if segments is None else segments.torn
+    for what, torn in (("ledger", ledger.torn), ("spool", spool), ("metrics", metrics), ("events", events)):
         if torn is not None:
             lost = {"path": str(torn.path), "offset": torn.offset, "num_bytes": torn.num_bytes}
             log.warning(f"{what}.cut", **lost)
@@ -138,15 +231,21 @@ def _report_skipped_rows(directory: RunDirectory, streams: Mapping[str, PromptSt
             directory.append_event("data.rows_skipped", **skipped)
 
 
-async def _run_spool(hub: ZmqHub, bulk: ZmqHub, segments: Segments, beat_s: float) -> None:
+async def _run_spool(
+    hub: ZmqHub, bulk: ZmqHub, make_actor: Callable[[Link], SpoolActor], beat_s: float, *, advertise: str = ""
+) -> None:
     """Serve the spool until the run is over, joining the broker again whenever it declares the spool lost."""
+
+    def say(who: Identity) -> Hello:
+        return replace(hello(who), spool=SpoolAddress(HOSTED_SPOOL, announced(bulk.addresses, advertise)))
+
     while True:
-        who = identity("spool", SPOOL)
+        who = identity("spool", HOSTED_SPOOL)
         link = hub.connect_local(who.peer)
-        await shake_hands(link, who)
+        await shake_hands(link, who, say)
         beats = asyncio.create_task(send_beats(link, beat_s, Beat))
         try:
-            await SpoolActor(SPOOL, segments, bulk, link).run()
+            await make_actor(link).run()
             return
         except LinkReset as reset:
             log.warning("spool.lost", cause=str(reset))
@@ -163,9 +262,4 @@ def _stop_on_spool_error(task: "asyncio.Task[None]", broker: BrokerActor) -> Non
 async def _stop_when(stopping: asyncio.Event, broker: BrokerActor) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await stopping.wait()
-        broker.stop("the broker was told to stop")
-
-
-def create_directory(config: Config, config_path: Path) -> RunDirectory:
-    """A new run directory, named after ``run.name`` or else after the config file."""
-    return RunDirectory.create(Path(config.run.dir), config.run.name or config_path.stem)
+        broker.suspend()

@@ -18,14 +18,14 @@ REMEDY = "restore the whole run directory from a copy, or start a new run"
 
 
 def require_consistent_files(
-    directory: RunDirectory, scheduler: Scheduler, segments: Segments, *, spool: str, broker_term: int
+    directory: RunDirectory, scheduler: Scheduler, segments: Segments | None, *, spool: str, broker_term: int
 ) -> None:
     """
     Compare the ledger with the metrics, the checkpoints and the spool.
 
     Args:
         scheduler: Its state after replay of the ledger.
-        segments: Segments of the spool named ``spool``.
+        segments: Segments of the spool named ``spool``; None if the broker hosts none. Other spools are not checked.
         broker_term: 1 if the ledger is new.
 
     Raises:
@@ -38,6 +38,13 @@ def require_consistent_files(
                 f"{path} contains {steps} steps, but the ledger {directory.ledger} contains {known}: "
                 f"the end of the ledger is missing; {REMEDY}"
             )
+    if segments is not None:
+        _require_payloads(directory, scheduler, segments, spool=spool, broker_term=broker_term)
+
+
+def _require_payloads(
+    directory: RunDirectory, scheduler: Scheduler, segments: Segments, *, spool: str, broker_term: int
+) -> None:
     refs = [slot.ref for group in scheduler.groups for slot in group.slots]
     missing = segments.missing(ref for ref in refs if ref is not None and ref.spool == spool)
     if missing:

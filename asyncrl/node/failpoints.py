@@ -9,6 +9,7 @@ PLACES = (
     "spool.synced",  # ... and are durable
     "broker.decided",  # messages were handled, and nothing was recorded yet
     "broker.committed",  # the records are durable, and no answer was sent yet
+    "broker.step_recorded",  # a step has its metrics, and no samples yet
     "reward.judged",  # a verdict is there, and was not sent yet
     "trainer.batch_came",  # a batch has arrived
     "trainer.trained",  # the step was taken
@@ -16,3 +17,10 @@ PLACES = (
     "trainer.checkpoint_partial",  # a checkpoint lacks its manifest
     "trainer.checkpoint_written",  # ... is complete, and was not announced yet
 )
+SHARD_PLACES = (
+    "shard.loading",  # the group is formed, and no model loaded
+    "shard.training",  # a step begins on a further rank of the trainer
+    "shard.gathering",  # ... a publish
+    "shard.copying",  # ... a checkpoint
+)
+"""Places in the trainer's further ranks, which only a trainer of several has."""

@@ -2,7 +2,7 @@
 One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
 
 SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
-exits with 0. A second signal: exit at once.
+exits with 0. A second signal: exit at once. The service manager that started the process, if any, is kept informed.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, TextIO, cast
 
@@ -19,7 +20,8 @@ import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.errors import AsyncrlError
-from asyncrl.node.failpoints import PLACES
+from asyncrl.node.failpoints import PLACES, SHARD_PLACES
+from asyncrl.node.service_manager import ServiceManager, report_to, show_stacks_on_abort
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 SECOND_SIGNAL_EXIT = 143
@@ -38,22 +40,39 @@ def run_process(job: Job, *, name: str) -> int:
         name: Node name, in every log line.
 
     Returns:
-        The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error.
+        The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
+        is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
     """
     configure_logging(name)
+    show_stacks_on_abort()
     if plan := os.environ.get(failpoints.VARIABLE):
-        failpoints.arm(plan, PLACES)
+        failpoints.arm(plan, PLACES + SHARD_PLACES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        uvloop.run(_with_signals(job))
+        uvloop.run(_as_service(job, ServiceManager.from_environment(os.environ, os.getpid())))
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
         _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
         return error.exit_code
+    except Exception:  # noqa: BLE001  its own exit code tells a bug, which is restarted, from a failed run
+        traceback.print_exc(file=cast("TextIO", _LossyStream(sys.stderr)))
+        return AsyncrlError.exit_code
     return 0
 
 
-async def _with_signals(job: Job) -> None:
+async def _as_service(job: Job, manager: ServiceManager) -> None:
+    report_to(manager)
+    reports = asyncio.create_task(manager.keep_informed(), name="service manager")
+    manager.report()  # at once: a job may block the loop before its first await
+    try:
+        await _with_signals(job, manager)
+        manager.done()
+    finally:
+        reports.cancel()
+        manager.stopping("ending")
+
+
+async def _with_signals(job: Job, manager: ServiceManager) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -61,6 +80,7 @@ async def _with_signals(job: Job) -> None:
         if stopping.is_set():
             os._exit(SECOND_SIGNAL_EXIT)
         stopping.set()
+        manager.stopping("told to stop: leaving the run")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

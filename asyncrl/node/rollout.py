@@ -1,27 +1,66 @@
 """A rollout's process: the configured engine, attached to the broker."""
 
 import asyncio
-from functools import partial
 
-from asyncrl.client.handshake import Identity, join
-from asyncrl.config.sections import from_json
-from asyncrl.node.attach import roll_out
+from asyncrl.client.handshake import Identity
+from asyncrl.client.run_address import RunAddress
+from asyncrl.config.sections import Config, from_json
+from asyncrl.errors import ConfigError
+from asyncrl.messages import WeightsVia
+from asyncrl.node.attach import FETCHES_NOT, roll_out
 from asyncrl.node.engine import load_engine
-from asyncrl.node.runner import load_with_beats
+from asyncrl.node.model_files import local_copies, require_same_models, with_copies
+from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats, unless_told
+from asyncrl.rollout.engine import Engine
 
 
-async def run_rollout(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
+async def run_rollout(
+    run: RunAddress,
+    who: Identity,
+    *,
+    wait_s: float,
+    stopping: asyncio.Event,
+    weights: WeightsVia = "collective",
+    may_fetch: bool = True,
+) -> None:
     """
     Generate trajectories until the run is over, or until ``stopping`` is set and the rollout has drained.
 
+    Args:
+        may_fetch: Fetch a model that this machine lacks from the broker's.
+
     Raises:
-        ConfigError: The engine is not installed, or needs more devices than this process may use.
+        ConfigError: The engine is not installed, needs more devices than this process may use, or cannot get its
+            weights this way; or this machine has another model than the broker's.
         LinkError, EngineDied: The rollout could not start, or the broker is gone.
     """
-    link, welcome = await join(address, who, wait_s)
+    who, link, welcome = await unless_told(stopping, join_steadily(run, who, wait_s))
+    fetching = local_copies(welcome, run, who, may_fetch=may_fetch)
+    welcome = with_copies(welcome, await unless_told(stopping, await_with_beats(link, welcome.beat_s, fetching)))
     config = from_json(welcome.config)
-    engine = await load_with_beats(link, welcome.beat_s, partial(load_engine, config))
+
+    def load() -> Engine:
+        require_same_models(welcome)
+        return _load(config, weights)
+
+    engine = await load_with_beats(link, welcome.beat_s, load)
     try:
-        await roll_out(engine, who, link, welcome, wait_s=wait_s, slots=config.rollout.slots, stopping=stopping)
+        await roll_out(
+            engine,
+            run,
+            who,
+            link,
+            welcome,
+            wait_s=wait_s,
+            slots=config.rollout.slots,
+            weights=weights,
+            stopping=stopping,
+        )
     finally:
         await engine.aclose()
+
+
+def _load(config: Config, weights: WeightsVia) -> Engine:
+    if weights == "spool" and config.rollout.engine == "vllm":
+        raise ConfigError(f"rollout.engine is 'vllm': {FETCHES_NOT}")
+    return load_engine(config)

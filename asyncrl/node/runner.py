@@ -2,20 +2,58 @@
 
 import asyncio
 import gc
+import socket
 from collections.abc import Awaitable, Callable
+from itertools import chain, repeat
 from typing import Protocol, TypeVar
 
-import structlog
+from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats
-from asyncrl.errors import AsyncrlError, LinkReset
+from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats, unknown_key
+from asyncrl.client.run_address import POLL_S, RunAddress
+from asyncrl.errors import (
+    AsyncrlError,
+    ConfigError,
+    LinkClosed,
+    LinkError,
+    LinkRefused,
+    LinkReset,
+    LinkSilent,
+    MachineLost,
+    UnknownKey,
+    WrongHub,
+)
+from asyncrl.log import get_logger
 from asyncrl.messages import Beat, Hello, Welcome
+from asyncrl.node.service_manager import service_manager
 
-log = structlog.get_logger()
+log = get_logger()
+
+REJOIN_PAUSES_S = (0.1, 0.5, 2.0, 10.0)
+"""Seconds before each further handshake with a broker that restarts again and again; the last one repeats."""
 
 Loaded = TypeVar("Loaded")
+
+
+class ToldToStop(Exception):
+    """The process was told to stop while it waited for the broker, and holds no work."""
+
+
+async def unless_told(stopping: asyncio.Event, waiting: Awaitable[Loaded]) -> Loaded:
+    """Await ``waiting``; raises `ToldToStop` as soon as ``stopping`` is set."""
+    told = asyncio.create_task(stopping.wait())
+    task = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait([told, task], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ToldToStop
+        return task.result()
+    finally:
+        told.cancel()
+        task.cancel()
+        await asyncio.gather(told, task, return_exceptions=True)
 
 
 class Actor(Protocol):
@@ -27,6 +65,9 @@ class Actor(Protocol):
     def beat(self, lag_s: float, /) -> Beat:
         """The next heartbeat, given the delay of the event loop in seconds."""
 
+    def status(self) -> str:
+        """Progress in a few words, for the service manager."""
+
 
 async def serve(
     actor: Actor,
@@ -34,12 +75,18 @@ async def serve(
     *,
     beat_s: float,
     stopping: asyncio.Event,
-    drain: Callable[[], Awaitable[object]] | None = None,
+    drain: Callable[[float], Awaitable[object]] | None = None,
+    drain_s: float = 0.0,
 ) -> None:
-    """Run ``actor`` to its end, or until ``stopping`` is set and ``drain`` has finished; then send Bye."""
+    """
+    Run ``actor`` to its end, or until ``stopping`` is set and ``drain`` has finished; then send Bye.
+
+    ``drain_s`` is the time limit given to ``drain``, which the service manager is asked to wait.
+    """
     beats = asyncio.create_task(send_beats(link, beat_s, actor.beat), name="beats")
     running = asyncio.create_task(actor.run(), name="actor")
-    draining = asyncio.create_task(_drain_on_stop(stopping, drain), name="stopping")
+    draining = asyncio.create_task(_drain_on_stop(stopping, drain, drain_s), name="stopping")
+    service_manager().ready(actor.status, stop_s=drain_s)
     try:
         await asyncio.wait([running, draining], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -56,29 +103,104 @@ async def run_sessions(
     who: Identity,
     link: ZmqLink,
     welcome: Welcome,
-    wait_s: float,
     *,
+    run: RunAddress,
+    wait_s: float | None,
+    stopping: asyncio.Event,
     make_hello: Callable[[Identity], Hello] = hello,
+    rejoin_on: type[LinkError] = LinkReset,
 ) -> None:
     """
-    Run ``session`` to its end. If the broker restarts, join it again and run ``session`` on the new link.
+    Run ``session`` to its end. If the broker restarts or falls silent, join it again for a session on a new link.
 
     Args:
         session: Called with an identity, its link and its welcome; the first time with ``who, link, welcome``.
-        wait_s: Time for a restarted broker to answer.
+        wait_s: Time for a restarted broker to answer; None waits until it does.
+        stopping: Set to end the wait for it.
         make_hello: Makes the Hello of later sessions.
+        rejoin_on: Errors of a session after which the broker is joined again: `LinkReset`, its restart, or `LinkError`,
+            its silence too. A node that was refused never joins again; one whose `MachineLost` ends a session does.
 
     Raises:
         AsyncrlError: Raised by the session, or `LinkError` if the broker does not answer within ``wait_s``.
+        LinkRefused: The broker that answers serves another run.
+        ToldToStop: ``stopping`` was set before the broker was back.
     """
+    run_id = welcome.run_id
+
+    def hello_again(who: Identity) -> Hello:
+        return replace(make_hello(who), run_id=run_id)
+
     while True:
         try:
             await session(who, link, welcome)
             return
-        except LinkReset as reset:
-            log.info("broker.restarted", cause=str(reset))
+        except UnknownKey:
+            raise UnknownKey(unknown_key(run)) from None
+        except (LinkRefused, LinkClosed):
+            raise
+        except MachineLost as lost:
+            log.warning("machine.lost", node=who.node, cause=str(lost))
+        except (LinkSilent, rejoin_on) as lost:
+            log.warning("broker.lost", node=who.node, cause=str(lost))
+            service_manager().waiting(f"waiting for the broker at {run.broker}")
+        again = identity(who.role, who.node)
+        joining = join_steadily(run, again, wait_s, hello_again, is_member=True)
+        who, link, welcome = await unless_told(stopping, joining)
+
+
+async def join_steadily(
+    run: RunAddress,
+    who: Identity,
+    wait_s: float | None,
+    make_hello: Callable[[Identity], Hello] = hello,
+    *,
+    is_member: bool = False,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> tuple[Identity, ZmqLink, Welcome]:
+    """
+    Join, and again as another start of the node, after growing pauses, if the broker is lost in the handshake.
+
+    Raises as `join`; without a limit ``wait_s`` only `LinkRefused`. A member of the run waits while another process
+    holds the broker's port, and while the secret cannot be read: a broker that ends removes it for nodes of its user.
+    """
+    tolerated: type[LinkError] = LinkError if wait_s is None else LinkReset
+    pauses_s = chain(REJOIN_PAUSES_S, repeat(REJOIN_PAUSES_S[-1]))
+    clock = asyncio.get_running_loop().time
+    deadline_s = None if wait_s is None else clock() + wait_s
+    while True:
+        try:
+            left_s = None if deadline_s is None else max(round(deadline_s - clock(), 1), POLL_S)
+            link, welcome = await join(run, who, left_s, make_hello)
+        except WrongHub as error:
+            if not is_member:
+                raise
+            log.warning("broker.another_run", node=who.node, cause=str(error))
+        except ConfigError as error:
+            if not is_member or (deadline_s is not None and clock() >= deadline_s):
+                raise
+            log.warning("broker.lost", node=who.node, cause=str(error))
+        except LinkRefused:
+            raise
+        except tolerated as lost:
+            log.warning("broker.lost", node=who.node, cause=str(lost))
+        else:
+            return who, link, welcome
+        await sleep(next(pauses_s))
         who = identity(who.role, who.node)
-        link, welcome = await join(link.address, who, wait_s, make_hello)
+
+
+async def await_with_beats(link: Link, beat_s: float, waiting: Awaitable[Loaded]) -> Loaded:
+    """Await ``waiting`` while sending heartbeats; the node leaves the run if it raises an `AsyncrlError`."""
+    beats = asyncio.create_task(send_beats(link, beat_s, Beat))
+    try:
+        return await waiting
+    except AsyncrlError as error:
+        beats.cancel()
+        await leave(link, str(named_here(error)))
+        raise named_here(error) from error
+    finally:
+        beats.cancel()
 
 
 async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded]) -> Loaded:
@@ -94,18 +216,25 @@ async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded])
     """
     gc.unfreeze()
     gc.collect()
-    beats = asyncio.create_task(send_beats(link, beat_s, Beat))
-    try:
-        loaded = await asyncio.to_thread(load)
-    except AsyncrlError as error:
-        beats.cancel()
-        await leave(link, str(error))
-        raise
-    finally:
-        beats.cancel()
+    service_manager().waiting("loading the model")
+    loaded = await await_with_beats(link, beat_s, _in_thread(load))
     gc.collect()
     gc.freeze()
     return loaded
+
+
+async def _in_thread(load: Callable[[], Loaded]) -> Loaded:
+    loading = asyncio.create_task(asyncio.to_thread(load))
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        await asyncio.wait([loading])  # Its thread cannot be stopped, and uses what the caller closes next.
+        raise
+
+
+def named_here(error: AsyncrlError) -> AsyncrlError:
+    """The same error; a mistake in the configuration also names this machine, where a path may be another."""
+    return ConfigError(f"on {socket.gethostname()}: {error}") if isinstance(error, ConfigError) else error
 
 
 def _bye_reason(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
@@ -115,7 +244,9 @@ def _bye_reason(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
     return "told to stop" if stopping.is_set() else "done"
 
 
-async def _drain_on_stop(stopping: asyncio.Event, drain: Callable[[], Awaitable[object]] | None) -> None:
+async def _drain_on_stop(
+    stopping: asyncio.Event, drain: Callable[[float], Awaitable[object]] | None, drain_s: float
+) -> None:
     await stopping.wait()
     if drain is not None:
-        await drain()
+        await drain(drain_s)

@@ -13,7 +13,9 @@ The files of a run.
       trackers/        each tracker's position in the files above, and its own files
       report.html      curves and headline numbers
       summary.json     outcome of the run; written last
-      broker.address   address the broker listens on
+      broker.address   address at which nodes reach the broker; one line for each that it listens on
+      broker.lock      held by the broker while it serves the run; supervisor.lock by `asyncrl run` likewise
+      secret           secret of the run's sockets, for its user alone
 
 Only the broker's process writes events, metrics and the summary; any process may read them at any time.
 """
@@ -32,12 +34,14 @@ from asyncrl.files.atomic import replacing
 from asyncrl.files.disk import needed
 from asyncrl.files.json_lines import JsonLines
 
+Outcome = Literal["finished", "failed", "interrupted"]
+
 
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Outcome of a run, as written to summary.json."""
 
     name: str
-    status: Literal["finished", "failed"]
+    status: Outcome
     cause: str = ""
     """Reason of the failure in one line; empty if the run finished."""
     seed: int
@@ -56,6 +60,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     logprob_gap_mean: float | None = None
     """Mean |rollout - trainer log-prob| under the same weights, nats, over comparable tokens; None without any."""
     logprob_gap_max: float | None = None
+    ledger_records: int = 0
+    """Records that the ledger had on disk; 0 if the broker did not write this summary."""
+    failed: dict[str, int] = {}
+    """Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first."""
 
 
 class RunDirectory:
@@ -79,6 +87,9 @@ class RunDirectory:
         self.report = path / "report.html"
         self.summary = path / "summary.json"
         self.address = path / "broker.address"
+        self.lock = path / "broker.lock"
+        self.supervisor_lock = path / "supervisor.lock"
+        self.secret = path / "secret"
         self._wall_clock = wall_clock
 
     @classmethod
@@ -155,6 +166,11 @@ class RunDirectory:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise LedgerError(f"{self.summary} is not a summary: {error}; remove it") from error
+
+    def finished_summary(self) -> RunSummary | None:
+        """The summary of a run that made its steps; None for any other. Raises as `read_summary`."""
+        summary = self.read_summary()
+        return summary if summary is not None and summary.status == "finished" else None
 
     def _with_folders(self) -> "RunDirectory":
         for folder in (self.samples, self.checkpoints, self.spool, self.logs):

@@ -19,7 +19,7 @@ from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 T = TypeVar("T")
-Status = Literal["finished", "failed", "open"]
+Status = Literal["finished", "failed", "interrupted", "open"]
 """``open``: no end is recorded. The run may continue, or have been killed."""
 
 NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
@@ -57,7 +57,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         if self.summary:
             return self.summary.status
         ended = self._ended()
-        return "open" if ended is None else "failed" if ended.get("status") == "failed" else "finished"
+        return "open" if ended is None else ended.get("status", "finished")
 
     @property
     def cause(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.files.atomic import replacing
+from asyncrl.files.output import output
 from asyncrl.observe.report import page
 from asyncrl.observe.report.charts import Series, line_chart
 from asyncrl.observe.report.page import Markup
@@ -14,8 +14,8 @@ from asyncrl.plan.table import HEAD, MEASURED_HEAD, measured_rows, rows
 
 
 def write_page(report: PlanReport, title: str, out: Path) -> None:
-    """Write the page to ``out``, replacing the file atomically."""
-    with replacing(out, durable=False) as unfinished:
+    """Write the page to ``out``, replacing the file atomically; raises `ConfigError` if that fails."""
+    with output(out) as unfinished:
         unfinished.write_text(render(report, title), encoding="utf-8")
 
 

@@ -2,7 +2,9 @@
 The reward role: fetches stored trajectories, and sends their rewards to the broker.
 
     broker ── Grade ─▶ fetch payload ─▶ check ─▶ judge ─▶ Scored | Failed ─▶ broker
-       ▲                 (spool)                (pool)                        │
+       ▲                 (spool)          │     (pool)                        │
+       │                 │                └ lost or damaged: sampled again ──▶│
+       │                 └ its spool is away: graded when that is back ──────▶│
        └────────────────────── Offer, as these are sent ◀─────────────────────┘
 
 Each item of a `Grade` is judged independently, and answered with one `ScoredItem` or one `Failed`, unless the run
@@ -18,15 +20,33 @@ from collections.abc import Callable
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.checks.trajectory import problem_of
+from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.errors import DecodeError, LinkClosed, VerifierError
-from asyncrl.messages import Beat, Drain, Failed, Grade, GradeItem, Offer, Prompt, Scored, ScoredItem, Stop, Trajectory
-from asyncrl.reward.verifier import VerifierInput, verifier_input
+from asyncrl.errors import DecodeError, LinkClosed, SpoolAway, VerifierError
+from asyncrl.messages import (
+    Beat,
+    Drain,
+    Failed,
+    Grade,
+    GradeItem,
+    Offer,
+    Prompt,
+    Scored,
+    ScoredItem,
+    Spools,
+    Stop,
+    Trajectory,
+)
+from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 
 MAX_OPEN = 256
 """Open trajectories: four full frames to the workers, about 5 MB of payloads."""
+
+FETCH_S = 120.0
+"""Time limit of a spool for one payload, after which the trajectory is sampled again."""
 
 
 class _Stopped(Exception): ...  # cancels the tasks of the task group
@@ -34,7 +54,7 @@ class _Stopped(Exception): ...  # cancels the tasks of the task group
 
 class RewardActor:
     """
-    The reward role, for one session with a broker and a spool.
+    The reward role, for one session with a broker.
 
     Args:
         on_drain: Called when the broker asks this node to leave; other nodes judge its open items.
@@ -53,7 +73,8 @@ class RewardActor:
         self._pool = pool
         self._broker = connection.broker
         self._on_drain = on_drain
-        self._payloads = PayloadClient(connection.spool)
+        self._spools = connection.spools
+        self._payloads = PayloadClient(connection.spools)
         self._max_open = max_open
         self._occupancy = Occupancy(clock)
         self._offered = 0
@@ -64,17 +85,20 @@ class RewardActor:
     def beat(self, lag_s: float) -> Beat:
         return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
 
+    def status(self) -> str:
+        """Trajectories graded and in hand."""
+        return f"{self._settled} trajectories graded, {self._occupancy.active} in hand"
+
     async def run(self) -> None:
         """
         Serve until the broker sends `Stop` or its link is closed; open items are dropped then.
 
         Raises:
-            LinkReset: The broker or the spool has restarted: make new links and a new actor.
-            LinkError: The link to the spool is closed.
+            LinkReset: The broker has restarted: make new links and a new actor.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._payloads.run())
+                tasks.create_task(self._spools.run())
                 tasks.create_task(self._send_scored())
                 await self._listen(tasks)
                 raise _Stopped
@@ -87,18 +111,20 @@ class RewardActor:
         while True:
             message = await self._broker.receive()
             match message:
-                case Grade(prompt=prompt, items=items):
+                case Grade(items=items):
                     for item in items:
-                        tasks.create_task(self._grade(prompt, item))
+                        tasks.create_task(self._grade(message, item))
+                case Spools(spools=spools):
+                    self._spools.update(spools)
                 case Drain() if self._on_drain:
                     self._on_drain()
                 case Stop():
                     return
 
-    async def _grade(self, prompt: Prompt, item: GradeItem) -> None:
+    async def _grade(self, grade: Grade, item: GradeItem) -> None:
         self._occupancy.begin()
         try:
-            answer = await self._judge(prompt, item)
+            answer = await self._judge(grade, item)
         finally:
             self._occupancy.end()
         if isinstance(answer, ScoredItem):
@@ -110,17 +136,22 @@ class RewardActor:
         self._settled += 1
         await self._offer()
 
-    async def _judge(self, prompt: Prompt, item: GradeItem) -> ScoredItem | Failed:
+    async def _judge(self, grade: Grade, item: GradeItem) -> ScoredItem | Failed:
         try:
-            trajectory = await self._payloads.fetch(item.ref)
-            if trajectory.unit != item.unit:
-                raise VerifierError(f"the payload of {item.unit} is one of {trajectory.unit}")
-            verdict = await self._pool.judge(input_of(prompt, trajectory))
-        except DecodeError as error:  # retryable: the trajectory may be read or sampled again
-            return Failed(item.unit, item.lease_id, "reward", str(error), retryable=True)
+            trajectory = await self._payloads.fetch(item.ref, FETCH_S)
+        except SpoolAway as error:
+            return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True, is_unreachable=True)
+        except TimeoutError:
+            reason = f"the spool {item.ref.spool} did not send the payload within {FETCH_S:g} s"
+            return Failed(item.unit, item.lease_id, "payload", reason, retryable=True)
+        except DecodeError as error:
+            return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True)
+        if problem := problem_of(trajectory, item.unit, item.summary, grade.limits):
+            return Failed(item.unit, item.lease_id, "payload", problem, retryable=True)
+        try:
+            return _scored(item, await self._pool.judge(input_of(grade.prompt, trajectory)))
         except VerifierError as error:
             return Failed(item.unit, item.lease_id, "reward", str(error), error.retryable)
-        return ScoredItem(item.unit, verdict.reward, verdict.metrics, item.lease_id, verdict.answer)
 
     async def _send_scored(self) -> None:
         """Send all rewards that are ready whenever this task runs."""
@@ -128,7 +159,8 @@ class RewardActor:
             await self._has_scored.wait()
             self._has_scored.clear()
             scored, self._scored = self._scored, []
-            await self._broker.send(Scored(scored))
+            for chunk in cut_by_bytes(scored, verdict_bytes):
+                await self._broker.send(Scored(chunk))
             self._settled += len(scored)
             await self._offer()
 
@@ -138,6 +170,17 @@ class RewardActor:
         if limit - self._offered >= max(1, self._max_open // 4):
             self._offered = limit
             await self._broker.send(Offer(limit))
+
+
+def _scored(item: GradeItem, verdict: Verdict) -> ScoredItem:
+    """The answer to ``item``; raises `VerifierError` if the verdict is too large to be sent."""
+    scored = ScoredItem(item.unit, verdict.reward, verdict.metrics, item.lease_id, verdict.answer)
+    if (size := verdict_bytes(scored)) > MAX_VERDICT_BYTES:
+        raise VerifierError(
+            f"the verdict has {size} bytes of metrics and answer, but at most {MAX_VERDICT_BYTES} are allowed; "
+            f"return fewer or shorter ones"
+        )
+    return scored
 
 
 def input_of(prompt: Prompt, trajectory: Trajectory) -> VerifierInput:

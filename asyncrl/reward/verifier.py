@@ -3,22 +3,22 @@ The interface of verifiers: functions of a `VerifierInput` that return a number.
 
     verifier(inputs) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
 
-Invariant: a reward is a finite number that the verifier returned; an error never becomes a reward of zero.
+Invariant: a reward is a finite number that the verifier returned, within `checks.reward_limits`; an error never becomes
+a reward of zero.
 """
 
 import inspect
 import math
+import reprlib
 from collections.abc import Awaitable, Mapping
 from numbers import Real
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from asyncrl.checks.reward_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.errors import VerifierError
 from asyncrl.messages import FinishReason, Prompt
-
-MAX_ANSWER_CHARS = 200
-"""Characters of an answer that count in a majority vote; answers that differ only beyond them are equal."""
 
 
 class VerifierInput(Struct, frozen=True, kw_only=True):
@@ -78,44 +78,73 @@ def verdict_of(value: object) -> Verdict:
     unless the dict contains it: a function whose best score is not 1 must set it.
 
     Raises:
-        VerifierError: ``value`` is neither a number nor a dict with ``score``, or a number is not finite.
+        VerifierError: ``value`` is neither a number nor a dict with ``score``, or breaks a limit of
+            `checks.reward_limits`. A longer answer is not an error: it is shortened.
     """
-    answer: object = None
-    if not isinstance(value, Mapping):
-        score, metrics = _finite(value, "the function"), {}
-    elif "score" not in value:
+    if type(value) is not dict and not isinstance(value, Mapping):
+        score = _number(value, "the function", MAX_REWARD)
+        return Verdict(score, {"correct": float(score >= 1.0)})
+    if "score" not in value:
         raise VerifierError(f"the function returned {_shown(value)}, expected a number or a dict with 'score'")
-    else:
-        score = _finite(value["score"], "the function, as 'score',")
-        metrics = {
-            key: _finite(item, f"the function, as metric {key!r},")
-            for key, item in value.items()
-            if key != "score" and isinstance(key, str) and isinstance(item, Real)
-        }
-        answer = value.get("answer", value.get("pred"))
-    metrics = {"correct": float(score >= 1.0)} | metrics
-    return Verdict(score, metrics, _normalized(answer) if isinstance(answer, str) else None)
+    score = _number(value["score"], "the function, as 'score',", MAX_REWARD)
+    answer = value.get("answer", value.get("pred"))
+    metrics = {"correct": float(score >= 1.0)} | _metrics(value)
+    verdict = Verdict(score, metrics, _normalized(answer) if isinstance(answer, str) else None)
+    if problem := problem_of(verdict.reward, verdict.metrics, verdict.answer):
+        raise VerifierError(f"the function returned a dict that is no verdict: {problem}")
+    return verdict
+
+
+def _metrics(value: Mapping[Any, Any]) -> dict[str, float]:
+    """Numeric values of a dict; of one with too many, enough to tell."""
+    metrics: dict[str, float] = {}
+    for key, item in value.items():
+        if not isinstance(key, str) or key == "score":
+            continue
+        if type(item) is float and -MAX_METRIC <= item <= MAX_METRIC:  # most are, and it is the fastest test
+            number = item
+        elif isinstance(item, Real):
+            number = _number(item, f"the function, as metric {_shown(key)},", MAX_METRIC)
+        else:
+            continue
+        metrics[key if key.isascii() else _encodable(key)] = number
+        if len(metrics) > MAX_METRICS:
+            break
+    return metrics
 
 
 def _normalized(answer: str) -> str:
     """Strip, shorten and make encodable: an extracted answer may be any text."""
-    return answer.strip()[:MAX_ANSWER_CHARS].encode("utf-8", "replace").decode()
+    return _encodable(answer.strip()[:MAX_ANSWER_CHARS])
 
 
-def _finite(value: object, source: str) -> float:
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _number(value: object, source: str, most: float) -> float:
+    if type(value) is float and -most <= value <= most:
+        return value
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise VerifierError(f"{source} returned {_shown(value)}, expected a finite number; return 0.0 if it means that")
+    if not -most <= number <= most:
+        expected = "a finite number; return 0.0 if it means that"
+        if math.isfinite(number):
+            expected = f"a number of at most {most:g} either way"
+        raise VerifierError(f"{source} returned {_shown(value)}, expected {expected}")
     return number
 
 
 def _shown(value: object) -> str:
     """``repr`` of at most 80 characters; a placeholder for an int that is too long to print."""
     try:
-        text = repr(value)
+        text = _brief.repr(value)
     except ValueError:
         text = f"an enormous {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_brief = reprlib.Repr()  # makes no text of a whole container or string first
+_brief.maxstring = _brief.maxother = _brief.maxlong = 200

@@ -14,15 +14,17 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import structlog
 from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
+from asyncrl.client.chunks import cut_by_bytes, put_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
+from asyncrl.log import get_logger
 from asyncrl.messages import (
+    Abort,
     Beat,
     Cancelled,
     Drain,
@@ -37,20 +39,22 @@ from asyncrl.messages import (
     Ready,
     Reject,
     Release,
+    ResumePoint,
     Settled,
-    SpoolRef,
+    Spools,
     Stop,
     StoreValue,
     Transfer,
     TransferFailed,
     Transferred,
     Unit,
+    WeightsVia,
 )
 from asyncrl.rollout.engine import Completion, Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, to_completion
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, limits_of, to_completion
 
-log = structlog.get_logger()
+log = get_logger()
 
 FETCH_S = 30.0
 """Time limit to fetch an unfinished trajectory from the spool. On a timeout the broker leases it again."""
@@ -69,6 +73,8 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
     """`Layout.hash` of the engine's parameters, checked against the trainer's; empty without a receiver."""
     ranks: int = 1
     """Processes of this node that take part in a transfer."""
+    weights: WeightsVia = "collective"
+    """Way by which ``receiver`` gets weights."""
     is_in_place: bool = False
     """Weights overwrite the engine's own as they arrive: it pauses for all of a transfer, and a failure ends it."""
 
@@ -83,6 +89,7 @@ class RolloutActor:
         generations: Borrowed state of an earlier session with this engine, already reported in `Hello`. None starts
             empty and stops sampling when `run` ends.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
+        on_live: Called after each swap.
     """
 
     def __init__(
@@ -94,13 +101,14 @@ class RolloutActor:
         receiver: WeightReceiver | None = None,
         generations: Generations | None = None,
         on_drain: Callable[[], None] | None = None,
+        on_live: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
         self._identity = connection.identity
         self._broker = connection.broker
-        self._spool = connection.spool
+        self._spools = connection.spools
         self._options = options
         # Two leases beyond the slots, so that no slot waits for the next lease to arrive.
         self._capacity = options.slots + 2 * options.group_size
@@ -108,7 +116,8 @@ class RolloutActor:
         self._generations = generations or Generations(engine, connection.identity.node, clock)
         self._owns_generations = generations is None
         self._on_drain = on_drain
-        self._payloads = PayloadClient(connection.spool)
+        self._on_live = on_live
+        self._payloads = PayloadClient(connection.spools)
         self._clock = clock
         self._sleep = sleep
         self._returned_credits = 0
@@ -124,14 +133,16 @@ class RolloutActor:
         self._children: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until Stop or a closed link. `LinkRefused`: node rejected; `LinkReset`: broker or spool restarted."""
+        """Serve until Stop or a closed link. `LinkRefused`: node rejected; `LinkReset`: the broker restarted."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                for loop in (self._payloads.run, self._put_fresh, self._put_again, self._put_progress):
+                loops = self._spools.run, self._put_fresh, self._put_again, self._put_progress, self._offer_when_idle
+                for loop in loops:
                     self._spawn(loop())
                 self._generations.allow_starts()  # An earlier session may have ended while waiting to swap.
-                await self._broker.send(Ready(self._options.layout_hash, self._options.ranks))
+                options, vocab_size = self._options, self._generations.vocab_size
+                await self._broker.send(Ready(options.layout_hash, options.ranks, vocab_size, options.weights))
                 await self._offer()
                 async for message in self._broker:
                     if isinstance(message, Stop):
@@ -163,6 +174,11 @@ class RolloutActor:
         occupancy = self._generations.occupancy
         return Beat(lag_s, occupancy.busy_s, occupancy.wait_s, self._generations.num_tokens)
 
+    def status(self) -> str:
+        """Version of the weights, and completions in hand."""
+        in_hand = f"{self._generations.num_in_hand} completions in hand, {self._options.slots} slots"
+        return f"v{self._generations.policy_version}, {in_hand}"
+
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
     async def _handle(self, message: Message) -> None:
@@ -177,14 +193,15 @@ class RolloutActor:
                 await self._return_credits([*units, *self._generations.units_of(set(lease_ids))])
             case Transfer():
                 self._spawn(self._transfer(message))
-            case StoreValue():
-                if self._receiver:
-                    self._receiver.deliver(message)
+            case StoreValue() | Abort():
+                self._hand_over(message)
             case Hold():
                 self._is_held = True
             case Release():
                 self._is_held = False
                 self._spawn(self._swap())
+            case Spools(spools=spools):
+                self._spools.update(spools)
             case Drain() if self._on_drain:
                 self._on_drain()
             case Reject(reason=reason):
@@ -193,27 +210,35 @@ class RolloutActor:
                 log.warning("message.unexpected", type=type(message).__name__)
 
     async def _offer(self) -> None:
-        if not self._is_draining:
+        """Offer all credits, unless users of the host have requests in hand."""
+        if not self._is_draining and self._generations.users.is_idle:
             await self._broker.send(Offer(self._returned_credits + self._capacity))
+
+    async def _offer_when_idle(self) -> None:
+        while True:
+            await self._generations.users.until_busy()
+            await self._generations.users.until_idle()
+            await self._offer()
 
     # ── generation ──────────────────────────────────────────────────────────────────────────
 
     def _start(self, lease: Lease) -> None:
         if self._is_draining:
             return  # The lease crossed with Draining; the broker leases it to another node after Bye.
-        prefixes = {item.index: partial(self._fetch, item.ref) for item in lease.resume_from}
+        prefixes = {item.index: partial(self._fetch, lease, item) for item in lease.resume_from}
         for index in lease.indices:
             # The broker counts one credit per lease, so an expired earlier lease of this unit returns its own.
             self._returned_credits += self._generations.forget(Unit(lease.group_id, index, lease.split))
             self._generations.start(lease, index, prefixes.get(index))
 
-    async def _fetch(self, ref: SpoolRef) -> Completion:
+    async def _fetch(self, lease: Lease, item: ResumePoint) -> Completion:
         try:
-            (trajectory,) = await self._payloads.fetch_all([ref], FETCH_S)
+            trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except (DecodeError, TimeoutError) as error:
             reason = str(error) or f"no answer within {FETCH_S:g} s"
             raise EngineError(f"cannot read the unfinished completion to resume from: {reason}") from error
-        return to_completion(trajectory)
+        unit = Unit(lease.group_id, item.index, lease.split)
+        return to_completion(trajectory, unit, limits_of(lease, self._generations.vocab_size))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)
@@ -255,7 +280,9 @@ class RolloutActor:
                 await self._put(items)
 
     async def _put(self, items: list[PutItem]) -> None:
-        await self._spool.send(Put(self._identity.node, self._identity.incarnation, items))
+        for chunk in cut_by_bytes(items, put_bytes):
+            await self._spools.put(Put(self._identity.node, self._identity.incarnation, chunk))
+            self._generations.unsettled.mark_put(chunk, self._clock())
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
@@ -277,6 +304,15 @@ class RolloutActor:
         await self._broker.send(Transferred(transfer_group, version, seconds, 0))
         await self._swap()
 
+    def _hand_over(self, message: StoreValue | Abort) -> None:
+        """Pass on what concerns a transfer that runs. Without a receiver there is none."""
+        if self._receiver is None:
+            return
+        if isinstance(message, Abort):
+            self._receiver.abort(message)
+        else:
+            self._receiver.deliver(message)
+
     async def _swap(self) -> None:
         generations = self._generations
         async with self._swap_lock:
@@ -293,6 +329,8 @@ class RolloutActor:
             reach("rollout.swapped")
             generations.policy_version, self._staged_version = self._staged_version, -1
             log.debug("policy.live", policy_version=generations.policy_version)
+            if self._on_live:
+                self._on_live()
             await self._broker.send(Live(generations.policy_version, self._clock() - started_s, self._receive_s))
 
     async def _pause(self) -> float:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import FinishReason, Member, Prompt, Sampling, Span, StoreValue, Transfer
+from asyncrl.messages import Abort, FinishReason, Member, Prompt, Sampling, Span, StoreValue, Transfer
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:  # This package needs no torch: a host's engine may use anything.
@@ -51,10 +51,17 @@ class Request(Struct, frozen=True, kw_only=True):
     Unfinished completion of the same request, of another node or an earlier policy. The new completion begins with its
     tokens, log-probs and spans, and continues with the draws of an uninterrupted one. They count for ``max_tokens``.
     """
+    priority: int = 0
+    """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""
 
 
 class Engine(Protocol):
-    """An inference engine, called from one event loop. `asyncrl.testing.FakeEngine` is a small implementation."""
+    """
+    An inference engine, called from one event loop. `asyncrl.testing.FakeEngine` is a small implementation.
+
+    An engine may have an attribute ``vocab_size``, the rows of its token embedding: token ids are then compared with it
+    before a trajectory leaves the node.
+    """
 
     def encode(self, prompt: Prompt, /) -> list[int]:
         """Token ids of a prompt, with the chat template applied to a chat. Raises `EngineError` if it cannot."""
@@ -79,7 +86,7 @@ class Engine(Protocol):
         Tokens of a running request so far, ``resume_from`` included, as an ``unfinished`` completion.
 
         None if there are no tokens yet, the request is not running, or the engine cannot tell. The request is then
-        sampled from the start when its node leaves.
+        sampled from the start when its node leaves, or when it makes way for requests of users.
         """
 
     async def pause(self) -> None:
@@ -121,6 +128,9 @@ class WeightReceiver(Protocol):
     def deliver(self, value: StoreValue, /) -> None:
         """Hand over the broker's answer to a rendezvous request of this receiver."""
 
+    def abort(self, abort: Abort, /) -> None:
+        """Let the transfer of this group fail now, begun or not. Ignored if it has ended."""
+
     async def aclose(self) -> None:
         """Close transfer groups and threads. Idempotent."""
 
@@ -132,5 +142,11 @@ class MultiProcessEngine(Protocol):
     ranks: int
     """Number of these processes; each takes part in a transfer."""
 
-    async def receiver(self, member: Member, send: Send, weights: Weights, /) -> WeightReceiver:
-        """Connect the processes to the transfers of node ``member``, once per session. ``send`` sends to the broker."""
+    async def receiver(self, member: Member, send: Send, weights: Weights, /, *, interface: str) -> WeightReceiver:
+        """
+        Connect the processes to the transfers of node ``member``, once per session.
+
+        Args:
+            send: Sends to the broker.
+            interface: Address of this machine on which the processes connect to the trainer.
+        """

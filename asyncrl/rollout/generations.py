@@ -2,7 +2,9 @@
 Trajectories of one rollout, from the lease until they are on disk.
 
     start ─▶ running: encode ─▶ engine.generate ─▶ unsettled ─▶ settled: forgotten
-               │                    │                 ▲
+               │             ▲      │                 ▲
+               │  users idle │      │ make_way: users' requests begin
+               │             outside the engine, with the tokens so far
                └── hand_over ───────│─────────────────┘
                                     └─▶ failures ─▶ `Failed` to the broker
 
@@ -14,18 +16,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import structlog
 from msgspec import Struct, structs
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.log import get_logger
 from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.prompt_truncation import fit
 from asyncrl.rollout.results import UnsettledResults, check_extends, to_put_item
+from asyncrl.rollout.user_requests import UserRequests
 
-log = structlog.get_logger()
+log = get_logger()
+
+PRIORITY = 1
+"""`Request.priority` of rollouts, behind requests of users."""
 
 FetchPrefix = Callable[[], Awaitable[Completion]]
 """Fetches the unfinished completion to resume from. Raises `EngineError`."""
@@ -37,18 +44,31 @@ class Generation(Struct, eq=False):
     task: asyncio.Task[None]
     is_resumed: bool
     request: Request | None = None
-    """None until the engine has it."""
+    """None until its prompt is encoded and its prefix has come."""
+    is_in_engine: bool = False
+    is_interrupted: bool = False
+    """Taken out of the engine for users' requests."""
     num_put: int = 0
     """Tokens put into the spool so far."""
 
 
 class Generations:
-    """Running and unsettled trajectories of one engine, which is borrowed."""
+    """Running and unsettled trajectories of one engine, which is borrowed. They make way for requests of ``users``."""
 
-    def __init__(self, engine: Engine, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+        users: UserRequests | None = None,
+        on_failure: Callable[[EngineError], None] | None = None,
+    ) -> None:
+        self.users = users or UserRequests()
         self._engine = engine
+        self._on_failure = on_failure
         self._node = node
         self._clock = clock
+        self.vocab_size = vocab_size_of(engine)
         self.occupancy = Occupancy(clock)
         self.unsettled = UnsettledResults()
         self.failures: list[Failed] = []
@@ -69,6 +89,11 @@ class Generations:
         self._may_start.set()
         self._changed = asyncio.Event()
         """Set when a generation ends or is settled: `_until` checks its condition again."""
+
+    @property
+    def num_in_hand(self) -> int:
+        """Number of trajectories that are running or unsettled."""
+        return len(self._lease_ids)
 
     # ── leases and results ──────────────────────────────────────────────────────────────────────
 
@@ -107,10 +132,43 @@ class Generations:
 
     async def aclose(self) -> None:
         """Stop sampling and drop everything unsettled."""
+        self.users.unwatch()
         tasks = [generation.task for generation in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ── users of the host ───────────────────────────────────────────────────────────────────────
+
+    def watch_users(self) -> None:
+        """Make way for requests of users from here on, until `aclose`."""
+        self.users.watch(self.make_way)
+
+    def make_way(self) -> None:
+        """
+        Take every request out of the engine with its tokens so far; it continues when the users are idle.
+
+        One without new tokens may have ended just before: it is taken out in the next turn of the loop, if it has not.
+        """
+        self._interrupt(only_with_tokens=True)
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    def _interrupt(self, *, only_with_tokens: bool = False) -> None:
+        for generation in self._running.values():
+            request = generation.request
+            if request is None or not generation.is_in_engine or generation.is_interrupted or self.users.is_idle:
+                continue
+            try:
+                written = self._engine.written(request)
+            except Exception as error:  # noqa: BLE001  a host's engine may raise anything, here amid a user's request
+                self.end_with(error)
+                return
+            if written and written is not request.resume_from:
+                generation.request = structs.replace(request, resume_from=written)
+            elif only_with_tokens:
+                continue
+            generation.is_interrupted = True
+            generation.task.cancel()
 
     # ── change of session, node or weights ──────────────────────────────────────────────────────
 
@@ -143,7 +201,7 @@ class Generations:
             for generation in list(self._running.values()):
                 generation.num_put = 0
                 if item := self._progress(generation):
-                    self.unsettled.add(item, self._clock())
+                    self.unsettled.add(item)
                     self.has_news.set()
                 del self._running[generation.unit]
                 generation.task.cancel()
@@ -169,12 +227,14 @@ class Generations:
         try:
             item = await self._sample(lease, unit, fetch_prefix)
         except EngineError as error:
+            if self._on_failure:
+                self._on_failure(error)
             log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
             self.failures.append(Failed(unit, lease.lease_id, "rollout", str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")
-            self.unsettled.add(item, self._clock())
+            self.unsettled.add(item)
         finally:
             if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
                 del self._running[unit]
@@ -184,25 +244,60 @@ class Generations:
 
     async def _sample(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> PutItem:
         prefix = await fetch_prefix() if fetch_prefix else None
+        generation = self._running[unit]
+        generation.request = Request(
+            prompt_ids=self._encode(lease),
+            sampling=_sampling(lease, unit.index),
+            seed=lease.seed + unit.index,
+            resume_from=prefix,
+            priority=PRIORITY,
+        )
+        await self._until_idle()
         await self._may_start.wait()
         self._num_generating += 1
         try:
-            request = Request(
-                prompt_ids=self._encode(lease),
-                sampling=_sampling(lease, unit.index),
-                seed=lease.seed + unit.index,
-                resume_from=prefix,
-            )
-            self._running[unit].request = request
-            completion = await self._engine.generate(request)
+            request, completion = await self._complete(generation, generation.request)
         finally:
             self._num_generating -= 1
+        if completion.finish_reason == "unfinished":  # It would be kept to be continued, which nobody does.
+            raise EngineError("the engine ended a completion as unfinished")
         self.num_tokens += len(completion.completion_ids)
+        if request.resume_from:
+            check_extends(completion, request.resume_from)
         if prefix:
-            check_extends(completion, prefix)
             self.num_tokens -= len(prefix.completion_ids)
         text = self._engine.decode(completion.completion_ids)
-        return to_put_item(lease, unit, request.prompt_ids, completion, text=text, node=self._node)
+        return self._put_item(lease, unit, request, completion, text=text)
+
+    async def _complete(self, generation: Generation, request: Request) -> tuple[Request, Completion]:
+        """Completion of a request, and the request that continued it after the last interruption."""
+        while True:
+            await self._until_idle()
+            generation.is_in_engine, generation.is_interrupted = True, False
+            try:
+                return request, await self._engine.generate(request)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                # Both may have happened: the interruption, and the end of the generation.
+                if not generation.is_interrupted or task is None or task.uncancel():
+                    raise
+            finally:
+                generation.is_in_engine = False
+            request = generation.request or request
+
+    async def _until_idle(self) -> None:
+        """Wait while users' requests are in hand, which does not count as work."""
+        if not self.users.is_idle:
+            self.occupancy.end()
+            try:
+                await self.users.until_idle()
+            finally:
+                self.occupancy.begin()
+
+    def _put_item(self, lease: Lease, unit: Unit, request: Request, completion: Completion, *, text: str) -> PutItem:
+        return to_put_item(
+            lease, unit, request.prompt_ids, completion, text=text, node=self._node, vocab_size=self.vocab_size
+        )
 
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:
@@ -211,14 +306,14 @@ class Generations:
         return self._encoded[1]
 
     def _progress(self, generation: Generation) -> PutItem | None:
-        unit, request = generation.unit, generation.request
-        if request is None or (written := self._engine.written(request)) is None:
+        unit, request, written = generation.unit, generation.request, self._written(generation)
+        if request is None or written is None:
             return None
         num_tokens = len(written.completion_ids)
         if num_tokens <= generation.num_put:
             return None
         try:
-            item = to_put_item(generation.lease, unit, request.prompt_ids, written, text="", node=self._node)
+            item = self._put_item(generation.lease, unit, request, written, text="")
         except EngineError as error:  # Skip it: the finished completion is checked on its own.
             log.warning("progress.unusable", group_id=unit.group_id, reason=str(error))
             return None
@@ -229,8 +324,13 @@ class Generations:
         if not task.cancelled() and (error := task.exception()):
             self.end_with(error)
 
+    def _written(self, generation: Generation) -> Completion | None:
+        """Tokens so far, in the engine or outside; None if there are none."""
+        request = generation.request
+        return (self._engine.written(request) or request.resume_from) if request else None
+
     def _oldest_version(self, generation: Generation) -> int:
-        written = self._engine.written(generation.request) if generation.request else None
+        written = self._written(generation)
         return min((span.policy_version for span in written.spans), default=0) if written else self.policy_version
 
     async def _until(self, condition: Callable[[], bool]) -> None:

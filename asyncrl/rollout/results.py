@@ -8,14 +8,17 @@ Pure bookkeeping: callers pass the time in and send what is returned.
 """
 
 import array
+import math
 import struct
 import sys
 from collections.abc import Iterator
 
 import msgspec
 
+from asyncrl.checks.trajectory import problem_of, summary_of
+from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectorySummary, Unit
+from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectoryLimits, Unit
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005
@@ -23,19 +26,22 @@ COLLECT_S = 0.005
 RESEND_S = 5.0
 """Seconds after which an unsettled result is put again. Spool and broker recognise repeats."""
 
+NOT_PUT = math.inf
+
 
 class UnsettledResults:
     """Results by unit, each kept until it is settled."""
 
     def __init__(self) -> None:
         self._items: dict[Unit, tuple[PutItem, float]] = {}
+        """Results, each with the time at which it was put; `NOT_PUT` while the actor has it in hand."""
         self._fresh: list[PutItem] = []
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, item: PutItem, now_s: float) -> None:
-        self._items[item.unit] = (item, now_s)
+    def add(self, item: PutItem) -> None:
+        self._items[item.unit] = (item, NOT_PUT)
         self._fresh.append(item)
 
     def __iter__(self) -> Iterator[PutItem]:
@@ -53,6 +59,7 @@ class UnsettledResults:
 
     def mark_all_fresh(self) -> None:
         """Have `take_fresh` return everything again."""
+        self._items = {unit: (item, NOT_PUT) for unit, (item, _) in self._items.items()}
         self._fresh = list(self)
 
     def take_fresh(self) -> list[PutItem]:
@@ -61,38 +68,67 @@ class UnsettledResults:
         return [item for item in fresh if item.unit in self._items]
 
     def take_overdue(self, now_s: float) -> list[PutItem]:
-        """Results last put at least `RESEND_S` ago; they count as put at ``now_s``."""
+        """Results last put at least `RESEND_S` ago."""
         late = [item for item, put_s in self._items.values() if now_s - put_s >= RESEND_S]
         for item in late:
-            self._items[item.unit] = (item, now_s)
+            self._items[item.unit] = (item, NOT_PUT)
         return late
+
+    def mark_put(self, items: list[PutItem], now_s: float) -> None:
+        """Note that these were put, if they still wait: a put may itself wait, for longer than `RESEND_S`."""
+        for item in items:
+            if self._items.get(item.unit, (None, NOT_PUT))[0] is item:
+                self._items[item.unit] = (item, now_s)
 
 
 def to_put_item(
-    lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, *, text: str, node: str
+    lease: Lease,
+    unit: Unit,
+    prompt_ids: list[int],
+    completion: Completion,
+    *,
+    text: str,
+    node: str,
+    vocab_size: int = 0,
 ) -> PutItem:
-    """Encode a completion and its text (empty while unfinished). Raises `EngineError` if it is inconsistent."""
-    _check(completion)
-    trajectory = Trajectory(
-        unit=unit,
-        prompt_ids=_little_endian(array.array("i", prompt_ids)),
-        completion_ids=_little_endian(array.array("i", completion.completion_ids)),
-        behavior_logprobs=_little_endian(array.array("f", completion.behavior_logprobs)),
-        spans=completion.spans,
-        finish_reason=completion.finish_reason,
-        text=text,
-        node=node,
-        generate_s=completion.generate_s,
-    )
-    payload = memoryview(_encoder.encode(trajectory))
-    return PutItem(unit, lease.lease_id, _summary(len(prompt_ids), completion), payload)
+    """
+    Encode a completion and its text (empty while unfinished).
+
+    Raises:
+        EngineError: It is damaged, which may succeed at another try, or too large to be stored.
+    """
+    try:
+        trajectory = Trajectory(
+            unit=unit,
+            prompt_ids=_little_endian(array.array("i", prompt_ids)),
+            completion_ids=_little_endian(array.array("i", completion.completion_ids)),
+            behavior_logprobs=_little_endian(array.array("f", completion.behavior_logprobs)),
+            spans=completion.spans,
+            finish_reason=completion.finish_reason,
+            text=text,
+            node=node,
+            generate_s=completion.generate_s,
+        )
+        _check(trajectory, unit, limits_of(lease, vocab_size))
+        payload = memoryview(_encoder.encode(trajectory))
+    except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
+        raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
+    _refuse_large(payload, lease)
+    return PutItem(unit, lease.lease_id, summary_of(trajectory), payload)
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def to_completion(trajectory: Trajectory) -> Completion:
-    """Decode a stored trajectory, to resume from it."""
+def limits_of(lease: Lease, vocab_size: int) -> TrajectoryLimits:
+    """Limits of a trajectory of this lease. Its newest version is unknown: another node may have begun it."""
+    return TrajectoryLimits(vocab_size, lease.sampling.max_tokens, lease.max_prompt_tokens)
+
+
+def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> Completion:
+    """Decode a stored trajectory of ``unit``, to resume from it. Raises a retryable `EngineError` if it is damaged."""
+    if problem := problem_of(trajectory, unit, None, limits):
+        raise EngineError(f"the stored part to resume from is damaged: {problem}")
     num_tokens = len(trajectory.completion_ids) // 4
     return Completion(
         completion_ids=list(struct.unpack(f"<{num_tokens}i", trajectory.completion_ids)),
@@ -113,33 +149,19 @@ def check_extends(completion: Completion, prefix: Completion) -> None:
         raise EngineError(f"the engine's completion does not begin with the {num_tokens} tokens it had to resume from")
 
 
-def _check(completion: Completion) -> None:
-    """Validate a completion of a host's engine, so that no inconsistent one reaches the trainer."""
-    num_tokens, num_logprobs = len(completion.completion_ids), len(completion.behavior_logprobs)
-    if not num_tokens or num_logprobs != num_tokens:
+def _check(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> None:
+    """Check what an engine returned, so that no damaged trajectory leaves this node."""
+    if problem := problem_of(trajectory, unit, None, limits):
+        raise EngineError(f"the engine returned a damaged completion: {problem}")
+
+
+def _refuse_large(payload: memoryview, lease: Lease) -> None:
+    if payload.nbytes > MAX_PAYLOAD_BYTES:
         raise EngineError(
-            f"the engine returned {num_tokens} tokens and {num_logprobs} log-probs; expected at least one token, and "
-            f"one log-prob per token",
+            f"the trajectory takes {payload.nbytes} bytes, but at most {MAX_PAYLOAD_BYTES} can be stored; lower "
+            f"sampling.max_tokens, which is {lease.sampling.max_tokens} here",
             retryable=False,
         )
-    spans = [(span.start, span.end) for span in completion.spans]
-    are_contiguous = [start for start, _ in spans] + [num_tokens] == [0] + [end for _, end in spans]
-    if not are_contiguous or any(start >= end for start, end in spans):
-        raise EngineError(
-            f"the engine's spans {spans} do not cover its {num_tokens} tokens in order without gaps", retryable=False
-        )
-
-
-def _summary(prompt_tokens: int, completion: Completion) -> TrajectorySummary:
-    versions = [span.policy_version for span in completion.spans]
-    return TrajectorySummary(
-        num_tokens=len(completion.completion_ids),
-        prompt_tokens=prompt_tokens,
-        oldest_version=min(versions),
-        newest_version=max(versions),
-        num_spans=len(versions),
-        finish_reason=completion.finish_reason,
-    )
 
 
 def _little_endian(values: "array.array[int] | array.array[float]") -> memoryview:

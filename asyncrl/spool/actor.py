@@ -4,32 +4,63 @@ The spool stores payloads from rollouts on disk and serves them to rewards and t
     rollouts ── Put ──▶ queue ──▶ writer thread: append all, one fsync ──▶ Stored to the broker
     reward, trainer ── Fetch ──▶ memory, else reader thread ──▶ Fetched
     broker ── Trim ──▶ writer thread drops from the index, reader thread deletes the files
+    trainer ── PutWeights ──▶ weights thread ◀── ListWeights, FetchWeights ── rollouts that are in no collective
 
 Puts that arrive during an fsync share the next one, so one fsync covers many payloads. The queue is bounded by the
 broker's open leases.
 
-The actor can run inside another process: it installs no signal handler, its two threads end with `SpoolActor.run`, and
+The actor can run inside another process: it installs no signal handler, its threads end with `SpoolActor.run`, and
 it stops when its task is cancelled.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import structlog
+from typing import Any, TypeVar
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.message import Message
+from asyncrl.actor.refusals import Refusals
+from asyncrl.checks.permissions import spool_refusal
+from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LedgerError, LinkClosed
-from asyncrl.messages import Bye, Fetch, Fetched, Put, PutItem, SpoolRef, Stop, Stored, StoredItem, Trim
+from asyncrl.log import get_logger
+from asyncrl.messages import (
+    Accepted,
+    AcceptedKey,
+    Beat,
+    Bye,
+    Fetch,
+    Fetched,
+    FetchPart,
+    FetchWeights,
+    FileList,
+    FilePart,
+    ListFiles,
+    ListWeights,
+    Put,
+    PutItem,
+    PutWeights,
+    SpoolRef,
+    Stop,
+    Stored,
+    StoredItem,
+    Trim,
+)
+from asyncrl.spool.files import FileServer
 from asyncrl.spool.segment_format import Entry
 from asyncrl.spool.segments import Segments, remove
+from asyncrl.spool.weights.store import WeightStore
 
-log = structlog.get_logger()
+log = get_logger()
+
+Request = TypeVar("Request")
 
 UNREADABLE = memoryview(b"")
 """Payload of a `Fetched` that could not be read."""
+MAX_REFS = 4096
+"""Most payloads that one `Fetch` may ask for."""
 
 
 class SpoolActor:
@@ -41,16 +72,37 @@ class SpoolActor:
         segments: Owned by the caller; only this actor may use them while it runs.
         hub: Connections of rollouts, rewards and the trainer.
         link: Link to the broker, after the handshake.
+        weights: Owned as ``segments`` are. None ignores messages about weights.
+        files: Files that this spool serves beside its payloads.
+        accept: Called with the keys that may connect to ``hub``, whenever the broker tells others.
     """
 
-    def __init__(self, name: str, segments: Segments, hub: Hub, link: Link) -> None:
+    def __init__(
+        self,
+        name: str,
+        segments: Segments,
+        hub: Hub,
+        link: Link,
+        *,
+        weights: WeightStore | None = None,
+        files: FileServer | None = None,
+        accept: Callable[[list[AcceptedKey]], None] = lambda _keys: None,
+    ) -> None:
         self._name = name
         self._segments = segments
         self._hub = hub
         self._link = link
         self._puts: list[Put] = []
         self._put_arrived = asyncio.Event()
+        self._files = files
+        self._accept = accept
         self._fetches: asyncio.Queue[tuple[str, Fetch]] = asyncio.Queue()
+        self._weights = weights
+        self._about_weights: asyncio.Queue[tuple[str, PutWeights | ListWeights | FetchWeights]] = asyncio.Queue()
+        self._file_requests: asyncio.Queue[tuple[str, ListFiles | FetchPart]] = asyncio.Queue()
+        self._refused = Refusals("spool.refused")
+        self._refused_fetches = Refusals("spool.fetch_refused")
+        self._unreadable = Refusals("spool.unreadable")
 
     async def run(self) -> None:
         """
@@ -64,8 +116,23 @@ class SpoolActor:
         with (
             ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-write") as writer,
             ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-read") as reader,
+            ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-weights") as keeper,
+            ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-files") as filer,
         ):
-            await _first_to_end(self._serve(), self._follow(writer, reader), self._store(writer), self._read(reader))
+            await _first_to_end(
+                self._serve(),
+                self._follow(writer, reader),
+                self._store(writer),
+                self._answer(self._fetches, reader, self._read_all),
+                self._answer(self._about_weights, keeper, self._answer_about_weights),
+                self._answer(self._file_requests, filer, self._answer_files),
+            )
+
+    def beat(self, lag_s: float) -> Beat:
+        return Beat(lag_s)
+
+    def status(self) -> str:
+        return f"{len(self._segments)} payloads"
 
     async def _serve(self) -> None:
         """Handle messages of the peers, without waiting for the disk."""
@@ -74,16 +141,21 @@ class SpoolActor:
                 peer, message = await self._hub.receive()
             except LinkClosed:
                 return
+            if reason := spool_refusal(self._hub.owner(peer), message):
+                self._refused.count(peer=peer, message=type(message).__name__, reason=reason)
+                continue
             match message:
                 case Put():
                     self._puts.append(message)
                     self._put_arrived.set()
                 case Fetch():
                     self._answer_from_memory(peer, message)
+                case PutWeights() | ListWeights() | FetchWeights():
+                    self._about_weights.put_nowait((peer, message))
+                case ListFiles() | FetchPart():
+                    self._file_requests.put_nowait((peer, message))
                 case Bye():
                     self._hub.forget(peer)
-                case _:
-                    log.warning("spool.unexpected", peer=peer, message=type(message).__name__)
 
     async def _follow(self, writer: ThreadPoolExecutor, reader: ThreadPoolExecutor) -> None:
         """Handle messages of the broker."""
@@ -94,6 +166,8 @@ class SpoolActor:
                     if trimmed := await run_in(writer, self._segments.trim, segment):
                         await run_in(reader, remove, trimmed)
                         log.info("spool.trimmed", spool=self._name, below=segment, files=len(trimmed))
+                case Accepted(keys=keys):
+                    self._accept(keys)
                 case Stop():
                     return
 
@@ -129,7 +203,11 @@ class SpoolActor:
         ]
 
     def _answer_from_memory(self, peer: str, fetch: Fetch) -> None:
-        """Answer a fetch whose payloads are all cached; queue any other for the reader thread."""
+        """Answer a fetch whose payloads are all cached, refuse one of too much, and queue others for the reader."""
+        if _asks_too_much(fetch):
+            self._refused_fetches.count(peer=peer, payloads=len(fetch.refs), max_bytes=MAX_PAYLOAD_BYTES)
+            self._hub.send(peer, Fetched(fetch.request_id, [UNREADABLE] * len(fetch.refs)))
+            return
         recent = [self._segments.recent(ref) for ref in fetch.refs if ref.spool == self._name]
         payloads = [payload for payload in recent if payload is not None]
         if len(payloads) == len(fetch.refs):
@@ -137,15 +215,32 @@ class SpoolActor:
         else:
             self._fetches.put_nowait((peer, fetch))
 
-    async def _read(self, reader: ThreadPoolExecutor) -> None:
-        """Answer queued fetches from disk, one after the other."""
+    async def _answer(
+        self,
+        requests: "asyncio.Queue[tuple[str, Request]]",
+        thread: ThreadPoolExecutor,
+        answer: Callable[[Request], Message | None],
+    ) -> None:
+        """Answer queued requests, one after the other, in a thread of their own: no payload waits for a hash."""
         while True:
-            peer, fetch = await self._fetches.get()
-            payloads = await asyncio.get_running_loop().run_in_executor(reader, self._read_all, fetch.refs)
-            self._hub.send(peer, Fetched(fetch.request_id, payloads))
+            peer, request = await requests.get()
+            if (message := await asyncio.get_running_loop().run_in_executor(thread, answer, request)) is not None:
+                self._hub.send(peer, message)
 
-    def _read_all(self, refs: list[SpoolRef]) -> list[memoryview]:
-        return [self._read_one(ref) for ref in refs]
+    def _answer_about_weights(self, request: PutWeights | ListWeights | FetchWeights) -> Message | None:
+        return self._weights.answer(request) if self._weights else None
+
+    def _answer_files(self, request: ListFiles | FetchPart) -> FileList | FilePart:
+        if isinstance(request, FetchPart):
+            content = self._files.read(request.sha256, request.offset, request.length) if self._files else b""
+            return FilePart(request.sha256, request.offset, memoryview(content))
+        try:
+            return FileList(list(self._files.list(request.folder)) if self._files else [])
+        except OSError as error:
+            return FileList([], f"cannot read {error.filename}: {error.strerror}")
+
+    def _read_all(self, fetch: Fetch) -> Fetched:
+        return Fetched(fetch.request_id, [self._read_one(ref) for ref in fetch.refs])
 
     def _read_one(self, ref: SpoolRef) -> memoryview:
         try:
@@ -153,8 +248,13 @@ class SpoolActor:
                 raise LedgerError(f"the payload is stored in spool {ref.spool!r}, this is {self._name!r}")
             return self._segments.read(ref)
         except LedgerError as error:
-            log.error("spool.unreadable", spool=self._name, ref=ref, reason=str(error))
+            self._unreadable.count(spool=self._name, ref=ref, reason=str(error))
             return UNREADABLE
+
+
+def _asks_too_much(fetch: Fetch) -> bool:
+    """True if the answer would be too large. A rollout stores no payload of which that is true."""
+    return len(fetch.refs) > MAX_REFS or sum(max(ref.length, 0) for ref in fetch.refs) > MAX_PAYLOAD_BYTES
 
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:

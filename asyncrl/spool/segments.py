@@ -13,7 +13,6 @@ Invariants:
 Synchronous. `append`, `sync`, `trim` and `close` may run in one thread at a time, `read` and `recent` in any thread.
 """
 
-import fcntl
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import flush
 from asyncrl.files.disk import REMEDY, TornTail
+from asyncrl.files.lock import try_lock
 from asyncrl.messages import SpoolRef
 from asyncrl.spool.payload_cache import PayloadCache
 from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
@@ -49,7 +49,8 @@ class Segments:
         self.torn: TornTail | None = None
         """The torn tail truncated on opening, if there was one."""
         self._directory = directory
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
+        """Size at which the newest segment is sealed, from the next append on."""
         self._cache = PayloadCache(cache_bytes)
         self._index: dict[Key, Place] = {}
         self._keys: dict[int, list[Key]] = {}
@@ -165,7 +166,7 @@ class Segments:
     def _open_writer(self) -> SegmentWriter:
         """Writer of the newest segment; starts a new segment if that is full, or if there is none."""
         writer = self._writer
-        if writer is not None and writer.end >= self._segment_bytes:
+        if writer is not None and writer.end >= self.segment_bytes:
             self.num_syncs += writer.sync()
             self._writer = None
             writer.close()
@@ -228,14 +229,12 @@ def _lock(directory: Path) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         fd = os.open(directory, os.O_RDONLY)
+        if try_lock(fd):
+            return fd
     except OSError as error:
         raise LedgerError(f"cannot open the spool directory {directory}: {error.strerror}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise LedgerError(f"the spool directory {directory} is in use by another process") from error
-    return fd
+    os.close(fd)
+    raise LedgerError(f"the spool directory {directory} is in use by another process")
 
 
 def _segment_paths(directory: Path) -> list[tuple[int, Path]]:

@@ -1,12 +1,15 @@
 """
 Trainer's actor: turns batches into published policy versions and checkpoints.
 
-    Take(k) ─▶ Batch ─▶ fetch payloads ─▶ learner.train ─▶ Stepped
+    Take(k) ─▶ Batch ─▶ fetch and check payloads ─▶ learner.train ─▶ Stepped
                  └ Take(k + 1) is sent, and its payloads are fetched, while step k trains
     every T steps: stage ─▶ Publishing ─▶ transfers, while the next step trains ─▶ Published
 
 A resumed trainer starts from its checkpoint: it publishes the weights under the version they had, sends its last
 `Stepped` messages again, and receives the same batches as before for the following steps.
+
+Groups with a damaged trajectory are left out of their step, and named in `Stepped`. A step without any group left
+changes no weights, and counts.
 
 All computation runs in one thread, which keeps the event loop free for beats and transfers. Weights are copied to
 staging buffers before a transfer, which therefore never sees a half-updated model; the next version is copied while the
@@ -18,46 +21,53 @@ Safe to run inside another process: no signal handler, no logging configuration;
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-import structlog
 from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
+from asyncrl.log import get_logger
 from asyncrl.messages import (
+    Abort,
     Batch,
     Beat,
     Commit,
+    Drain,
     Evaluated,
     Evaluating,
     Published,
     Publishing,
     Ready,
+    Refusal,
     Reject,
+    Spools,
     Stepped,
     Stop,
     StoreValue,
     Take,
     Transfer,
     TransferFailed,
+    Upload,
+    Uploaded,
     Work,
 )
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
-from asyncrl.trainer.fetching import fetch_step
-from asyncrl.trainer.packing.step import Step
-from asyncrl.trainer.trainable import Trainable, WeightPublisher
+from asyncrl.trainer.fetching import FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
+from asyncrl.trainer.trainable import Trainable, WeightPublisher, WeightUploader
 
-log = structlog.get_logger()
+log = get_logger()
 Result = TypeVar("Result")
 
 BATCHES_AHEAD = 2
@@ -82,10 +92,13 @@ class TrainerActor:
 
     Args:
         publisher: Sends weights. Owned by the caller.
+        uploader: Stores weights at the spool. Owned by the caller. None refuses to (for tests).
         connection: Links after Hello and Welcome.
         layout_hash: Hash of the publisher's layout.
         checkpoints: Directory of the checkpoints.
-        broadcast: Sends a message to the other ranks, if there are any.
+        run_id: Identity of the run, for its checkpoints; empty if it is unknown.
+        others: The further ranks, if there are any.
+        on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
     """
 
     def __init__(
@@ -99,25 +112,33 @@ class TrainerActor:
         layout_hash: str,
         checkpoints: Path,
         start: Start = Start(),  # noqa: B008  immutable
-        broadcast: Callable[[Batch | Work], None] = lambda _: None,
+        run_id: str = "",
+        uploader: WeightUploader | None = None,
+        others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
+        on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._learner = learner
         self._publisher = publisher
+        self._uploader = uploader
         self._link = connection.broker
-        self._payloads = PayloadClient(connection.spool)
+        self._spools = connection.spools
+        self._payloads = PayloadClient(connection.spools)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
-            checkpoints, config.checkpoint, tokenizer=tokenizer, link=self._link, clock=clock
+            checkpoints, config.checkpoint, tokenizer=tokenizer, link=self._link, run_id=run_id, clock=clock
         )
         self._start = start
-        self._broadcast = broadcast
+        self._others = others
+        self._on_drain = on_drain
+        self._vocab_size = vocab_size_of(learner)
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
-        self._upcoming: asyncio.Task[Step] | None = None
+        self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
+        self._upcoming: asyncio.Task[FetchedStep] | None = None
         """Fetch of the next step."""
         self._version = start.policy_version - 1
         """Newest staged version."""
@@ -125,9 +146,14 @@ class TrainerActor:
         self._went_live = asyncio.Event()
         self._stepped = deque(start.stepped, maxlen=max(config.checkpoint.every_steps, 1) + BATCHES_AHEAD)
         """Reports of the newest steps, saved in checkpoints: a broker that died may not have received them."""
+        self._drain_began = asyncio.Event()
+        self._is_drained = asyncio.Event()
+        self._num_saved = start.step
+        """Steps in the newest checkpoint, which may still be being written."""
         self._num_tokens = 0
         self._publish_s = 0.0
         self._publish_bytes = 0
+        self._draining: asyncio.Task[Literal[True]]
         self._compute: ThreadPoolExecutor
         self._tasks: asyncio.TaskGroup
 
@@ -138,22 +164,46 @@ class TrainerActor:
         Raises:
             LinkRefused: The broker rejected this trainer.
             LinkReset: The broker restarted.
-            LinkError: The spool did not answer.
-            DecodeError: The spool lost a trajectory of a batch.
+            LinkError: A spool did not answer.
+            DecodeError: A spool lost a trajectory of a batch.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute, self._checkpoints:
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     tasks = self._tasks
-                    jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._transfer, self._train)]
+                    self._draining = tasks.create_task(self._drain_began.wait())
+                    loops = (self._spools.run, self._transfer, self._upload, self._train)
+                    jobs = [tasks.create_task(loop()) for loop in loops]
                     await self._serve()
-                    for task in filter(None, (*jobs, self._upcoming)):
+                    for task in filter(None, (*jobs, self._draining, self._upcoming)):
                         task.cancel()
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
 
+    async def drain(self, deadline_s: float) -> bool:
+        """
+        Train to the end of a version, save a checkpoint, and train no further. False if that takes longer.
+
+        A checkpoint has the weights of one version: with several steps per publish, the remaining ones are trained.
+        """
+        self._drain_began.set()
+        self._went_live.set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._is_drained.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens)
+        return Beat(
+            lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens, self._publisher.num_buckets
+        )
+
+    def status(self) -> str:
+        """Steps done, and the newest published version."""
+        done = self._stepped[-1].step + 1 if self._stepped else self._start.step
+        return f"step {done} of {self._config.run.steps}, v{self._live_version}"
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -170,13 +220,22 @@ class TrainerActor:
                     future.set_result(message)
             case Transfer():
                 self._transfers.put_nowait(message)
+            case Upload():
+                self._uploads.put_nowait(message)
             case StoreValue():
                 self._publisher.deliver(message)
+            case Abort():
+                self._publisher.abort(message)
             case Published(policy_version=version):
                 self._live_version = max(self._live_version, version)
                 self._went_live.set()
             case Evaluating() | Evaluated():
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
+            case Spools(spools=spools):
+                self._spools.update(spools)
+                self._others.broadcast(message)
+            case Drain() if self._on_drain:
+                self._on_drain()
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
@@ -186,7 +245,7 @@ class TrainerActor:
 
     async def _train(self) -> None:
         start, steps = self._start, self._config.run.steps
-        await self._link.send(Ready(self._layout_hash))
+        await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
         await self._publish(next_step=start.step)
         for stepped in start.stepped:
             await self._link.send(stepped)
@@ -194,18 +253,40 @@ class TrainerActor:
             await self._link.send(Commit(start.step - 1, start.checkpoint))
         if start.step < steps:
             self._upcoming = self._tasks.create_task(self._batch(start.step))
-        for step in range(start.step, steps):
-            await self._step(step)
+        num_done = start.step
+        while num_done < steps and await self._may_train(num_done):
+            await self._step(num_done)
+            num_done += 1
+        await self._drain_began.wait()
+        if num_done > self._num_saved and self._ends_version(num_done):
+            await self._checkpoint(num_done - 1)
+        await self._checkpoints.wait_idle()
+        self._is_drained.set()
+
+    async def _may_train(self, num_done: int) -> bool:
+        """Wait for the next batch, or for `drain`. False if no further step is to be trained."""
+        if self._upcoming is None:
+            raise BrokenInvariant("a step began before its batch was requested")
+        await asyncio.wait([self._upcoming, self._draining], return_when=asyncio.FIRST_COMPLETED)
+        if not self._ends_version(num_done):
+            await asyncio.wait([self._upcoming])
+            return True
+        return not self._drain_began.is_set()
+
+    def _ends_version(self, num_done: int) -> bool:
+        """True if the weights after so many steps are those of a policy version."""
+        return num_done % self._config.schedule.steps_per_publish == 0 or num_done == self._config.run.steps
 
     async def _step(self, step: int) -> None:
         started_s = self._clock()
         is_last = step + 1 == self._config.run.steps
-        trained = await self._next_batch(None if is_last else step + 1)
+        fetched = await self._next_batch(None if is_last else step + 1)
+        left_out = _groups_of(fetched.refused)
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        self._broadcast(Work("train", step, version_before))
-        metrics = await self._in_thread(self._learner.train, trained, version_before)
+        self._others.broadcast(Work("train", step, version_before, left_out))
+        metrics = await self._in_thread(self._learner.train, fetched.step.without(left_out), version_before)
         reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
@@ -214,7 +295,7 @@ class TrainerActor:
         wait_s, train_s, stage_s = taken_s - started_s, trained_s - taken_s, self._clock() - trained_s
         timing = self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
         self._num_tokens += int(metrics["num_tokens"])
-        self._stepped.append(Stepped(step, version, metrics | timing))
+        self._stepped.append(Stepped(step, version, metrics | timing, fetched.refused))
         await self._link.send(self._stepped[-1])
         if is_last or _every(self._config.checkpoint.every_steps, step):
             await self._checkpoint(step)
@@ -224,7 +305,7 @@ class TrainerActor:
         is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
         return self._version if is_published else None
 
-    async def _next_batch(self, following: int | None) -> Step:
+    async def _next_batch(self, following: int | None) -> FetchedStep:
         """Wait for the requested step, then request the ``following`` one."""
         if self._upcoming is None:
             raise BrokenInvariant("a step began before its batch was requested")
@@ -232,15 +313,21 @@ class TrainerActor:
         self._upcoming = None if following is None else self._tasks.create_task(self._batch(following))
         return step
 
-    async def _batch(self, step: int) -> Step:
+    async def _batch(self, step: int) -> FetchedStep:
+        """Request and fetch a batch, with the refusals of all ranks."""
         future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
         self._batches[step] = future
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
-        self._broadcast(batch)
-        group_size = self._config.schedule.group_size
-        return await fetch_step(batch, self._learner, self._payloads, rank=0, group_size=group_size)
+        self._others.broadcast(batch)
+        limits = limits_of(self._config, self._vocab_size, step)
+        own = await fetch_step(batch, self._learner, self._payloads, rank=0, config=self._config, limits=limits)
+        refused = own.refused + await self._others.refused(step)
+        for refusal in refused:
+            unit = refusal.unit
+            log.warning("trajectory.refused", group_id=unit.group_id, index=unit.index, reason=refusal.reason)
+        return FetchedStep(own.step, refused)
 
     def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
         # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.
@@ -266,10 +353,13 @@ class TrainerActor:
         replace the waiting one: the broker may be about to request that, and the transfer would break for every member.
         (The broker requests the newest version offered, and so may skip one whose transfer broke.)
         """
-        while self._live_version < self._version - 1:
+        while self._live_version < self._version - 1 and not self._drain_began.is_set():
             self._went_live.clear()
             await self._went_live.wait()
-        self._broadcast(Work("gather", next_step))
+        if self._drain_began.is_set():
+            self._version += 1  # Published after the restart, from the checkpoint.
+            return
+        self._others.broadcast(Work("gather", next_step))
         await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
         self._version += 1
         reach("trainer.staged")
@@ -288,12 +378,23 @@ class TrainerActor:
                 self._publish_s, self._publish_bytes = done.seconds, done.num_bytes
                 await self._link.send(done)
 
+    async def _upload(self) -> None:
+        """Put versions into the spool, one after the other, while the next steps train."""
+        while True:
+            version = (await self._uploads.get()).policy_version
+            if self._uploader is None:
+                await self._link.send(Uploaded(version, 0.0, 0, problem="this trainer stores no weights"))
+            else:
+                await self._link.send(await self._uploader.upload(version))
+                await self._uploader.upload_anchor()
+
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
         """Copy the contents of a checkpoint, which is written while the next steps train."""
         await self._checkpoints.wait_idle()
-        self._broadcast(Work("snapshot", step))
+        self._num_saved = step + 1
+        self._others.broadcast(Work("snapshot", step))
         snapshot = await self._in_thread(self._learner.snapshot)
         self._checkpoints.begin(
             self._tasks, step=step + 1, policy_version=self._version, stepped=self._stepped, snapshot=snapshot
@@ -305,6 +406,10 @@ class TrainerActor:
             return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
         finally:
             self._occupancy.end()
+
+
+def _groups_of(refused: Sequence[Refusal]) -> list[int]:
+    return sorted({refusal.unit.group_id for refusal in refused})
 
 
 def _every(interval: int, step: int) -> bool:

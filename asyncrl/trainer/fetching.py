@@ -1,44 +1,109 @@
-"""Turn a batch of the broker into this rank's step: assign trajectories to ranks, and fetch this rank's tokens."""
+"""
+Turn a batch of the broker into this rank's step: assign trajectories to ranks, fetch and check this rank's tokens.
+
+    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ Step of this rank, and what it refuses
+                                                            │
+    every rank's refusals ──────────────────────────────────┴─▶ the groups to leave out, the same on every rank
+
+A payload that the spool has lost or damaged raises: the operator must see to the disk. One that was damaged when it was
+stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.errors import LinkError
-from asyncrl.messages import Batch, ScoredTrajectory, Trajectory
+from asyncrl.checks.trajectory import problem_of, summary_problem_of
+from asyncrl.client.payloads import PayloadClient, read_trajectory
+from asyncrl.config.sections import Config
+from asyncrl.errors import LinkError, NotATrajectory
+from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.trainer.trainable import Trainable
 
 FETCH_S = 120.0
-"""Time limit for the spool to send all trajectories of a rank."""
+"""Time limit for the spools to send all trajectories of a rank, once they are there."""
 
 
-async def fetch_step(batch: Batch, learner: Trainable, payloads: PayloadClient, *, rank: int, group_size: int) -> Step:
+class FetchedStep(Struct, frozen=True):
+    """A step as one rank fetched it. It may be trained on only without the groups of every rank's refusals."""
+
+    step: Step
+    """Lacks the tokens of refused trajectories."""
+    refused: list[Refusal]
+    """Trajectories of this rank that are damaged."""
+
+
+def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
+    """Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it."""
+    return TrajectoryLimits(
+        vocab_size=vocab_size,
+        max_tokens=config.sampling.max_tokens,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        newest_version=step // config.schedule.steps_per_publish,
+    )
+
+
+async def fetch_step(
+    batch: Batch, learner: Trainable, payloads: PayloadClient, *, rank: int, config: Config, limits: TrajectoryLimits
+) -> FetchedStep:
     """
-    Fetch the trajectories of a batch that ``rank`` trains.
+    Fetch the trajectories of a batch that ``rank`` trains; wait for spools that are away.
 
-    Args:
-        group_size: Trajectories of a prompt to train on. One with a higher index is greedy: not trained on, its reward
-            is the baseline of its group.
+    A trajectory with an index of ``group_size`` or more is greedy: not trained on, its reward is the baseline of its
+    group.
 
     Raises:
-        LinkError: The spool did not answer in time.
-        DecodeError: The spool lost a trajectory.
+        LinkError: A spool did not answer in time.
+        DecodeError: A spool lost a trajectory.
     """
+    group_size, patience_s = config.schedule.group_size, FETCH_S + config.broker.spool_ttl_s
     greedy = {scored.unit.group_id: scored.reward for scored in batch.trajectories if scored.unit.index >= group_size}
-    sampled = [scored for scored in batch.trajectories if scored.unit.index < group_size]
+    impossible = _impossible(batch, limits)  # Arrays are as long as the summaries say: check these first.
+    left_out = {refusal.unit.group_id for refusal in impossible}
+    sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
     infos = [_info(scored, greedy.get(scored.unit.group_id)) for scored in sampled]
-    owners = learner.assign_ranks(infos)
+    owners = learner.assign_ranks(infos) if infos else []
     own = {place: sampled[place] for place, owner in enumerate(owners) if owner == rank}
     try:
-        fetched = await payloads.fetch_all([scored.ref for scored in own.values()], FETCH_S)
+        fetched = await payloads.fetch_payloads([scored.ref for scored in own.values()], patience_s)
     except TimeoutError:
-        raise LinkError(f"the spool did not send the batch of step {batch.step} within {FETCH_S:g} s") from None
-    trajectories = {
-        place: _training_trajectory(trajectory, own[place]) for place, trajectory in zip(own, fetched, strict=True)
-    }
-    return Step(infos, trajectories, owners)
+        raise LinkError(f"the spools did not send the batch of step {batch.step} within {patience_s:g} s") from None
+    trajectories, refused = _checked(own, fetched, limits)
+    return FetchedStep(Step(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
+
+
+def _impossible(batch: Batch, limits: TrajectoryLimits) -> list[Refusal]:
+    """
+    Trajectories that were refused before, or whose summaries no sound one can have. Every rank finds the same, and the
+    first one reports them.
+    """
+    problems = ((s.unit, s.refused or summary_problem_of(s.summary, limits)) for s in batch.trajectories)
+    return [Refusal(unit, problem) for unit, problem in problems if problem]
+
+
+def _checked(
+    own: dict[int, ScoredTrajectory], payloads: Sequence[memoryview | None], limits: TrajectoryLimits
+) -> tuple[dict[int, TrainingTrajectory], list[Refusal]]:
+    trajectories: dict[int, TrainingTrajectory] = {}
+    refused: list[Refusal] = []
+    for (place, scored), payload in zip(own.items(), payloads, strict=True):
+        if payload is None:
+            refused.append(Refusal(scored.unit, f"the spool {scored.ref.spool} is lost"))
+            continue
+        try:
+            trajectory = read_trajectory(scored.ref, payload)
+        except NotATrajectory as error:
+            refused.append(Refusal(scored.unit, str(error)))
+            continue
+        if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
+            refused.append(Refusal(scored.unit, problem))
+        else:
+            trajectories[place] = _training_trajectory(trajectory, scored)
+    return trajectories, refused
 
 
 def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:

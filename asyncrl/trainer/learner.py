@@ -78,6 +78,11 @@ class Learner:
     def policy(self) -> Policy:
         return self._models.policy
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding: every token id is below it."""
+        return int(self.policy.model.get_input_embeddings().weight.shape[0])
+
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] rank that trains each trajectory; `UNASSIGNED` if its gradient is known to be zero."""
         owners = [UNASSIGNED] * len(infos)
@@ -102,7 +107,8 @@ class Learner:
 
         Returns:
             Metrics, the same on all ranks. ``skipped`` counts updates with a non-finite loss or gradient, which leave
-            the weights unchanged. Metrics of the log-prob gap are present if ``policy_version`` wrote a token.
+            the weights unchanged, and is 1 for a step without trajectories. Metrics of the log-prob gap are present if
+            ``policy_version`` wrote a token.
 
         Raises:
             AsyncrlError: There are no trajectories, or those of a group are not adjacent.
@@ -110,6 +116,8 @@ class Learner:
         """
         if not isinstance(step, Step):
             step = local_step(step)
+        if not step.infos:
+            return self._skip()
         per_token = self._score(step)
         estimates = estimate(self._recipe, step.outcomes, per_token, kl_coef=self._kl_controller.coef)
         lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
@@ -124,6 +132,12 @@ class Learner:
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.infos))
         return merged(updates) | dict(estimates.metrics) | _step_statistics(step, estimates) | {"lr": lr}
+
+    def _skip(self) -> dict[str, float]:
+        """Metrics of a step of which no trajectory is left."""
+        lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
+        self._num_steps += 1
+        return {"loss": 0.0, "skipped": 1.0, "num_tokens": 0.0, "num_trajectories": 0.0, "lr": lr}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights to publish by Hugging Face name, tied ones once. Borrowed until the next `train`. Collective."""

@@ -2,10 +2,12 @@
 Further rank of the trainer: holds a shard of the model, and does what the first rank tells it to do.
 
     rank 0 ── Batch, Work ─▶ shard ── Fetch ─▶ spool          each rank fetches only the trajectories it trains
+       │◀─────── Checked ──────┤
        └────── collectives ────┘
 
 It does not know the broker: only the first rank publishes, commits and reports. The first rank announces each
-collective when it begins it, so no rank waits inside a collective for something unbounded, such as a batch.
+collective when it begins it, so no rank waits inside a collective for something unbounded, such as a batch. It trains a
+step only once each rank has checked its trajectories, and tells all of them which groups to leave out.
 
 Safe to run inside another process, like `TrainerActor`.
 """
@@ -15,12 +17,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.payloads import PayloadClient
+from asyncrl.client.spools import SpoolLinks
+from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
-from asyncrl.messages import Batch, Beat, Stop, Work
-from asyncrl.trainer.fetching import fetch_step
+from asyncrl.messages import Batch, Beat, Checked, Spools, Stop, Work
+from asyncrl.trainer.fetching import fetch_step, limits_of
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.step import Step
 
@@ -30,12 +36,14 @@ Result = TypeVar("Result")
 class ShardActor:
     """Actor of one further rank, 1 or higher. ``link`` goes to the first rank, after Hello and Welcome."""
 
-    def __init__(self, learner: Learner, rank: int, group_size: int, link: Link, spool: Link) -> None:
+    def __init__(self, learner: Learner, rank: int, config: Config, link: Link, spools: SpoolLinks) -> None:
         self._learner = learner
         self._rank = rank
-        self._group_size = group_size
+        self._config = config
+        self._vocab_size = vocab_size_of(learner)
         self._link = link
-        self._payloads = PayloadClient(spool)
+        self._spools = spools
+        self._payloads = PayloadClient(spools)
         self._occupancy = Occupancy()
         self._steps: dict[int, asyncio.Task[Step]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
@@ -46,13 +54,13 @@ class ShardActor:
         Work until the first rank sends Stop or closes the link.
 
         Raises:
-            LinkError, DecodeError: The spool did not answer, or lost a trajectory of a batch.
+            LinkError, DecodeError: A spool did not answer, or lost a trajectory of a batch.
             RankDied: Another rank is gone.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    jobs = [tasks.create_task(job()) for job in (self._payloads.run, self._work_in_order)]
+                    jobs = [tasks.create_task(job()) for job in (self._spools.run, self._work_in_order)]
                     await self._receive(tasks)
                     for task in (*jobs, *self._steps.values()):
                         task.cancel()
@@ -62,6 +70,9 @@ class ShardActor:
     def beat(self, lag_s: float) -> Beat:
         return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
 
+    def status(self) -> str:
+        return f"rank {self._rank}"
+
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
@@ -70,25 +81,39 @@ class ShardActor:
                 return
             match message:
                 case Batch():
-                    fetching = fetch_step(
-                        message, self._learner, self._payloads, rank=self._rank, group_size=self._group_size
-                    )
-                    self._steps[message.step] = tasks.create_task(fetching)
+                    self._steps[message.step] = tasks.create_task(self._fetch(message))
+                case Spools(spools=spools):
+                    self._spools.update(spools)
                 case Work():
                     self._work.put_nowait(message)
                 case Stop():
                     return
+
+    async def _fetch(self, batch: Batch) -> Step:
+        fetched = await fetch_step(
+            batch,
+            self._learner,
+            self._payloads,
+            rank=self._rank,
+            config=self._config,
+            limits=limits_of(self._config, self._vocab_size, batch.step),
+        )
+        await self._link.send(Checked(batch.step, fetched.refused))
+        return fetched.step
 
     async def _work_in_order(self) -> None:
         while True:
             work = await self._work.get()
             match work.kind:
                 case "train":
-                    step = await self._steps.pop(work.step)
+                    reach("shard.training")
+                    step = (await self._steps.pop(work.step)).without(work.left_out)
                     await self._in_thread(lambda: self._learner.train(step, work.policy_version))  # noqa: B023  awaited
                 case "gather":
+                    reach("shard.gathering")
                     await self._in_thread(self._learner.gather_weights)
                 case "snapshot":
+                    reach("shard.copying")
                     await self._in_thread(self._learner.snapshot)
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:

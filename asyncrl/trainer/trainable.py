@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from asyncrl.messages import StoreValue, Transfer, Transferred
+from asyncrl.messages import Abort, StoreValue, Transfer, Transferred, Uploaded
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 
@@ -13,6 +13,8 @@ from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 class Trainable(Protocol):
     """
     A policy that is trained step by step. `asyncrl.trainer.learner.Learner` is one.
+
+    A policy may have an attribute ``vocab_size``, the rows of its token embedding: token ids are then compared with it.
 
     The methods are called one at a time, on the actor's compute thread.
     """
@@ -25,7 +27,8 @@ class Trainable(Protocol):
         Train on one batch.
 
         Args:
-            step: The batch, with the tokens of this rank's trajectories.
+            step: The batch, with the tokens of this rank's trajectories. Without any if every group was damaged: it
+                counts as a step, and leaves the weights unchanged.
             policy_version: Version of the current weights; None if they were not published.
 
         Returns:
@@ -42,6 +45,10 @@ class Trainable(Protocol):
 class WeightPublisher(Protocol):
     """Sends weights to rollouts; `asyncrl.weights.publish.Publisher` and `asyncrl.weights.memory.MemoryPublisher`."""
 
+    @property
+    def num_buckets(self) -> int:
+        """Buckets sent in the current or last transfer, by which the broker sees that it goes on; 0 if unknown."""
+
     def stage(self, policy_version: int, named_tensors: Iterable[tuple[str, Tensor]], /) -> None:
         """Copy a version of the weights; called on the compute thread."""
 
@@ -55,3 +62,16 @@ class WeightPublisher(Protocol):
 
     def deliver(self, value: StoreValue, /) -> None:
         """Handle the broker's answer to a rendezvous request of this publisher."""
+
+    def abort(self, abort: Abort, /) -> None:
+        """Let the transfer of this group fail now, begun or not. Ignored if it has ended."""
+
+
+class WeightUploader(Protocol):
+    """Puts weights into the spool; `asyncrl.weights.stored.upload.Uploader`."""
+
+    async def upload(self, policy_version: int, /) -> Uploaded:
+        """Store a staged version, and say whether it is at the spool."""
+
+    async def upload_anchor(self) -> None:
+        """Store the last version once more, complete, if that is due."""

@@ -29,7 +29,7 @@ class _Copy:
 
 
 class Copies:
-    """Thread-safe for one writer and one reader. ``keeps_base`` adds a third copy, so `keep` delays no writer."""
+    """Thread-safe for one writer and any readers. ``keeps_base`` adds a third copy, so `keep` delays no writer."""
 
     def __init__(self, layout: Layout, device: torch.device, *, keeps_base: bool) -> None:
         self._copies = [_Copy(Staging(layout, device)) for _ in range(3 if keeps_base else 2)]

@@ -35,6 +35,8 @@ class SendStats(Struct):
     """Bytes of weights that were sent, after delta encoding."""
     num_changed: int = 0
     """Elements that differ from the base; 0 without one."""
+    num_buckets: int = 0
+    """Buckets that were sent."""
 
 
 class Channel:
@@ -68,6 +70,7 @@ def send(
             stats.num_changed += num_changed
         channel.broadcast(payload)
         stats.num_bytes += len(payload)
+        stats.num_buckets += 1
         if checksum:
             sums.append(checksum(bucket))
     if checksum and sums:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoreValue, Transfer, Transferred
+from asyncrl.messages import Abort, StoreValue, Transfer, Transferred
 
 KEPT_VERSIONS = 2
 """The newest version, and the version before it, which may still be in transfer."""
@@ -17,6 +17,8 @@ KEPT_VERSIONS = 2
 
 class MemoryPublisher:
     """Trainer's side; it has the methods of `asyncrl.weights.publish.Publisher` that a `TrainerActor` calls."""
+
+    num_buckets = 0
 
     def __init__(self) -> None:
         self._versions: dict[int, dict[str, Tensor]] = {}
@@ -40,6 +42,9 @@ class MemoryPublisher:
     def deliver(self, value: StoreValue) -> None:
         """Ignore a rendezvous: there is no process group."""
 
+    def abort(self, abort: Abort) -> None:
+        """Ignore it: a transfer takes no time."""
+
 
 class MemoryReceiver:
     """Rollout's side: a `WeightReceiver` of a publisher in the same process."""
@@ -59,6 +64,9 @@ class MemoryReceiver:
 
     def deliver(self, value: StoreValue) -> None:
         """Ignore a rendezvous: there is no process group."""
+
+    def abort(self, abort: Abort) -> None:
+        """Ignore it: a transfer takes no time."""
 
     async def aclose(self) -> None:
         self._tensors = {}

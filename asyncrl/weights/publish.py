@@ -11,9 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member, StoreValue, Transfer, Transferred
+from asyncrl.messages import Abort, Member, StoreValue, Transfer, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NO_VERSION, Header
 from asyncrl.weights.contents.layout import Layout
@@ -39,22 +40,38 @@ class Publisher:
     Args:
         layout: The tensors to send; receivers must have an equal layout.
         member: This node; always ``members[0]`` of a transfer.
+        interface: Address of this machine on which it connects to the receivers.
         device: Device of the copies; the backend must be able to send from it.
     """
 
     def __init__(
-        self, layout: Layout, member: Member, send: Send, config: Weights, *, device: torch.device = CPU
+        self,
+        layout: Layout,
+        member: Member,
+        send: Send,
+        config: Weights,
+        *,
+        interface: str = LOOPBACK,
+        device: torch.device = CPU,
     ) -> None:
         self._layout = layout
         self._config = config
         self._device = device
-        self._keeper = GroupKeeper(member, send, config, device=device)  # first: it makes the device usable
-        self._copies = Copies(layout, device, keeps_base=config.delta)
+        # first, because it makes the device usable
+        self._keeper = GroupKeeper(member, send, config, interface=interface, device=device)
+        self.copies = Copies(layout, device, keeps_base=config.delta)
+        """The staged versions."""
         self._checksum = Checksum(device)
         self._transfer_group = NO_GROUP
         """Group whose members hold the kept copy: the group of the last completed transfer with ``keep``."""
+        self._stats = SendStats()
         self.changed_fraction: float | None = None
         """Share of elements whose bits changed in the last transfer; None if it sent whole buckets."""
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets sent in the current or last transfer."""
+        return self._stats.num_buckets
 
     def stage(self, policy_version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """
@@ -69,7 +86,7 @@ class Publisher:
         Raises:
             TransferError: A tensor is missing, unknown, or of another shape. Staged versions are unchanged.
         """
-        with self._copies.write(policy_version) as staging, torch.no_grad():
+        with self.copies.write(policy_version) as staging, torch.no_grad():
             missing = set(staging.tensors)
             for name, tensor in named_tensors:
                 _copy(name, tensor, staging)
@@ -88,15 +105,19 @@ class Publisher:
             raise TransferError(
                 f"transfer group {transfer.transfer_group} lists the trainer at rank {rank}; expected rank 0"
             )
-        stats = SendStats()
+        stats = self._stats = SendStats()
         seconds = await self._keeper.run(transfer, 0, partial(self._send, transfer, stats))
         return Transferred(transfer.transfer_group, transfer.policy_version, seconds, stats.num_bytes)
 
     def deliver(self, value: StoreValue) -> None:
         self._keeper.deliver(value)
 
+    def abort(self, abort: Abort) -> None:
+        """Give up the transfer of a group; see `GroupKeeper.abort`."""
+        self._keeper.abort(abort)
+
     async def aclose(self) -> None:
-        """Close the groups and the thread, after a running transfer has ended by its deadline. Idempotent."""
+        """Abort a running transfer, and close the groups and the thread. Idempotent."""
         await self._keeper.aclose()
 
     # ── on the thread ───────────────────────────────────────────────────────────────────────
@@ -104,10 +125,10 @@ class Publisher:
     def _send(self, transfer: Transfer, stats: SendStats, group: Group, deadline: Deadline) -> None:
         version, channel = transfer.policy_version, Channel(group, deadline)
         is_new_group = transfer.transfer_group != self._transfer_group
-        base_version, base = (None if is_new_group else self._copies.kept()) or (NO_VERSION, None)
+        base_version, base = (None if is_new_group else self.copies.kept()) or (NO_VERSION, None)
         is_checked = self._config.verify or is_new_group or base is not None
-        with self._copies.read(version) as staging:
-            newest = version if staging else self._copies.newest
+        with self.copies.read(version) as staging:
+            newest = version if staging else self.copies.newest
             channel.broadcast(Header(newest, self._layout.hash, base_version, is_checked).encode(self._device))
             if staging is None:  # The receivers see it in the header and do not wait.
                 raise TransferError(f"policy_version {newest} is staged, not {version}")
@@ -118,7 +139,7 @@ class Publisher:
             if transfer.keep:
                 self._transfer_group = transfer.transfer_group
                 if self._config.delta:
-                    self._copies.keep(version)
+                    self.copies.keep(version)
 
 
 def _copy(name: str, tensor: Tensor, staging: Staging) -> None:

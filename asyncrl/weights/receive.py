@@ -13,9 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.messages import Member, StoreValue, Transfer
+from asyncrl.messages import Abort, Member, StoreValue, Transfer
 from asyncrl.weights.contents import header
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NO_VERSION
@@ -38,6 +39,7 @@ class Receiver:
 
     Args:
         layout: The tensors to receive; the trainer must have an equal layout.
+        interface: Address of this machine on which it connects to the trainer.
         device: Device of the buffers; the backend must be able to receive into it.
         local_rank: Index of this process among the member's processes.
         on_bucket: Given with ``staging = "bucket"``, and only then. Called on the receiving thread with the tensors of
@@ -55,6 +57,7 @@ class Receiver:
         send: Send,
         config: Weights,
         *,
+        interface: str = LOOPBACK,
         device: torch.device = CPU,
         local_rank: int = 0,
         on_bucket: OnBucket | None = None,
@@ -65,7 +68,7 @@ class Receiver:
                 f"{'single buckets' if on_bucket else 'whole versions'}"
             )
         # constructed first, because it makes the device usable
-        self._keeper = GroupKeeper(member, send, config, local_rank=local_rank, device=device)
+        self._keeper = GroupKeeper(member, send, config, interface=interface, local_rank=local_rank, device=device)
         self._device = device
         self._staging = Staging(layout, device, holds=config.staging)
         self._is_whole = on_bucket is None
@@ -99,8 +102,12 @@ class Receiver:
     def deliver(self, value: StoreValue) -> None:
         self._keeper.deliver(value)
 
+    def abort(self, abort: Abort) -> None:
+        """Give up the transfer of a group; see `GroupKeeper.abort`."""
+        self._keeper.abort(abort)
+
     async def aclose(self) -> None:
-        """Close the groups and the thread, after a running transfer has ended by its deadline. Idempotent."""
+        """Abort a running transfer, and close the groups and the thread. Idempotent."""
         await self._keeper.aclose()
 
     def _receive(self, policy_version: int, group: Group, deadline: Deadline) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from payloads import PROMPT_TEXT, SUMMARY
 from processes import Processes, report
 
@@ -130,14 +131,15 @@ def roles(num_nodes: int) -> dict[str, Role]:
     return nodes | {TRAINER: "trainer"}
 
 
-def halves(lease: Lease) -> list[list[StoredItem]]:
+def halves(lease: Lease, policy_version: int) -> list[list[StoredItem]]:
     """Stored trajectories of a lease in two halves, the second of which may be missing if there is only one."""
+    summary = replace(SUMMARY, oldest_version=policy_version, newest_version=policy_version)
     middle = (len(lease.indices) + 1) // 2
     parts = [part for part in (lease.indices[:middle], lease.indices[middle:]) if part]
     return [
         [
             StoredItem(
-                Unit(lease.group_id, index, lease.split), lease.lease_id, SpoolRef(SPOOL, 0, 0, 20_000, 0), SUMMARY
+                Unit(lease.group_id, index, lease.split), lease.lease_id, SpoolRef(SPOOL, 0, 0, 20_000, 0), summary
             )
             for index in part
         ]
@@ -159,6 +161,7 @@ def _config(directory: Path, groups_per_step: int) -> Config:
             "model": {"path": "model"},
             "data": {"train": str(train)},
             "schedule": {"groups_per_step": groups_per_step, "group_size": GROUP_SIZE, "staleness": 1},
+            "sampling": {"max_tokens": 2048},
         }
     )
 
@@ -228,7 +231,8 @@ class Cluster:
             replies: list[Outgoing] = []
             start_s = time.process_time()
             for peer, message in messages:
-                scheduler.handle(peer, message, now_s)
+                if not scheduler.refuses(peer, message):
+                    scheduler.handle(peer, message, now_s)
                 replies += scheduler.drain()[0]
             self.spent_s[kind] += time.process_time() - start_s
             self._deliver(replies)
@@ -240,7 +244,8 @@ class Cluster:
     def _answer(self, name: str, message: Message) -> None:
         match message:
             case Lease():
-                for items in halves(message):
+                node = self._scheduler.nodes.get(_peer(name))
+                for items in halves(message, node.policy_version if node else 0):
                     turn = self._turn + self._random.randint(1, LONGEST_TURNS)
                     self._due[turn].append(_encode(SPOOL, Stored(name, INCARNATION, items)))
             case Settled(items=items):

@@ -12,18 +12,22 @@ batch, fetched, checked, decoded, published and committed. The nodes are scripte
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import count
 from typing import Any
 
 import uvloop
+from keyed import key_file
 from meter import Meter, Rate
+from msgspec.structs import replace
 from payloads import PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, identity, join, send_beats, spool_link
+from asyncrl.client.handshake import Identity, identity, join, send_beats, spool_links
 from asyncrl.client.payloads import PayloadClient
+from asyncrl.client.run_address import find_run
+from asyncrl.client.spools import SpoolLinks
 from asyncrl.messages import (
     Batch,
     Beat,
@@ -39,11 +43,13 @@ from asyncrl.messages import (
     Ready,
     Scored,
     ScoredItem,
+    Spools,
     Stepped,
     StoreGet,
     StoreSet,
     StoreValue,
     Take,
+    TrajectorySummary,
     Transfer,
     Transferred,
     Unit,
@@ -67,6 +73,9 @@ steps = 1000000
 path = "{path}/model"
 [data]
 train = "{path}/train.jsonl"
+max_prompt_tokens = 512
+[sampling]
+max_tokens = 2048
 [schedule]
 groups_per_step = {groups_per_step}
 group_size = {group_size}
@@ -81,9 +90,9 @@ at_end = false
 """
 
 
-async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
+async def flow(processes: Processes, batch: int, seconds: float, *broker_options: str) -> Rate:
     """Trajectories per second from lease to trainer."""
-    broker_pid, address = await start_broker(processes)
+    broker_pid, address = await start_broker(processes, options=broker_options)
     await processes.start(__name__, "reward", address)
     await processes.start(__name__, "produce", address, batch)
     consumer = await processes.start(__name__, "consume", address, seconds, broker_pid, str(processes.path))
@@ -103,15 +112,22 @@ async def start_broker(
     groups_per_step: int = GROUPS_PER_STEP,
     group_size: int = GROUP_SIZE,
     staleness: float = STALENESS,
+    command: Sequence[str] = ("-m", "asyncrl.cli.node"),
+    options: Sequence[str] = (),
 ) -> tuple[int, str]:
-    """Start ``asyncrl-node --role broker``. Returns its process id and address."""
+    """
+    Start ``asyncrl-node --role broker`` with ``options``, or ``command`` in its place.
+
+    Returns:
+        Its process id and address.
+    """
     config = processes.path / "bench.toml"
     config.write_text(
         CONFIG.format(path=processes.path, groups_per_step=groups_per_step, group_size=group_size, staleness=staleness)
     )
     (processes.path / "train.jsonl").write_text(f'{{"prompt": "{PROMPT_TEXT}", "answer": "1"}}\n' * 64)
     address = free_address()
-    arguments = ["-m", "asyncrl.cli.node", "--role", "broker", "--broker", address, "--config", str(config)]
+    arguments = [*command, "--role", "broker", "--broker", address, "--config", str(config), *options]
     broker = await processes.command("broker", arguments)
     return broker.pid or 0, address
 
@@ -120,27 +136,31 @@ async def start_broker(
 
 
 async def produce(address: str, batch: str) -> None:
-    link, spool, who = await _join(address, identity("rollout", "producer"))
+    link, spools, who = await _join(address, identity("rollout", "producer"))
     forever = _forever()
     size = int(batch)
     fresh: list[PutItem] = []
+    summary = SUMMARY
     await link.send(Ready())
     await link.send(Offer(NO_LIMIT))
     async for message in link:
         match message:
             case Lease():
-                fresh += _finished(message, forever)
+                fresh += _finished(message, summary, forever)
                 while len(fresh) >= size:
-                    await spool.send(Put(who.node, who.incarnation, fresh[:size]))
+                    await spools.put(Put(who.node, who.incarnation, fresh[:size]))
                     del fresh[:size]
+            case Spools():
+                spools.update(message.spools)
             case Transfer(transfer_group=transfer_group, policy_version=version):
                 await link.send(Transferred(transfer_group, version, 0.0, 0))
                 await link.send(Live(version, 0.0, 0.0))
+                summary = replace(SUMMARY, oldest_version=version, newest_version=version)
 
 
-def _finished(lease: Lease, forever: Iterator[memoryview]) -> list[PutItem]:
+def _finished(lease: Lease, summary: TrajectorySummary, forever: Iterator[memoryview]) -> list[PutItem]:
     return [
-        PutItem(Unit(lease.group_id, index, lease.split), lease.lease_id, SUMMARY, next(forever))
+        PutItem(Unit(lease.group_id, index, lease.split), lease.lease_id, summary, next(forever))
         for index in lease.indices
     ]
 
@@ -168,9 +188,9 @@ async def reward(address: str) -> None:
 
 
 async def consume(address: str, seconds: str, broker_pid: str, result: str) -> None:
-    link, spool, _ = await _join(address, identity("trainer", "consumer"))
-    trainer = _Trainer(link, spool, Meter(float(seconds), int(broker_pid)))
-    tasks = [asyncio.create_task(job()) for job in (trainer.serve, trainer.fetched, trainer.train)]
+    link, spools, _ = await _join(address, identity("trainer", "consumer"))
+    trainer = _Trainer(link, spools, Meter(float(seconds), int(broker_pid)))
+    tasks = [asyncio.create_task(job()) for job in (trainer.serve, trainer.train)]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
@@ -178,16 +198,14 @@ async def consume(address: str, seconds: str, broker_pid: str, result: str) -> N
 
 
 class _Trainer:
-    def __init__(self, link: ZmqLink, spool: ZmqLink, meter: Meter) -> None:
+    def __init__(self, link: ZmqLink, spools: SpoolLinks, meter: Meter) -> None:
         self.meter = meter
         self._link = link
-        self._payloads = PayloadClient(spool)
+        self._spools = spools
+        self._payloads = PayloadClient(spools)
         self._batches: asyncio.Queue[Batch] = asyncio.Queue()
         self._live_version = -1
         self._went_live = asyncio.Event()
-
-    async def fetched(self) -> None:
-        await self._payloads.run()
 
     async def serve(self) -> None:
         async for message in self._link:
@@ -196,6 +214,8 @@ class _Trainer:
                     self._batches.put_nowait(message)
                 case Transfer(transfer_group=transfer_group, policy_version=version):
                     await self._link.send(Transferred(transfer_group, version, 0.0, 0))
+                case Spools():
+                    self._spools.update(message.spools)
                 case Published(policy_version=version):
                     self._live_version = version
                     self._went_live.set()
@@ -229,7 +249,7 @@ class _Trainer:
 
 
 async def call(address: str, seconds: str, result: str) -> None:
-    link, _ = await join(address, identity("trainer", "caller"), PATIENCE_S)
+    link, _ = await join(await find_run(address, None, PATIENCE_S), identity("trainer", "caller"), PATIENCE_S)
     await link.send(StoreSet("bench", "key", bytes(100)))
     took_s: list[float] = []
     ends_s = time.perf_counter() + float(seconds)
@@ -241,13 +261,16 @@ async def call(address: str, seconds: str, result: str) -> None:
     report(result, took_s)
 
 
-async def _join(address: str, who: Identity) -> tuple[ZmqLink, ZmqLink, Identity]:
-    """Join as ``who`` and send heartbeats until the process ends. Returns the links to broker and spool."""
-    link, welcome = await join(address, who, PATIENCE_S)
-    beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
-    beats.add_done_callback(lambda task: task.cancelled() or task.exception())
-    _kept.append(beats)
-    return link, spool_link(welcome, who), who
+async def _join(address: str, who: Identity) -> tuple[ZmqLink, SpoolLinks, Identity]:
+    """Join as ``who`` and send heartbeats until the process ends. Returns the links to broker and spools."""
+    run = await find_run(address, key_file(who.node), PATIENCE_S)
+    link, welcome = await join(run, who, PATIENCE_S)
+    spools = spool_links(welcome.spools, who, run)
+    for job in (send_beats(link, welcome.beat_s, Beat), spools.run()):
+        task = asyncio.create_task(job)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        _kept.append(task)
+    return link, spools, who
 
 
 _kept: list["asyncio.Task[None]"] = []

@@ -15,13 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from keyed import hub_keys, link_keys
 from meter import Meter, Rate
 from payloads import SUMMARY, payloads
-from processes import Processes, free_address, report
+from processes import Processes, report
 
-from asyncrl.actor.zmq_link import DATA_FRAME_BYTES, ZmqHub, ZmqLink
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.messages import CODEC, Leased, Put, PutItem, Ready, Settled, SpoolRef, Stored, StoredItem, Trim, Unit
+from asyncrl.client.spools import SpoolLinks
+from asyncrl.messages import (
+    CODEC,
+    Leased,
+    Put,
+    PutItem,
+    Ready,
+    Settled,
+    SpoolAddress,
+    SpoolRef,
+    SpoolSet,
+    Stored,
+    StoredItem,
+    Trim,
+    Unit,
+)
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 
@@ -35,8 +52,13 @@ TRIM_EVERY = 1_000
 
 
 async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
-    """Trajectories per second through the spool."""
-    control, bulk = free_address(), free_address()
+    """Trajectories per second through the spool, over unix sockets."""
+    control, bulk = (f"ipc://{processes.path / name}" for name in ("control", "bulk"))
+    return await flow_at(processes, control, bulk, batch, seconds)
+
+
+async def flow_at(processes: Processes, control: str, bulk: str, batch: int, seconds: float) -> Rate:
+    """Trajectories per second through a spool that listens at ``bulk``; TCP takes the keys of ``$ASYNCRL_KEYS``."""
     keeper = await processes.start(__name__, "keep", control, bulk, processes.path / "spool")
     consumer = await processes.start(
         __name__, "consume", control, bulk, batch, seconds, keeper.pid or 0, str(processes.path)
@@ -46,15 +68,15 @@ async def flow(processes: Processes, batch: int, seconds: float) -> Rate:
 
 
 async def keep(control: str, bulk: str, directory: str) -> None:
-    hub = ZmqHub(bulk, CODEC, max_frame_bytes=DATA_FRAME_BYTES)
+    hub = _hub(bulk)
     segments = Segments(Path(directory), segment_bytes=SEGMENT_BYTES)
-    await SpoolActor("spool", segments, hub, ZmqLink(control, "spool", CODEC)).run()
+    await SpoolActor("spool", segments, hub, _link(control, "spool")).run()
 
 
 async def produce(control: str, bulk: str, batch: str) -> None:
     size = int(batch)
-    link = ZmqLink(control, "producer.1", CODEC)
-    spool = ZmqLink(bulk, "producer.1", CODEC, max_frame_bytes=DATA_FRAME_BYTES)
+    link = _link(control, "producer.1")
+    spool = _link(bulk, "producer.1")
     fresh = _items()
     credit = WINDOW
     await link.send(Ready())
@@ -83,8 +105,10 @@ async def consume(  # noqa: PLR0917  the arguments come from a command line
 class _Consumer:
     def __init__(self, control: str, bulk: str, batch: int, meter: Meter) -> None:
         self.meter = meter
-        self._hub = ZmqHub(control, CODEC)
-        self._payloads = PayloadClient(ZmqLink(bulk, "consumer", CODEC, max_frame_bytes=DATA_FRAME_BYTES))
+        self._hub = _hub(control)
+        address = SpoolAddress("spool", bulk)
+        self._spools = SpoolLinks(lambda _: _link(bulk, "consumer.1"), SpoolSet([address]))
+        self._payloads = PayloadClient(self._spools)
         self._batch = batch
         self._stored: list[StoredItem] = []
         self._num_fetched = 0
@@ -92,7 +116,7 @@ class _Consumer:
 
     async def run(self) -> None:
         """Fetch stored trajectories until the measurement ends."""
-        self._start(self._payloads.run())
+        self._start(self._spools.run())
         while self.meter.rate is None:
             peer, message = await self._hub.receive()
             match message:
@@ -121,6 +145,14 @@ class _Consumer:
         before, self._num_fetched = self._num_fetched, self._num_fetched + len(refs)
         if before // TRIM_EVERY != self._num_fetched // TRIM_EVERY:
             self._hub.send(spool, Trim(refs[0].segment - 1))
+
+
+def _hub(address: str) -> ZmqHub:
+    return ZmqHub(address, CODEC, keys=hub_keys())
+
+
+def _link(address: str, peer: str) -> ZmqLink:
+    return ZmqLink(address, peer, CODEC, keys=link_keys(peer.partition(".")[0]))
 
 
 def _in_loop(job: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

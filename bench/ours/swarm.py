@@ -18,14 +18,17 @@ from typing import Any
 
 import uvloop
 import zmq
+from keyed import key_file
 from meter import Meter, cpu_s
 from msgspec import Struct
+from msgspec.structs import replace
 from ours.cluster import CAPACITY, GROUP_SIZE, halves, roles, verdicts
 from ours.durable import start_broker
 from processes import Processes, report
 
 from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, identity, join, send_beats
+from asyncrl.client.handshake import Identity, hello, identity, join, send_beats
+from asyncrl.client.run_address import find_run
 from asyncrl.messages import (
     Batch,
     Beat,
@@ -39,6 +42,7 @@ from asyncrl.messages import (
     Ready,
     Role,
     Settled,
+    SpoolAddress,
     Stepped,
     Stored,
     Take,
@@ -60,6 +64,8 @@ class Cost(Struct, frozen=True):
 
     join_s: float
     """Seconds from the first connection until all nodes have joined."""
+    join_cpu_ms: float
+    """CPU milliseconds per node that joins."""
     idle_us: float
     """CPU microseconds per second and idle node, for heartbeats."""
     group_us: float
@@ -69,11 +75,11 @@ class Cost(Struct, frozen=True):
     groups_per_s: float
 
 
-async def cost(processes: Processes, num_nodes: int, seconds: float) -> Cost:
+async def cost(processes: Processes, num_nodes: int, seconds: float, *broker_options: str) -> Cost:
     """Measure a broker with ``num_nodes`` nodes."""
     num_rollouts = sum(role == "rollout" for role in roles(num_nodes).values())
     broker_pid, address = await start_broker(
-        processes, groups_per_step=num_rollouts, group_size=GROUP_SIZE, staleness=1
+        processes, groups_per_step=num_rollouts, group_size=GROUP_SIZE, staleness=1, options=broker_options
     )
     swarm = await processes.start(__name__, "swarm", address, num_nodes, seconds, broker_pid, str(processes.path))
     return await processes.result(swarm, Cost, seconds + PATIENCE_S)
@@ -95,12 +101,12 @@ class Swarm:
 
     async def cost(self, seconds: float) -> Cost:
         """Join with all nodes, stay idle, then work for ``seconds``; measure each phase."""
-        who = identity("spool", OWN_SPOOL)
-        self._spool = await self._join(who)
-        start_s = time.perf_counter()
+        self._spool = await self._join(identity("spool", OWN_SPOOL), SpoolAddress(OWN_SPOOL, "ipc:///nowhere"))
+        start_s, before_s = time.perf_counter(), cpu_s(self._pid)
         identities = [identity(role, name) for name, role in roles(self._num_nodes).items()]
         links = await asyncio.gather(*map(self._join, identities))
         join_s = time.perf_counter() - start_s
+        join_cpu_ms = 1e3 * (cpu_s(self._pid) - before_s) / self._num_nodes
         for one, link in zip(identities, links, strict=True):
             if one.role != "trainer":
                 self._start(_rollout(link, self._spool, one) if one.role == "rollout" else _reward(link))
@@ -110,7 +116,8 @@ class Swarm:
         rate = meter.rate
         assert rate is not None
         beats_us = idle_us * self._num_nodes / rate.trajectories_per_s
-        return Cost(join_s, idle_us, rate.middle_cpu_us - beats_us, rate.middle_cpu_us, rate.trajectories_per_s)
+        group_us = rate.middle_cpu_us
+        return Cost(join_s, join_cpu_ms, idle_us, group_us - beats_us, group_us, rate.trajectories_per_s)
 
     async def _idle(self) -> float:
         await asyncio.sleep(SETTLE_S)
@@ -119,8 +126,9 @@ class Swarm:
         seconds = time.perf_counter() - start_s
         return 1e6 * (cpu_s(self._pid) - before_s) / seconds / self._num_nodes
 
-    async def _join(self, who: Identity) -> ZmqLink:
-        link, welcome = await join(self._address, who, PATIENCE_S)
+    async def _join(self, who: Identity, spool: SpoolAddress | None = None) -> ZmqLink:
+        run = await find_run(self._address, key_file(who.node), PATIENCE_S)
+        link, welcome = await join(run, who, PATIENCE_S, lambda who: replace(hello(who), spool=spool))
         self._start(send_beats(link, welcome.beat_s, Beat))
         return link
 
@@ -135,13 +143,13 @@ def _number(identities: list[Identity], role: Role) -> int:
 
 
 async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
-    limit = CAPACITY
+    limit, policy_version = CAPACITY, 0
     await link.send(Ready())
     await link.send(Offer(limit))
     async for message in link:
         match message:
             case Lease():
-                for items in halves(message):
+                for items in halves(message, policy_version):
                     await spool.send(Stored(who.node, who.incarnation, items))
             case Settled(items=items):
                 limit += len(items)
@@ -149,6 +157,7 @@ async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
             case Transfer(transfer_group=transfer_group, policy_version=version):
                 await link.send(Transferred(transfer_group, version, 0.0, 0))
                 await link.send(Live(version, 0.0, 0.0))
+                policy_version = version
 
 
 async def _reward(link: ZmqLink) -> None:

@@ -9,6 +9,7 @@ All times are measured at the trainer, from the order to the rollouts to the end
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,12 +25,13 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
-from asyncrl.broker.versions.rendezvous import Rendezvous
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.messages import CODEC, Bye, Member, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
+from asyncrl.weights.groups.rendezvous import Rendezvous
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver
 
@@ -120,7 +122,7 @@ class TrainerSide:
         self._model = model
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
-        self.hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        self.hub = ZmqHub(f"ipc://{tempfile.mkdtemp()}/hub", CODEC)
         self._link = ZmqLink(self.hub.address, "trainer", CODEC)
         self.publisher = Publisher(self.layout, MEMBERS[0], self._link.send, config)
         self._bare = Bare(folder, 0, 0 if is_delta else self.layout.num_bytes)

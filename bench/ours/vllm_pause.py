@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
 from asyncrl.messages import Member, StoreValue, Transfer
 from asyncrl.rollout.engine import WeightReceiver
@@ -92,7 +93,7 @@ async def _weight_source(engine: VllmEngine, model: Any, size: str, dtype: str) 
     member = Member("rollout", "1", engine.ranks)
     layout = Layout(shapes.specs(size, dtype), config.bucket_bytes)
     publisher = Publisher(layout, MEMBERS[0], trainer.send, config)
-    receiver = await engine.receiver(member, node.send, config)
+    receiver = await engine.receiver(member, node.send, config, interface=LOOPBACK)
     jobs = [serve(hub, asyncio.Queue()), _deliver(trainer, publisher), _deliver(node, receiver)]
     tasks = [asyncio.create_task(job) for job in jobs]
 

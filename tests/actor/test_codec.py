@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.codec import Ack, Codec, Envelope, Frame, Resend, Reset, encode
+from asyncrl.actor.codec import (
+    PART_OVERHEAD_BYTES,
+    Ack,
+    Assembly,
+    Codec,
+    Envelope,
+    Frame,
+    Resend,
+    Reset,
+    cut,
+    encode,
+    message_bytes,
+)
 from asyncrl.actor.message import Message
 from asyncrl.errors import DecodeError
 from asyncrl.messages import CODEC, Offer
@@ -62,3 +74,24 @@ def test_malformed_bytes_raise_a_decode_error(frame: bytes) -> None:
 def test_arbitrary_bytes_raise_only_decode_errors(frame: bytes) -> None:
     with contextlib.suppress(DecodeError):
         decode(frame)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.integers(PART_OVERHEAD_BYTES + 1, 500))
+def test_a_frame_is_whole_again_after_its_last_part(frame: bytes, max_bytes: int) -> None:
+    parts = list(cut(frame, max_bytes))
+    assembly = Assembly(5000)
+    joined = [assembly.add(part) for part in parts]
+    assert joined == [None] * (len(parts) - 1) + [frame]
+    assert (len(assembly), assembly.is_open) == (0, False)
+
+
+@given(st.integers(0, 1 << 63), st.integers(0, 1 << 63), st.integers(0, 1 << 32))
+def test_a_part_makes_a_frame_of_at_most_the_size_it_was_cut_for(seq: int, ack: int, signature: int) -> None:
+    for part in cut(bytes(200_000), 70_000):
+        assert len(encode(Envelope(seq, ack, part, signature))) <= 70_000
+
+
+def test_the_size_of_a_message_in_parts_counts_once_it_is_whole() -> None:
+    (*_, last) = cut(bytes(1000), 300)
+    assert message_bytes(Envelope(4, 0, last), 90) == 1000
+    assert message_bytes(Envelope(4, 0, Ack()), 90) == 90

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.actor.inbox import Inbox
+from asyncrl.actor.inbox import ITEM_OVERHEAD_BYTES, Inbox, Unfinished
 from asyncrl.errors import LinkClosed, LinkReset
 
 
@@ -35,7 +35,7 @@ def test_only_the_first_error_is_raised() -> None:
 
 def test_an_inbox_is_full_by_bytes_and_has_room_after_a_get() -> None:
     async def scene() -> None:
-        inbox = Inbox[str](10)
+        inbox = Inbox[str](10 + 2 * ITEM_OVERHEAD_BYTES)
         inbox.put("a", 6)
         before = inbox.is_full
         inbox.put("b", 4)
@@ -44,6 +44,13 @@ def test_an_inbox_is_full_by_bytes_and_has_room_after_a_get() -> None:
         assert not inbox.is_full
 
     asyncio.run(scene())
+
+
+def test_tiny_items_fill_an_inbox_too() -> None:
+    inbox = Inbox[str](100 * ITEM_OVERHEAD_BYTES)
+    for _ in range(100):
+        inbox.put("", 0)
+    assert inbox.is_full
 
 
 def test_a_waiting_consumer_is_woken_by_an_item_and_by_an_error() -> None:
@@ -100,3 +107,18 @@ def test_a_consumer_that_never_waits_lets_other_tasks_run(monkeypatch: pytest.Mo
         assert turns >= 99
 
     asyncio.run(scene())
+
+
+def test_unfinished_bytes_of_all_peers_are_bounded_and_the_silent_give_way() -> None:
+    unfinished = Unfinished(100)
+    assert unfinished.note("a", 40) == []
+    assert unfinished.note("b", 40) == []
+    assert unfinished.note("a", 50) == []
+    assert unfinished.note("c", 20) == ["b"]
+    assert unfinished.note("a", 0) == []
+    assert unfinished.note("c", 100) == []
+    assert unfinished.note("d", 50) == ["c"]
+
+
+def test_a_peer_that_exceeds_the_bound_alone_gives_way_itself() -> None:
+    assert Unfinished(100).note("a", 101) == ["a"]

@@ -9,7 +9,8 @@ import pytest
 
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.errors import LinkClosed, LinkReset
 from asyncrl.messages import CODEC, Bye, Offer, Stop
 
@@ -22,7 +23,7 @@ class Place:
 
     def __init__(self, kind: str, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self.hub: Hub = MemoryHub() if kind == "memory" else ZmqHub("tcp://127.0.0.1:0", CODEC)
+        self.hub: Hub = MemoryHub() if kind == "memory" else ZmqHub("ipc://*", CODEC)
         stack.push_async_callback(self.hub.aclose)
 
     def connect(self, peer: str) -> Link:

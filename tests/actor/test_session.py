@@ -1,10 +1,15 @@
 """Over a wire that loses, repeats or reorders frames, the receiver gets every message once, in order."""
 
+import contextlib
+import tracemalloc
+from collections.abc import Callable
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.codec import RESET_FRAME, Ack, Envelope, Frame, Resend, encode
+from asyncrl.actor.codec import RESET_FRAME, Ack, Envelope, Frame, Part, Resend, cut, encode
 from asyncrl.actor.message import Message
 from asyncrl.actor.session import (
     ACK_EVERY_BYTES,
@@ -12,14 +17,16 @@ from asyncrl.actor.session import (
     FRAME_OVERHEAD_BYTES,
     REPEAT_FRAMES,
     REPEAT_TICKS,
+    Limits,
     Session,
     Transmit,
 )
-from asyncrl.errors import BrokenInvariant, LinkReset
+from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
 from asyncrl.messages import CODEC, Offer, StoreSet
 
 decode = CODEC.decode
-ROOM = 1 << 20
+SMALL = Limits(frame=200, message=4000, received=4000, unacked=1 << 20)
+"""Limits under which most of `sized` messages are sent in parts."""
 
 
 def transmit_to(wire: list[bytes]) -> Transmit:
@@ -33,8 +40,9 @@ def transmit_to(wire: list[bytes]) -> Transmit:
 class End:
     """One end of a conversation over a wire that is a list."""
 
-    def __init__(self, max_unacked_bytes: int = ROOM, signature: int = 0) -> None:
-        self.session = Session(max_unacked_bytes, max_frame_bytes=ROOM, signature=signature)
+    def __init__(self, limits: Limits = Limits(), signature: int = 0) -> None:  # noqa: B008  immutable
+        self.session = Session(CODEC, limits, signature=signature)
+        self.message: Callable[[int], Message] = Offer if limits is not SMALL else sized
         self.wire: list[bytes] = []
         self.is_refused = False
         self.sent: list[Message] = []
@@ -47,7 +55,7 @@ class End:
 
     def send(self, count: int = 1) -> None:
         for _ in range(count):
-            message = Offer(len(self.sent))
+            message = self.message(len(self.sent))
             self.sent.append(message)
             self.session.send(message, self.transmit)
 
@@ -59,6 +67,11 @@ class End:
     def tick(self, count: int = 1) -> None:
         for _ in range(count):
             self.session.tick(self.transmit)
+
+
+def sized(number: int) -> StoreSet:
+    """A message of 0 to 900 bytes."""
+    return StoreSet("group", str(number), bytes([number % 256]) * (number % 7 * 150))
 
 
 def deliver(sender: End, receiver: End) -> int:
@@ -111,9 +124,12 @@ def disturb(sender: End, receiver: End, action: str, number: int) -> None:
             sender.is_refused = action == "refuse"
 
 
-@given(STEPS)
-def test_the_receiver_sees_exactly_the_sent_sequence_over_any_wire(steps: list[tuple[str, bool, int]]) -> None:
-    ends = End(), End()
+@pytest.mark.parametrize("limits", [Limits(), SMALL], ids=["whole", "in parts"])
+@given(steps=STEPS)
+def test_the_receiver_sees_exactly_the_sent_sequence_over_any_wire(
+    limits: Limits, steps: list[tuple[str, bool, int]]
+) -> None:
+    ends = End(limits), End(limits)
     for action, from_second, number in steps:
         disturb(ends[from_second], ends[not from_second], action, number)
         for one, other in (ends, ends[::-1]):
@@ -131,6 +147,7 @@ def test_the_receiver_sees_exactly_the_sent_sequence_over_any_wire(steps: list[t
         assert one.received == other.sent
         assert one.session.is_transmitted
         assert (one.session.num_unacked, one.session.unacked_bytes) == (0, 0)
+        assert one.session.unfinished_bytes == 0
 
 
 def test_a_long_loss_is_repaired_without_waiting_for_ticks() -> None:
@@ -248,7 +265,7 @@ def test_a_message_carries_the_pending_acknowledgement() -> None:
 
 def test_unacknowledged_bytes_limit_the_room_to_send() -> None:
     frame_bytes = len(encode(Envelope(1, 0, Offer(0)))) + FRAME_OVERHEAD_BYTES
-    a = End(max_unacked_bytes=3 * frame_bytes)
+    a = End(Limits(unacked=3 * frame_bytes))
     for num in range(1, 4):
         assert a.session.has_room
         a.send()
@@ -258,12 +275,113 @@ def test_unacknowledged_bytes_limit_the_room_to_send() -> None:
     assert a.session.has_room
 
 
-def test_an_oversize_frame_is_never_sent() -> None:
-    session = Session(ROOM, max_frame_bytes=1000)
+def test_a_large_message_travels_in_frames_of_bounded_size() -> None:
+    a, b = End(SMALL), End(SMALL)
+    message = StoreSet("group", "key", bytes(range(256)) * 10)
+    a.session.send(message, a.transmit)
+    assert len(a.wire) > 2560 / SMALL.frame
+    assert max(len(frame) for frame in a.wire) <= SMALL.frame
+    deliver(a, b)
+    assert b.received == [message]
+    assert b.session.unfinished_bytes == 0
+
+
+def test_the_part_that_repairs_a_gap_does_not_end_the_message_early() -> None:
+    a, b = End(SMALL), End(SMALL)
+    a.session.send(sized(6), a.transmit)
+    lost = a.wire.pop(1)
+    deliver(a, b)
+    assert b.received == []
+    b.accept(lost)
+    assert b.received == []
+    settle(a, b)
+    assert b.received == [sized(6)]
+
+
+def test_an_oversize_message_is_never_sent() -> None:
+    session = Session(CODEC, Limits(frame=200, message=1000))
     wire: list[bytes] = []
-    with pytest.raises(BrokenInvariant, match=r"StoreSet makes a frame of 10\d\d bytes, but at most 1000"):
+    with pytest.raises(BrokenInvariant, match=r"StoreSet makes a message of 10\d\d bytes, but at most 1000"):
         session.send(StoreSet("group", "key", b"x" * 1000), transmit_to(wire))
     assert (wire, session.num_unacked) == ([], 0)
+
+
+def test_an_end_may_receive_less_than_it_sends() -> None:
+    a, b = End(SMALL), End(Limits(frame=200, message=4000, received=1000, unacked=1 << 20))
+    b.session.send(sized(6), b.transmit)
+    settle(a, b)
+    assert a.received == [sized(6)]
+    with pytest.raises(LinkReset, match=r"a message of 1\d\d\d bytes; at most 1000 fit"):
+        b.accept(encode(Envelope(1, 0, Part(1001, memoryview(b"x")))))
+
+
+def parts_end() -> tuple[End, Callable[[object], None]]:
+    """An end that receives bodies one after the other."""
+    end = End(SMALL)
+    seqs = count(1)
+    return end, lambda body: end.accept(encode(Envelope(next(seqs), 0, body)))
+
+
+HOSTILE_PARTS = {
+    "too large": [Part(4001, memoryview(b"x"))],
+    "too large to exist": [Part(1 << 62, memoryview(b"x"))],
+    "negative": [Part(-1, memoryview(b"x"))],
+    "empty": [Part(100, memoryview(b""))],
+    "no size": [Part(0, memoryview(b""))],
+    "longer than announced": [Part(10, memoryview(b"x" * 11))],
+    "longer in sum": [Part(10, memoryview(b"x" * 6)), Part(10, memoryview(b"x" * 6))],
+    "another size": [Part(10, memoryview(b"x" * 6)), Part(11, memoryview(b"x"))],
+    "a message between": [Part(10, memoryview(b"x" * 6)), Offer(1)],
+}
+
+
+@pytest.mark.parametrize("bodies", HOSTILE_PARTS.values(), ids=HOSTILE_PARTS.keys())
+def test_parts_that_make_no_message_reset_the_session(bodies: list[object]) -> None:
+    end, accept = parts_end()
+    *first, last = bodies
+    for body in first:
+        accept(body)
+    with pytest.raises(LinkReset):
+        accept(last)
+    assert end.received == []
+    assert end.session.unfinished_bytes <= 10
+
+
+@pytest.mark.parametrize(
+    "whole", [b"x" * 300, encode(Envelope(1, 0, Ack())), encode(Envelope(1, 0, Part(9, memoryview(b""))))]
+)
+def test_parts_of_something_else_are_refused_and_the_session_goes_on(whole: bytes) -> None:
+    end, accept = parts_end()
+    *first, last = cut(whole, SMALL.frame) if len(whole) > SMALL.frame else [Part(len(whole), memoryview(whole))]
+    for part in first:
+        accept(part)
+    with pytest.raises(DecodeError, match="not a message"):
+        accept(last)
+    accept(Offer(1))
+    assert end.received == [Offer(1)]
+
+
+def test_tiny_parts_take_no_more_memory_than_their_bytes() -> None:
+    """A view would keep the frame of each part."""
+    _, accept = parts_end()
+    tracemalloc.start()
+    for _ in range(3000):
+        accept(Part(4000, memoryview(b"x")))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 30_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=40), st.booleans()), max_size=40))
+def test_no_sequence_of_parts_holds_more_than_one_message(parts: list[tuple[int, bytes, bool]]) -> None:
+    end, accept = parts_end()
+    for num_bytes, data, is_message in parts:
+        with contextlib.suppress(DecodeError):
+            try:
+                accept(Offer(1) if is_message else Part(num_bytes, memoryview(data)))
+            except LinkReset:
+                return
+        assert end.session.unfinished_bytes < 60
 
 
 def test_a_reset_frame_resets_the_session() -> None:

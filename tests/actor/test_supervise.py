@@ -92,6 +92,21 @@ def test_the_last_line_is_from_the_latest_start(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_a_child_whose_log_takes_no_words_is_described_by_the_reason(tmp_path: Path) -> None:
+    async def scene() -> None:
+        child = Child("rollout-0", ["false"], tmp_path / "logs" / "rollout-0.log", {})
+        (tmp_path / "logs").mkdir()
+        await child.start()
+        await child.wait()
+        assert child.last_line() == ""
+        assert child.log is not None
+        child.log.unlink()
+        child.log.parent.rmdir()
+        assert child.last_line().startswith(f"cannot write {child.log}: No such file or directory; free space")
+
+    asyncio.run(scene())
+
+
 def test_a_killed_child_is_described_by_the_name_of_the_signal(tmp_path: Path) -> None:
     async def scene() -> int:
         child = shell(tmp_path, "exec sleep 1000")

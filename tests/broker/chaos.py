@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE
 from asyncrl.broker.ledger.audit import Audit, audit
-from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Rewarded, Taken
+from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Rewarded, Taken, Untrained
 from asyncrl.config.sections import Config
 from tests.broker.driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
 
@@ -156,14 +156,19 @@ def check_accounts(cluster: Cluster) -> None:
     assert admitted == list(range(len(admitted))), "no group is skipped"
     assert sorted(taken + dropped) == admitted, "every group ends once: trained or dropped"
     assert len(taken) == config.run.steps * config.schedule.groups_per_step
-    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Result]).values()) == 1
-    assert max(Counter((record.unit, record.num_restarts) for record in by_kind[Rewarded]).values()) == 1
+    for kind in (Result, Rewarded):
+        assert max(Counter((r.unit, r.num_restarts, r.num_refused) for r in by_kind[kind]).values()) == 1
+    untrained = [record.group_id for record in by_kind.get(Untrained, [])]
+    assert sorted(untrained) == sorted({unit.group_id for unit in cluster.disk.damaged}), "each once, and no other"
     if config.schedule.filter == "zero_variance":
         assert all(is_easy(group_id) for group_id in filtered), "nothing is filtered that teaches something"
         assert not any(is_easy(group_id) for group_id in taken), "nothing is trained on that teaches nothing"
     else:
         assert not filtered
-    assert not audited(cluster).problems
+    accounts = audited(cluster)
+    assert not accounts.problems
+    assert accounts.issued == accounts.trained + len(untrained) + len(dropped)
+    assert accounts.failed_attempts.get("trainer", 0) == len(cluster.disk.damaged)
 
 
 def check_training(cluster: Cluster) -> None:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.outbox import Event, Outgoing
@@ -41,12 +43,14 @@ from asyncrl.messages import (
     Published,
     Publishing,
     Ready,
+    Refusal,
     Release,
     Role,
     Scored,
     ScoredItem,
     ScoredTrajectory,
     Settled,
+    SpoolAddress,
     SpoolRef,
     Stepped,
     Stored,
@@ -62,6 +66,7 @@ from asyncrl.messages import (
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]
 SPOOL = "spool.0"
+DAMAGED = "impossible log-prob: nan at position 3, expected -1000 .. 0"
 ROWS = 10
 """Rows of the fake dataset."""
 
@@ -266,7 +271,7 @@ class Reward(Node):
         return [("judge", self.judge)] if self.in_hand else []
 
     def faults(self) -> list[Action]:
-        return [("fail a grading", self.fail)] if self.in_hand else []
+        return [("fail a grading", self.fail), ("refuse a payload", self.refuse)] if self.in_hand else []
 
     def judge(self) -> None:
         """Reward the oldest trajectory."""
@@ -278,6 +283,11 @@ class Reward(Node):
     def fail(self) -> None:
         item = self.in_hand.popleft()
         self._done(Failed(item.unit, item.lease_id, "reward", "the verifier raised", True))
+
+    def refuse(self) -> None:
+        """Find the oldest trajectory damaged."""
+        item = self.in_hand.popleft()
+        self._done(Failed(item.unit, item.lease_id, "payload", DAMAGED, True))
 
     def _done(self, message: Message) -> None:
         self._limit += 1
@@ -292,6 +302,12 @@ class Disk:
         """Steps done in each checkpoint; the first is the base model."""
         self.batches: dict[int, Batch] = {}
         """Batch of each step, which never changes."""
+        self.damaged: set[Unit] = set()
+        """Trajectories of these batches that the trainer refuses, each time."""
+        self.num_trained = 0
+        """Steps that any trainer has done."""
+        self.stepped: dict[int, list[Stepped]] = {}
+        """Reports of the newest steps in each checkpoint."""
 
 
 class Trainer(Transferring):
@@ -307,9 +323,11 @@ class Trainer(Transferring):
         self.policy_version = version_of(config, self.next_step)
         self.live_version = self.policy_version - 1
         self.batches: dict[int, Batch] = {}
+        self._stepped = deque(self._disk.stepped.get(self.next_step, []), maxlen=config.checkpoint.every_steps + 2)
         self.consumed: list[tuple[int, ScoredTrajectory]] = []
         """Version and trajectory, for all that was trained on."""
         self.say(Ready("plan"), Publishing(self.policy_version, self.next_step))
+        self.say(*self._stepped)
         if self.next_step:
             self.say(Commit(self.next_step - 1, f"step_{self.next_step:06d}"))
         if self.next_step < config.run.steps:
@@ -319,7 +337,9 @@ class Trainer(Transferring):
         match message:
             case Batch(step=step):
                 self.batches[step] = message
-                assert self._disk.batches.setdefault(step, message) == message, "a step has one batch for ever"
+                trajectories = [replace(one, refused="") for one in message.trajectories]
+                same = replace(message, trajectories=trajectories)
+                assert self._disk.batches.setdefault(step, same) == same, "a step has one batch for ever"
             case Published(policy_version=version):
                 self.live_version = max(self.live_version, version)
             case Transfer():
@@ -329,20 +349,36 @@ class Trainer(Transferring):
         can_train = self.next_step in self.batches and self.live_version >= self.policy_version - 1
         return [*super().actions(), *([("train", self.train)] if can_train else [])]
 
+    def faults(self) -> list[Action]:
+        is_new = self.next_step in self.batches and self.next_step >= self._disk.num_trained
+        return [*super().faults(), *([("damage a trajectory", self.damage)] if is_new else [])]
+
+    def damage(self, place: int = 0) -> Unit:
+        """Damage a trajectory of the next step, which no reward node has noticed."""
+        unit = self.batches[self.next_step].trajectories[place].unit
+        self._disk.damaged.add(unit)
+        return unit
+
     def train(self) -> None:
         step, steps, version = self.next_step, self._config.run.steps, self.policy_version
-        self.consumed += [(version, trajectory) for trajectory in self.batches.pop(step).trajectories]
+        trajectories = self.batches.pop(step).trajectories
+        refused = [Refusal(one.unit, DAMAGED) for one in trajectories if one.unit in self._disk.damaged]
+        left_out = {refusal.unit.group_id for refusal in refused}
+        self.consumed += [(version, one) for one in trajectories if one.unit.group_id not in left_out]
         self.next_step += 1
+        self._disk.num_trained = max(self._disk.num_trained, self.next_step)
         is_last = self.next_step == steps
         if not is_last:
             self.say(Take(self.next_step))
         if is_last or self.next_step % self._config.schedule.steps_per_publish == 0:
             self.policy_version += 1
             self.say(Publishing(self.policy_version, self.next_step))
-        self.say(Stepped(step, version, {"loss": 0.5}))
+        self._stepped.append(Stepped(step, version, {"loss": 0.5}, refused))
+        self.say(self._stepped[-1])
         every = self._config.checkpoint.every_steps
         if is_last or (every and self.next_step % every == 0):
             self._disk.checkpoints.append(self.next_step)
+            self._disk.stepped[self.next_step] = list(self._stepped)
             self.say(Commit(step, f"step_{self.next_step:06d}"))
 
 
@@ -378,7 +414,8 @@ class Cluster:
         self.cause = ""
         self.num_started: int = before.num_started if before else 0
         replay(self.scheduler, self.records)
-        self.scheduler.joined(SPOOL, Hello(PROTOCOL, "spool", "spool", "0"), self.now_s)
+        hello = Hello(PROTOCOL, "spool", "spool", "0", spool=SpoolAddress("spool", "memory"))
+        self.scheduler.joined(SPOOL, hello, self.now_s)
 
     # ── who is there ────────────────────────────────────────────────────────────────────────
 
@@ -427,8 +464,6 @@ class Cluster:
             case Bye(reason=reason):
                 del self.nodes[node.peer]
                 self._run(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
-            case Stepped():
-                pass  # The shell writes a line, and the rules need not know.
             case _:
                 self._run(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
 

@@ -22,6 +22,17 @@ def test_a_wait_is_said_once_after_a_minute(book: AbsenceBook) -> None:
     assert book.overdue([JUDGES], 1000.0) == []
 
 
+def test_machines_that_wait_for_others_are_named(book: AbsenceBook) -> None:
+    waiting = Wait("trainer", "8 groups in the window", "only 1 of the trainer's 2 machines are there (a)")
+    book.overdue([waiting], 0.0)
+    [(_, sentence)] = book.overdue([waiting], 60.0)
+
+    assert sentence == (
+        "8 groups in the window have waited for 60 s, but only 1 of the trainer's 2 machines are there (a): start the "
+        "others, or look at their logs"
+    )
+
+
 def test_a_wait_that_ended_in_time_is_never_said_and_the_next_one_counts_anew(book: AbsenceBook) -> None:
     book.overdue([JUDGES], 0.0)
     book.overdue([], 59.0)

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -12,39 +13,53 @@ from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.actor.message import Message
 from asyncrl.broker import actor
 from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded
+from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.replay import replay
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages import (
     PROTOCOL,
+    Assembled,
     Beat,
     Bye,
+    Commit,
+    Disbanded,
     Drain,
     Drained,
     Exited,
     Finished,
     Hello,
+    Offer,
     Progress,
     Publishing,
     Ready,
     Reject,
     Role,
+    SpoolAddress,
+    Spools,
+    SpoolSet,
     Stepped,
     Stop,
     Stored,
     StoreGet,
     StoreSet,
     StoreValue,
+    Take,
+    TrainerMachine,
     Transfer,
     TransferFailed,
     Unit,
     Welcome,
 )
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.samples import SamplesWriter
 from tests.broker.driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 CONFIG = a_config(
@@ -54,6 +69,7 @@ CONFIG = a_config(
     checkpoint={"every_steps": 1},
     broker={"samples": False},
 )
+MACHINES = a_config(trainer={"nodes": 2})
 
 
 class WatchedDirectory(RunDirectory):
@@ -90,8 +106,8 @@ class House:
             self.hub,
             self.ledger,
             self.directory,
-            spool=MemoryHub().connect("broker"),
-            spool_address="tcp://127.0.0.1:5555",
+            connect=lambda _: MemoryHub().connect("broker"),
+            run_id="run-1",
             broker_term=self.ledger.broker_term,
             clock=lambda: self.now_s,
         )
@@ -99,7 +115,8 @@ class House:
     async def joined(self, role: Role, name: str, incarnation: str = "0", *, protocol: int = PROTOCOL) -> MemoryLink:
         """Connect and say Hello."""
         link = self.hub.connect(f"{name}.{incarnation}")
-        await link.send(Hello(protocol, role, name, incarnation))
+        spool = SpoolAddress(name, "tcp://127.0.0.1:5555") if role == "spool" else None
+        await link.send(Hello(protocol, role, name, incarnation, spool=spool))
         return link
 
     async def welcomed(self, role: Role, name: str) -> MemoryLink:
@@ -197,12 +214,42 @@ def test_a_welcome_has_all_a_node_needs(tmp_path: Path) -> None:
         welcome = await (await house.joined("rollout", "a")).receive()
         assert isinstance(welcome, Welcome)
         assert from_json(welcome.config) == CONFIG
-        assert (welcome.spool, welcome.broker_term, welcome.beat_s) == ("tcp://127.0.0.1:5555", 1, 0.5)
+        assert (welcome.spools, welcome.broker_term, welcome.beat_s) == (SpoolSet(), 1, 0.5)
         assert Path(welcome.run_dir) == house.directory.path.resolve()
 
     house = run(tmp_path, script)
 
     assert [(e["node"], e["role"]) for e in house.events("node.joined")] == [("a", "rollout")]
+
+
+def test_a_node_is_told_which_spools_there_are_and_a_rollout_with_which_it_stores(tmp_path: Path) -> None:
+    address = SpoolAddress("s", "tcp://127.0.0.1:5555")
+
+    async def script(house: House) -> None:
+        early = await house.welcomed("rollout", "early")
+        spool = await house.welcomed("spool", "s")
+        assert await early.receive() == Spools(SpoolSet([address], "s"))
+        for role, own in (("rollout", "s"), ("reward", "")):
+            welcome = await (await house.joined(cast("Role", role), role)).receive()
+            assert isinstance(welcome, Welcome)
+            assert welcome.spools == SpoolSet([address], own)
+        await spool.send(Bye("told to stop"))
+        assert await early.receive() == Spools(SpoolSet())
+
+    house = run(tmp_path, script)
+
+    assert [event["spool"] for event in house.events("spool.away")] == ["s"]
+
+
+def test_a_spool_of_another_run_is_told_to_take_another_folder(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        link = house.hub.connect("s.0")
+        await link.send(Hello(PROTOCOL, "spool", "s", "0", run_id="run-2", spool=SpoolAddress("s", "tcp://s:1")))
+        rejected = await link.receive()
+        assert isinstance(rejected, Reject)
+        assert rejected.reason.endswith("give it another --dir to join this run")
+
+    run(tmp_path, script)
 
 
 def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -225,6 +272,62 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
         assert await link.receive() == Reject("this run has a trainer already: first (started as 0)")
 
     assert run(tmp_path, script).events("node.lost") == []
+
+
+def test_of_several_machines_the_first_alone_is_the_trainer(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        a, b = await house.welcomed("trainer", "a"), await house.welcomed("trainer", "b")
+        machines = [TrainerMachine("a", ""), TrainerMachine("b", "")]
+        assert await a.receive() == await b.receive() == Assembled(1, machines)
+        assert [(n.name, n.role) for n in house.scheduler.nodes.all()] == [("a", "trainer"), ("b", "machine")]
+        await b.send(Take(0))
+        await b.send(StoreGet("trainer-1", "hub"))
+        await a.send(StoreSet("trainer-1", "hub", b"tcp://a:1"))
+        assert await b.receive() == StoreValue("trainer-1", "hub", b"tcp://a:1")
+        assert not house.scheduler.training.is_awaited
+        third = await house.joined("trainer", "c")
+        reason = "this run has its 2 trainer machines already (trainer.nodes): a, b"
+        assert await third.receive() == Reject(reason)
+
+    assert len(run(tmp_path, script, MACHINES).events("trainer.assembled")) == 1
+
+
+def test_a_lost_machine_ends_the_group_for_the_others_at_once_and_is_named(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        a, b = await house.welcomed("trainer", "a"), await house.welcomed("trainer", "b")
+        for link in (a, b):
+            assert isinstance(await link.receive(), Assembled)
+        await b.send(Bye("RankDied: b-rank-1 was killed by SIGKILL"))
+        cause = "b on an unnamed host (rank 1) left: RankDied: b-rank-1 was killed by SIGKILL"
+        assert await a.receive() == Disbanded(cause)
+        assert house.scheduler.nodes.trainer() is None
+        await a.send(Take(0))
+        again = [await house.joined("trainer", name, "1") for name in "ba"]
+        for link in again:
+            assert isinstance(await link.receive(), Welcome)
+            assert await link.receive() == Assembled(2, [TrainerMachine("a", ""), TrainerMachine("b", "")])
+        assert not house.scheduler.training.is_awaited, "a Take of the ended session counts for nothing"
+
+    house = run(tmp_path, script, MACHINES)
+    (disbanded,) = house.events("trainer.disbanded")
+    assert disbanded["cause"] == "b on an unnamed host (rank 1) left: RankDied: b-rank-1 was killed by SIGKILL"
+
+
+def test_a_missing_machine_that_comes_joins_at_the_next_checkpoint(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        a = await house.welcomed("trainer", "a")
+        house.now_s += 5.0
+        assert await a.receive() == Assembled(1, [TrainerMachine("a", "")])
+        b = await house.welcomed("trainer", "b")
+        house.scheduler.handle("a.0", Commit(0, "step_000001"), house.now_s)
+        reason = "a missing machine of the trainer has come, and a checkpoint has just been written"
+        assert await a.receive() == Disbanded(reason)
+        again = await house.joined("trainer", "a", "1")
+        assert isinstance(await again.receive(), Welcome)
+        machines = [TrainerMachine("a", ""), TrainerMachine("b", "")]
+        assert await again.receive() == await b.receive() == Assembled(2, machines)
+
+    run(tmp_path, script, a_config(trainer={"nodes": 2, "min_nodes": 1, "wait_s": 5.0}))
 
 
 def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(tmp_path: Path) -> None:
@@ -255,6 +358,97 @@ def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) 
 
     (lost,) = run(tmp_path, script).events("node.lost")
     assert lost["node"] == "a"
+
+
+# ── samples ─────────────────────────────────────────────────────────────────────────────────
+
+
+class FakeSamples(SampleFiles):
+    """Samples files without a spool: a write ends when ``may_write`` is set."""
+
+    def __init__(self, payloads: PayloadClient, writer: SamplesWriter, *_: Any) -> None:
+        super().__init__(payloads, writer)
+        self.written: list[tuple[int, int]] = []
+        """Step and policy version of each file."""
+        self.begun: list[int] = []
+        self.may_write = asyncio.Event()
+
+    def has(self, step: int) -> bool:
+        return step in [number for number, _ in self.written]
+
+    async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
+        assert groups
+        self.begun.append(stepped.step)
+        await self.may_write.wait()
+        self.written.append((stepped.step, stepped.policy_version))
+
+
+SAMPLED = replace(CONFIG, broker=replace(CONFIG.broker, samples=True))
+
+
+def samples_of(house: House) -> FakeSamples:
+    assert isinstance(house.broker._samples, FakeSamples)
+    return house.broker._samples
+
+
+async def played(house: House, *, until: Callable[[], bool], trainer: Trainer | None = None) -> None:
+    """Play a run until the condition holds after a message."""
+    await house.joined("spool", "spool")
+    spool: list[Stored] = []
+    nodes = [trainer or Trainer("t", SAMPLED), Rollout("a", 0, spool, 8), Reward("r")]
+    tasks = [asyncio.create_task(house.play(node, spool)) for node in nodes]
+    async with asyncio.timeout(30):
+        while not until():
+            house.directory.appended.clear()
+            await house.directory.appended.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def test_samples_that_a_broker_died_before_writing_are_written_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "SampleFiles", FakeSamples)
+
+    async def killed() -> None:
+        house = House(tmp_path, SAMPLED)
+        running = asyncio.create_task(house.broker.run())
+        await played(house, until=lambda: len(house.directory.read_metrics()) == 2)
+        running.cancel()
+        await asyncio.wait([running])
+        house.ledger.close()
+        assert samples_of(house).written == []
+
+    async def next_life(house: House) -> None:
+        samples_of(house).may_write.set()
+        while len(samples_of(house).written) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(killed())
+    house = run(tmp_path, next_life, SAMPLED)
+    assert sorted(samples_of(house).written) == [(0, 0), (1, 1)]
+
+
+def test_a_commit_lets_no_payload_go_before_its_samples_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "SampleFiles", FakeSamples)
+
+    async def script(house: House) -> None:
+        def committed() -> list[object]:
+            return [event["step"] for event in house.events("checkpoint.written")]
+
+        samples = samples_of(house)
+        await played(house, until=lambda: len(house.directory.read_metrics()) == 3)
+        assert committed() == [0], "the next checkpoint would let step 0 go"
+        assert samples.begun == [0, 1, 2]
+        samples.may_write.set()
+        while committed() != [0, 1, 2]:
+            await asyncio.sleep(0)
+        assert sorted(samples.written) == [(0, 0), (1, 1), (2, 2)]
+
+    run(tmp_path, script, SAMPLED)
 
 
 # ── a whole run ─────────────────────────────────────────────────────────────────────────────
@@ -297,7 +491,11 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
     assert counts["Result"] == counts["Rewarded"] == 6 * 2 + 2 * 2
 
 
-def test_log_probs_that_differ_are_warned_of_once_in_all_lives_and_summed_up(tmp_path: Path) -> None:
+def test_log_probs_that_differ_are_warned_of_once_in_all_lives_and_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "refuses", lambda *_: False)  # No batch of these steps was taken.
+
     def steps(*numbers: int) -> Callable[[House], Awaitable[None]]:
         async def script(house: House) -> None:
             trainer = await house.welcomed("trainer", "t")
@@ -573,10 +771,14 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_and_everybody_hears_it(tmp
     assert "the ledger" in house.cause
 
 
-def test_a_bug_is_named_by_its_kind(tmp_path: Path) -> None:
+def test_a_bug_is_named_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(*_: object) -> None:
+        raise AssertionError("a bug")
+
     async def script(house: House) -> None:
         rollout = await house.welcomed("rollout", "a")
-        house.hub.deliver("a.0", Transfer(1, 0, [], keep=True, deadline_s=1.0))
+        monkeypatch.setattr(Scheduler, "handle", handle)
+        await rollout.send(Offer(1))
         await ended(rollout)
 
     with pytest.raises(BaseExceptionGroup):

@@ -17,11 +17,13 @@ from asyncrl.broker.ledger.records import (
     Duplicate,
     FailedAttempt,
     Measured,
+    Refused,
     Reissued,
     Restarted,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
 )
 from asyncrl.broker.replay import replay
@@ -77,10 +79,10 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
     def seen(group: Group) -> list[Any]:
         slots = [
             (State.MISSING if slot.state is State.LEASED else slot.state, slot.attempts, slot.ref, slot.summary,
-             slot.reward, slot.metrics)
+             slot.reward, slot.metrics, slot.num_refused, slot.void_below)
             for slot in group.slots
         ]  # fmt: skip
-        return [group.prompt, group.min_version, group.num_scored, slots]
+        return [group.prompt, group.min_version, group.num_scored, group.untrained, slots]
 
     window, training, evaluation = scheduler.window, scheduler.training, scheduler.evaluation
     batches, admission = training.batches, training.admission
@@ -260,8 +262,15 @@ def test_a_late_result_of_an_earlier_life_counts_once() -> None:
 
     desk.say("s", Stored("a", "0", [item]), Stored("a", "0", [item]))
 
-    assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3, Duplicate]
+    assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3]
     assert desk.scheduler.groups.train[0].indices(State.STORED) == [0]
+
+
+def test_a_result_that_is_recorded_is_not_thrown_away_when_its_node_sends_it_to_the_next_broker() -> None:
+    desk = Desk(FIRST_LIVE, *admitted(0), result(0, 0))
+    desk.join("spool", "s")
+    desk.say("s", Stored("a", "1", [StoredItem(Unit(0, 0), result(0, 0).lease_id, REF, SUMMARY)]))
+    assert not [record for record in desk.records if isinstance(record, Duplicate)]
 
 
 def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() -> None:
@@ -442,3 +451,24 @@ def test_replay_is_for_a_fresh_scheduler() -> None:
     scheduler = replayed(STEP_0)
     with pytest.raises(BrokenInvariant, match="no node may have joined"):
         replay(scheduler, STEP_0)
+
+
+def test_a_refused_result_is_void_for_a_restarted_broker_too() -> None:
+    desk = Desk(*admitted(0), result(0, 0), Refused(Unit(0, 0), 9, "NaN", 8))
+    slot = desk.scheduler.groups.train[0].slots[0]
+    assert (slot.state, slot.ref, slot.num_refused, slot.void_below) == (State.MISSING, None, 1, 9)
+
+
+def test_a_group_that_its_step_left_out_stays_so() -> None:
+    whole: list[AnyRecord] = [record for group_id in (0, 1) for index in (0, 1) for record in (
+        result(group_id, index), Rewarded(Unit(group_id, index), 1.0))]  # fmt: skip
+    refused: list[AnyRecord] = [FailedAttempt(Unit(1, 1), "trainer", "NaN", 1, True), Untrained(0, 1, "NaN", 16)]
+    scheduler = replayed([VersionLive(0, 0), *admitted(0, 1), *whole, Taken(0, [0, 1]), *refused])
+    assert [group.group_id for group in scheduler.training.trained(0)] == [0]
+    assert scheduler.groups.train[1].slots[1].state is State.GIVEN_UP
+
+
+def test_a_restarted_broker_allows_for_versions_offered_before() -> None:
+    assert replayed([VersionLive(3, 3)]).transfers.newest_version == 5
+    assert replayed([]).transfers.newest_version == 1, "the record of the first version may be lost"
+    assert a_scheduler(PLAIN, broker_term=1).transfers.newest_version == -1

@@ -1,6 +1,7 @@
 """The scheduler, message by message."""
 
 from collections.abc import Sequence
+from math import inf, nan
 from typing import TypeVar
 
 import pytest
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
 from asyncrl.broker.leases.lease_terms import sampling_seed
+from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -15,39 +17,49 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    Refused,
     Reissued,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
 )
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
+    PROTOCOL,
+    Abort,
     Batch,
     Bye,
     Draining,
     Evaluated,
     Evaluating,
     Failed,
+    Failures,
     Grade,
+    Hello,
     Hold,
     Lease,
     Leased,
     Offer,
     Published,
     Publishing,
+    Ready,
+    Refusal,
     Release,
     Scored,
     ScoredItem,
     Settled,
+    Stepped,
     Take,
+    TrajectoryLimits,
     Transfer,
     Trim,
     Unit,
 )
-from tests.broker.driver import SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config
+from tests.broker.driver import DAMAGED, SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config
 
 T = TypeVar("T")
 
@@ -323,13 +335,13 @@ def test_a_unit_whose_late_result_arrives_in_time_is_not_leased_again() -> None:
 
 
 def test_an_overdue_lease_is_given_to_somebody_else() -> None:
-    cluster = a_published(a_config(schedule={"lease_s": 5.0}), capacity=2)
+    cluster = a_published(a_config(schedule={"lease_s": 1.5}), capacity=2)
     (a,) = rollouts(cluster)
     b = cluster.start_rollout("b", capacity=2)
     publish(cluster)
     held = set(a.running)
 
-    cluster.tick(5.0, silent=[a.peer])
+    cluster.tick(1.5, silent=[a.peer])
 
     assert [event.fields["node"] for event in events(cluster, "lease.expired")] == [a.peer]
     assert {r.unit for r in of(cluster, Reissued) if r.cause == "expired"} == held
@@ -339,6 +351,7 @@ def test_an_overdue_lease_is_given_to_somebody_else() -> None:
 
 def test_a_quiet_node_is_noticed_and_given_nothing_new_until_it_is_heard() -> None:
     cluster = a_published(capacity=2)
+    cluster.scheduler.training.trainer_left()  # Nobody waits for a batch.
     b = cluster.start_rollout("b", capacity=2)
     cluster.exchange()
 
@@ -357,6 +370,57 @@ def test_a_quiet_node_is_noticed_and_given_nothing_new_until_it_is_heard() -> No
     assert len(events(cluster, "node.quiet")) == 2
     assert not events(cluster, "node.lost")
     assert not of(cluster, Reissued), "what it has stays its own"
+
+
+def test_while_the_trainer_waits_others_sample_what_a_silent_node_holds_and_it_gets_back_the_rest() -> None:
+    cluster = a_published(capacity=4)
+    silent, other = rollouts(cluster)[0], cluster.start_rollout("b", capacity=2)
+    publish(cluster)
+    held, others = set(silent.running), set(other.running)
+    assert cluster.scheduler.training.is_awaited
+
+    cluster.tick(2.1, silent=[silent.peer])
+    for unit in others:
+        other.finish(unit)
+    cluster.exchange()
+
+    assert {record.unit for record in of(cluster, Reissued) if record.cause == "silent"} == held
+    taken_over = set(other.running) & held
+    assert taken_over
+    assert not events(cluster, "node.lost")
+    finish_all(cluster, silent)
+    finish_all(cluster, other)
+    results = [record.unit for record in of(cluster, Result)]
+    assert held | others <= set(results)
+    assert len(results) == len(set(results)), "the first result counts"
+
+
+def test_what_the_only_rollout_holds_stays_its_own_however_silent_it_is() -> None:
+    cluster = a_published(capacity=4)
+    (silent,) = rollouts(cluster)
+    cluster.tick(2.1, silent=[silent.peer])
+    assert events(cluster, "node.quiet")
+    assert not of(cluster, Reissued)
+
+
+def test_a_transfer_with_a_silent_member_is_aborted_for_the_others_and_repeated_without_it() -> None:
+    cluster = a_published()
+    a, silent = rollouts(cluster)[0], cluster.start_rollout("b")
+    publish(cluster)
+    sent = overheard(cluster)
+    trainer = next(node for node in cluster.nodes.values() if isinstance(node, Trainer))
+    trainer.say(Publishing(1, 1))
+    cluster.exchange()
+    first = next(out.message for out in sent if isinstance(out.message, Transfer))
+
+    cluster.tick(2.1, silent=[silent.peer])
+
+    aborts = {out.peer: out.message for out in sent if isinstance(out.message, Abort)}
+    assert aborts == dict.fromkeys((trainer.peer, a.peer, silent.peer), Abort(first.transfer_group, "b was silent"))
+    again = [out.message for out in sent if isinstance(out.message, Transfer)][-1]
+    assert [member.node for member in again.members] == ["trainer", "a"]
+    assert again.transfer_group > first.transfer_group
+    assert [event.fields["cause"] for event in events(cluster, "transfer.aborted")] == ["b was silent"]
 
 
 def test_while_the_broker_itself_stood_still_nobody_was_silent_and_no_lease_ran_out() -> None:
@@ -533,6 +597,194 @@ def test_a_failed_grading_is_repeated_and_never_counts_as_zero() -> None:
     cluster.settle()
     assert cluster.scheduler.is_finished
     assert failed.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+@pytest.mark.parametrize("reward", [nan, inf, 1e308, -1e7])
+def test_a_verdict_that_no_verifier_may_give_is_a_failed_attempt(reward: float) -> None:
+    cluster = a_published()
+    (node,) = rollouts(cluster)
+    node.finish(Unit(0, 0))
+    cluster.exchange()
+    item = judge_of(cluster).in_hand.popleft()
+    judge_of(cluster).say(Scored([ScoredItem(item.unit, reward, {}, item.lease_id)]))
+    cluster.exchange()
+
+    (attempt,) = of(cluster, FailedAttempt)
+    assert (attempt.unit, attempt.stage, attempt.is_final) == (item.unit, "reward", False)
+    assert "expected a finite number of at most 1e+06" in attempt.reason
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+
+
+def test_a_verdict_too_large_for_a_batch_fails_its_trajectory_alone() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 2}))
+    (judge_,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+    for unit in list(rollouts(cluster)[0].running):
+        rollouts(cluster)[0].finish(unit)
+    cluster.exchange()
+
+    item = judge_.in_hand.popleft()
+    metrics = {f"metric {number}": 1.0 for number in range(60)}
+    cluster.scheduler._max_verdict_bytes = 100
+    judge_.say(Scored([ScoredItem(item.unit, 1.0, metrics, item.lease_id)]))
+    cluster.exchange()
+
+    (attempt,) = of(cluster, FailedAttempt)
+    assert (attempt.unit, attempt.stage, attempt.is_final) == (item.unit, "reward", True)
+    assert "bytes of metrics and answer, but at most 100 are allowed where a step has 4" in attempt.reason
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert item.unit.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+# ── damaged trajectories ────────────────────────────────────────────────────────────────────
+
+
+def judge_of(cluster: Cluster) -> Reward:
+    (found,) = [node for node in cluster.nodes.values() if isinstance(node, Reward)]
+    return found
+
+
+def test_a_damaged_payload_is_sampled_again_and_its_group_is_trained() -> None:
+    cluster = a_published()
+    (node,) = rollouts(cluster)
+    node.finish(Unit(0, 0))
+    cluster.exchange()
+    judge_of(cluster).refuse()
+    cluster.exchange()
+
+    assert Unit(0, 0) in node.running
+    assert [(r.stage, r.reason, r.is_final) for r in of(cluster, FailedAttempt)] == [("payload", DAMAGED, False)]
+    assert [(r.unit, r.num_tokens) for r in of(cluster, Refused)] == [(Unit(0, 0), 8)]
+    assert cluster.scheduler.failures.counts == {f"payload: {DAMAGED}": 1}
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert Unit(0, 0) in {s.unit for _, s in trainer(cluster).consumed}
+    assert of(cluster, Dropped) == []
+    assert [r.num_refused for r in of(cluster, Result) if r.unit == Unit(0, 0)] == [0, 1]
+
+
+def test_a_unit_that_is_damaged_to_its_last_attempt_costs_its_group_with_the_reason() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 2}))
+    (node,) = rollouts(cluster)
+    for _ in range(2):
+        node.finish(Unit(0, 0))
+        cluster.exchange()
+        judge_of(cluster).refuse()
+        cluster.exchange()
+
+    assert [(r.group_id, r.reason) for r in of(cluster, Dropped)] == [(0, f"payload: {DAMAGED}")]
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert audit(cluster.records, cluster.config.schedule).problems == []
+
+
+def test_a_damaged_held_out_completion_is_sampled_again_and_then_left_out() -> None:
+    config = a_config(
+        data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+        evaluation={"every_versions": 0, "at_end": False},
+        schedule={"max_attempts": 2},
+    )
+    cluster = a_published(config, num_held_out=1)
+    (node,) = rollouts(cluster)
+    held_out, judge_ = Unit(0, 0, "held_out"), judge_of(cluster)
+    for _ in range(2):
+        while held_out not in node.running:  # A training lease may have taken its credit.
+            node.finish(next(iter(node.running)))
+            cluster.exchange()
+        node.finish(held_out)
+        cluster.exchange()
+        while judge_.in_hand[0].unit != held_out:
+            judge_.judge()
+            cluster.exchange()
+        judge_.refuse()
+        cluster.exchange()
+
+    (result,) = cluster.scheduler.evaluation.results
+    assert (result.num_prompts, result.metrics["failed"]) == (0, 1.0)
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+
+
+def test_what_the_trainer_refuses_is_recorded_once_however_often_it_says_so() -> None:
+    cluster = a_published(a_config(checkpoint={"every_steps": 1}), capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    first = trainer(cluster)
+    units = [first.damage(place) for place in (0, 1)]
+    first.train()
+    publish(cluster)
+    cluster.kill(first)
+    cluster.start_trainer()
+    cluster.settle()
+
+    assert cluster.scheduler.is_finished
+    assert [(r.step, r.group_id, r.num_tokens) for r in of(cluster, Untrained)] == [(0, 0, 16)]
+    assert [(r.unit, r.stage, r.is_final) for r in of(cluster, FailedAttempt)] == [
+        (unit, "trainer", True) for unit in units
+    ]
+    assert [event.fields["group_id"] for event in events(cluster, "group.untrained")] == [0]
+    assert cluster.scheduler.failures.total == len(units), "counted once, too"
+    sums = audit(cluster.records, cluster.config.schedule)
+    assert (sums.problems, sums.untrained, sums.trained, sums.steps) == ([], {"impossible log-prob": 1}, 7, 4)
+    assert sums.tokens_thrown_away["untrained"] == 16
+
+
+def test_groups_that_were_left_out_do_not_count_as_trained() -> None:
+    cluster = a_published(capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    trainer(cluster).damage(0)
+    trainer(cluster).train()
+    cluster.exchange()
+    training = cluster.scheduler.training
+    assert [group.group_id for group in training.trained(0)] == [1]
+    assert training.trained(7) == []
+
+
+def test_refusals_of_units_that_the_step_did_not_take_are_ignored() -> None:
+    cluster = a_published(capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    strange = [Unit(9, 0), Unit(0, 2), Unit(0, -1), Unit(0, 0, "held_out")]
+    stepped = Stepped(0, 0, {}, [Refusal(unit, DAMAGED) for unit in strange])
+    cluster.scheduler.handle(trainer(cluster).peer, stepped, 0.0)
+    cluster.scheduler.handle(trainer(cluster).peer, replace(stepped, step=3), 0.0)
+    assert cluster.scheduler.drain()[1] == []
+
+
+def test_a_grade_has_the_vocabulary_of_the_trainer_and_the_newest_version_that_was_offered() -> None:
+    cluster = a_published()
+    (node,) = rollouts(cluster)
+    cluster.scheduler.handle(node.peer, Ready("plan", 1, 90), 0.0)
+    cluster.scheduler.handle(trainer(cluster).peer, Ready("plan", 1, 100), 0.0)
+    cluster.scheduler.handle(node.peer, Ready("plan", 1, 80), 0.0)
+    sent = overheard(cluster)
+    node.finish(Unit(0, 0))
+    cluster.exchange()
+    (grade,) = [out.message for out in sent if isinstance(out.message, Grade)]
+    assert grade.limits == TrajectoryLimits(100, 128, 512, 0)
+
+
+def test_failures_are_told_to_supervisors_by_cause_though_no_step_is_made() -> None:
+    cluster = a_published(a_config(schedule={"max_attempts": 9}))
+    said = overheard(cluster)
+    (node,) = rollouts(cluster)
+    for name in ("early", "late"):
+        hello = Hello(PROTOCOL, "supervisor", name, "0")
+        if name == "early":
+            cluster.scheduler.joined("early.0", hello, cluster.now_s)
+        for _ in range(2):
+            node.fail(Unit(0, 1))
+            cluster.exchange()
+        cluster.tick(1.5)
+        if name == "late":
+            cluster.scheduler.joined("late.0", hello, cluster.now_s)
+    cluster.tick(1.5)
+
+    told = [(out.peer, out.message.counts) for out in said if isinstance(out.message, Failures)]
+    cause = "rollout: out of memory"
+    assert told == [("early.0", {cause: 2}), ("early.0", {cause: 4}), ("late.0", {cause: 4})]
+    assert [event.fields for event in events(cluster, "units.failed")] == [
+        {"stage": "rollout", "cause": "out of memory", "count": 2}
+    ]
 
 
 def test_a_reward_that_comes_twice_counts_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.broker.ledger.records import Admitted, Duplicate, Restarted, Result, Rewarded, Taken
+from asyncrl.broker.ledger.records import Admitted, Duplicate, Refused, Restarted, Result, Rewarded, Taken, Untrained
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.config.sections import Config
 from asyncrl.messages import Cancelled, Settled, Stepped, Unit
@@ -125,6 +125,7 @@ def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int
     event(f"restarted: {'some' if restarts else 'none'}")
     assert max(stalenesses(cluster)) <= config.schedule.max_staleness  # type: ignore[operator]
     results = Counter(r.unit.group_id for r in of(cluster, Result))
+    results.subtract(r.unit.group_id for r in of(cluster, Refused))
     thrown_away: Counter[int] = Counter()
     for restart in restarts:
         thrown_away[restart.group_id] += len(restart.lengths)
@@ -142,7 +143,11 @@ def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: in
         return
     most = config.schedule.max_staleness
     assert most is not None
-    batches = {step: batch.trajectories for step, batch in cluster.disk.batches.items()}
+    left_out = {record.group_id for record in of(cluster, Untrained)}
+    batches = {
+        step: [one for one in batch.trajectories if one.unit.group_id not in left_out]
+        for step, batch in cluster.disk.batches.items()
+    }
     over = {
         step: sum(version_of(config, step) - sample.summary.oldest_version > most for sample in samples)
         for step, samples in batches.items()
@@ -150,7 +155,8 @@ def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: in
     event(f"over max_staleness: {'some' if any(over.values()) else 'none'}")
     assert audited(cluster).over_max_staleness == sum(over.values())
     assert not of(cluster, Restarted)
-    for step, groups in cluster.scheduler.training.batches._taken.items():
+    for step, taken in cluster.scheduler.training.batches._taken.items():
+        groups = [group for group in taken if group.group_id not in left_out]
         line = batch_metrics.line(Stepped(step, version_of(config, step), {}), groups, 0.0, 0.0, most)
         assert line["over_max_staleness"] * len(batches[step]) == over[step]
 

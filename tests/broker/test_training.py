@@ -2,6 +2,7 @@
 
 import pytest
 
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
@@ -9,6 +10,7 @@ from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Admitted, Committed, Dropped, Taken
 from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
@@ -29,7 +31,9 @@ class Desk:
         nodes = NodeBook(2.0, 10.0)
         nodes.join("spool.0", Hello(PROTOCOL, "spool", "spool", "0"), 0.0)
         evaluation = EvaluationBook(Evaluation(), [], 3, self.groups)
-        dispatcher = Dispatcher(self.config, self.groups, evaluation, self.out, 1)
+        self.spools = SpoolBook(60.0)
+        dispatcher = Dispatcher(self.config, self.groups, evaluation, self.spools, out=self.out, broker_term=1)
+        self.failures = FailureBook()
         self.training = TrainingGroups(
             self.config,
             Prompts(),  # type: ignore[arg-type]
@@ -37,8 +41,10 @@ class Desk:
             self.window,
             dispatcher=dispatcher,
             grading=GradeBook(),
+            spools=self.spools,
             nodes=nodes,
             out=self.out,
+            failures=self.failures,
         )
 
     def complete(self, group_id: int) -> Group:

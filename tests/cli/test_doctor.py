@@ -1,7 +1,9 @@
 import json
+import socket
 import subprocess
 import sys
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -58,6 +60,38 @@ def test_doctor_checks_gloo_between_two_processes_and_finds_a_trainer_can_run() 
     assert lines["trainer"]["state"] == "good"
 
 
-@pytest.mark.parametrize("arguments", [("--npu", "--role", "trainer"), ("--role", "cook")])
+CLUSTER = """
+broker = "tcp://127.0.0.1:{port}"
+[[machine]]
+name = "here"
+roles = ["broker", "reward"]
+key = "/nonexistent/key"
+"""
+
+
+def test_the_machines_of_a_cluster_file_are_checked(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=broker.getsockname()[1]))
+        done = doctor("--cluster", str(tmp_path / "cluster.toml"), "--json")
+        table = doctor("--cluster", str(tmp_path / "cluster.toml"))
+    assert (done.returncode, table.returncode) == (1, 1), done.stderr
+    said = json.loads(done.stdout)
+    assert said["is_fit"] is False
+    assert {line["name"]: line["state"] for line in said["lines"]}["broker"] == "good"
+    (problem,) = said["problems"]
+    assert problem.startswith("key of here: no such key file: /nonexistent/key")
+    assert f"problem  {problem}" in table.stdout
+
+
+def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=1).replace("roles", "role"))
+    done = doctor("--cluster", str(tmp_path / "cluster.toml"))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr == "asyncrl: unknown key 'machine.role': did you mean 'machine.roles'?\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--npu", "--role", "trainer"), ("--role", "cook"), ("--npu", "--cluster", "cluster.toml")]
+)
 def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert doctor(*arguments).returncode == 2

@@ -59,13 +59,13 @@ def test_a_ledger_that_adds_up_ends_with_0(run):
     assert rows[-1][:3] == ["everything", "adds", "up:"]
 
 
-def test_a_ledger_that_does_not_ends_with_1_and_one_line_per_problem(run):
+def test_a_ledger_that_does_not_ends_with_74_and_one_line_per_problem(run):
     write(run, Taken(2, [7]))
     result = asyncrl("audit", run.path)
-    assert result.exit_code == 1
+    assert result.exit_code == 74
     lines = [line.strip() for line in result.output.splitlines()]
-    assert "group 7 was trained in step 2, but never admitted" in lines
-    assert "step 1 was skipped: it got no batch, but step 2 did" in lines
+    assert "ledger.sqlite: group 7 was trained in step 2, but never admitted" in lines
+    assert "ledger.sqlite: step 1 was skipped: it got no batch, but step 2 did" in lines
 
 
 def test_an_audit_as_json_has_the_same_numbers_and_the_same_ending(run):
@@ -76,7 +76,7 @@ def test_an_audit_as_json_has_the_same_numbers_and_the_same_ending(run):
     assert accounts["staleness"] == {"0": 2}
     write(run, Taken(2, [7]))
     result = asyncrl("audit", run.path, "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 74
     assert len(json.loads(result.output)["problems"]) == 6
 
 
@@ -203,7 +203,7 @@ def test_restarts_and_old_trajectories_are_shown_if_there_are_any():
     lengths = [LengthBucket(max_tokens=16, trained=3, dropped=1, restarted=2)]
     lines = audit_table(structs.replace(AUDIT, restarted=7, over_max_staleness=2, lengths=lengths)).splitlines()
     assert [" ".join(line.split()) for line in lines if "restarted" in line or "max_staleness" in line] == [
-        "restarted 7 too old to be trained on",
+        "restarted 7 too old to be trained on, or lost with a spool",
         "over max_staleness 2 25.0%",
         "0-16 3 1 (25.0%); 2 restarted",
     ]

@@ -1,6 +1,10 @@
 """Output and errors of the commands of `asyncrl`."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -13,6 +17,7 @@ from click.testing import CliRunner, Result
 from asyncrl.cli.main import main
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.observe.run_directory import RunDirectory
+from tests.config.model.directories import write_model, write_tokenizer
 
 
 def asyncrl(*arguments: object) -> Result:
@@ -20,10 +25,10 @@ def asyncrl(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A run file with a model directory that cannot be loaded, and a dataset."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run file with a model that looks whole, and a dataset. What needs torch is not checked."""
+    monkeypatch.setattr("asyncrl.cli.launch.run.check_architecture", lambda _: None)
+    write_model(tmp_path / "model")
     rows = [{"prompt": "how many", "answer": "1", "data_source": "toy"}] * 4
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
     path = tmp_path / "toy.toml"
@@ -46,9 +51,11 @@ def _commands(group: str) -> set[str]:
 
 def test_the_commands_are_these():
     looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
-    assert set(main.commands) == {"run", "resume", "drain", "plan", "toy", "data", *looking}
+    assert set(main.commands) == {"run", "resume", "drain", "plan", "toy", "data", "services", "keys", *looking}
     assert (_commands("config")) == {"show"}
     assert (_commands("data")) == {"prepare", "check"}
+    assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
+    assert (_commands("services")) == {"install"}
     assert (_commands("toy")) == {"step-sums", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == ["config_path", "--set", "--dry-run"]
 
@@ -85,6 +92,46 @@ def test_a_name_on_the_hub_is_refused_with_the_command_that_downloads_it(config)
     result = asyncrl("run", config, "--set", "model.path=Qwen/Qwen3-0.6B", "--dry-run")
     assert result.exit_code == 78
     assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in result.stderr
+
+
+def _without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def _with_a_critic_without_weights(folder):
+    (folder / "critic").mkdir()
+    (folder / "critic" / "config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "sentence"),
+    [
+        (_without("train.parquet"), [], "no such dataset: DIR/train.parquet"),
+        (_without("model/tokenizer.json"), [], "model.path=DIR/model has no tokenizer: expected tokenizer.json"),
+        (_without("model/model.safetensors"), [], "model.path=DIR/model has no weights: expected model.safetensors"),
+        (lambda folder: write_tokenizer(folder / "model", 99), [], "token ids up to 98, but the model knows 0 to 7"),
+        (
+            _with_a_critic_without_weights,
+            ["--set", "critic.path=DIR/critic", "--set", "algorithm.advantage=gae"],
+            "critic.path=DIR/critic has no weights",
+        ),
+        (
+            lambda folder: (folder / "mine.py").write_text("def loss(logprobs, advantages):\n    return 0\n"),
+            ["--set", "algorithm.loss=DIR/mine.py:loss"],
+            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings>), but 'advantages' is not",
+        ),
+    ],
+    ids=["no dataset", "no tokenizer", "no weights", "another tokenizer", "no critic", "another signature"],
+)
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_what_a_node_would_refuse_is_refused_before_anything_starts(config, tmp_path, spoil, options, sentence, is_dry):
+    spoil(tmp_path)
+    named = [option.replace("DIR", str(tmp_path)) for option in options]
+    result = asyncrl("run", config, *named, *(["--dry-run"] if is_dry else []))
+    assert result.exit_code == 78
+    assert sentence in result.stderr.replace(str(tmp_path), "DIR")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
@@ -154,6 +201,71 @@ def test_report_of_several_runs_is_written_to_the_given_file(tmp_path):
     assert "two" in page
 
 
+def test_a_report_goes_into_a_fifo_and_leaves_it_one(tmp_path):
+    run, fifo = a_run(tmp_path, "one"), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(fifo.read_text)
+        result = asyncrl("report", run.path, "-o", fifo)
+        assert result.exit_code == 0, result.output
+        assert read.result(timeout=30).startswith("<!")
+    assert fifo.is_fifo()
+
+
+@pytest.mark.parametrize("command", ["report", "eval", "prepare"])
+def test_a_folder_as_output_file_is_one_sentence(config, tmp_path, command):
+    commands = {
+        "report": ["report", a_run(tmp_path, "one").path, "-o", tmp_path],
+        "eval": ["eval", tmp_path / "model", "--data", tmp_path / "train.parquet", "--out", tmp_path],
+        "prepare": ["data", "prepare", "jsonl", tmp_path / "train.parquet", "--data-source", "toy", "-o", tmp_path],
+    }
+    result = asyncrl(*commands[command])
+    assert result.exit_code == 78
+    assert result.stderr == (
+        f"asyncrl: cannot write {tmp_path}: it is a folder, not a file; give the path of a file that can be written\n"
+    )
+
+
+WITHOUT_TRAIN = """
+import importlib.metadata, sys
+
+hidden, version = ("torch", "transformers", "safetensors", "numpy"), importlib.metadata.version
+
+def lacking(name):
+    if name in hidden:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+
+importlib.metadata.version = lacking
+sys.modules.update(dict.fromkeys(hidden))
+from asyncrl.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command", ["run CONFIG", "resume RUN", "eval MODEL --data DATA", "export RUN -o OUT", "toy step-sums OUT",
+                "data check DATA --model MODEL"]
+)  # fmt: skip
+def test_without_the_packages_for_training_a_command_says_what_to_install(config, tmp_path, command):
+    places = {"CONFIG": config, "RUN": tmp_path, "MODEL": tmp_path / "model", "DATA": tmp_path / "train.parquet"}
+    named = [str(places.get(word, word)) for word in command.replace("OUT", str(tmp_path / "out")).split()]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRAIN, *named], capture_output=True, text=True, check=False)
+    assert done.stderr == (
+        "asyncrl: torch, transformers, safetensors, numpy are not installed, and trainers and rollouts need them; run: "
+        "pip install 'asyncrl[train]'\n"
+    )
+    assert done.returncode == 78
+
+
+def test_without_the_packages_for_training_a_dry_run_checks_the_rest_and_names_what_it_did_not(config):
+    command = [sys.executable, "-c", WITHOUT_TRAIN, "run", str(config), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "were not checked: torch, transformers, safetensors, numpy not installed here (pip install" in done.stdout
+    assert "would start: 1 broker" in done.stdout
+
+
 def test_a_report_about_no_run_is_refused(tmp_path):
     result = asyncrl("report", tmp_path / "nowhere")
     assert result.exit_code not in (0, 1)
@@ -177,7 +289,8 @@ def test_eval_refuses_a_directory_without_a_model(config, tmp_path):
     assert result.exit_code == 78
     assert (
         result.stderr
-        == f"asyncrl: MODEL '{tmp_path}/nothing' is not a model directory: there is no config.json in it\n"
+        == f"asyncrl: MODEL '{tmp_path}/nothing' is not a model directory (no config.json in it): give one, or make a "
+        "toy model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR`\n"
     )
 
 

@@ -1,12 +1,15 @@
 """The options of asyncrl-node. Unit files and job scripts depend on them: a change that fails here breaks those."""
 
 import importlib.metadata
+import os
+import socket
 
 import pytest
 from click.testing import CliRunner
 
 from asyncrl.cli import node
 from asyncrl.cli.node import main
+from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from asyncrl.node.process import Job
 
 ROLLOUT = ("--role", "rollout", "--broker", "tcp://127.0.0.1:5570")
@@ -21,14 +24,44 @@ def test_the_options_are_these():
         "--set": (False, options["--set"][1]),
         "--name": (False, options["--name"][1]),
         "--run-dir": (False, options["--run-dir"][1]),
+        "--secret": (False, options["--secret"][1]),
+        "--key": (False, options["--key"][1]),
+        "--keys": (False, options["--keys"][1]),
+        "--allow-code": (False, options["--allow-code"][1]),
+        "--interface": (False, options["--interface"][1]),
         "--replicas": (False, options["--replicas"][1]),
         "--devices": (False, options["--devices"][1]),
+        "--weights": (False, "collective"),
+        "--dir": (False, options["--dir"][1]),
+        "--bind": (False, options["--bind"][1]),
+        "--fetch": (False, options["--fetch"][1]),
         "--wait": (False, 30.0),
     }
 
 
+@pytest.mark.parametrize("environment", [{}, {"ASYNCRL_WEIGHTS": "spool"}])
+def test_weights_reach_a_rollout_the_way_it_is_told(monkeypatch, environment):
+    told = []
+
+    async def run_rollout(run, who, *, wait_s, stopping, weights, may_fetch):
+        told.append(weights)
+
+    monkeypatch.setattr("asyncrl.node.rollout.run_rollout", run_rollout)
+    option = [] if environment else ["--weights", "spool"]
+    command = ["--role", "rollout", "--broker", "ipc:///nowhere", *option]
+    result = CliRunner().invoke(main, command, env=environment)
+    assert (result.exit_code, told) == (0, ["spool"]), result.output
+
+
+def test_only_a_rollout_chooses_the_way_of_its_weights():
+    command = ["--role", "reward", "--broker", "ipc:///nowhere", "--weights", "spool"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 78
+    assert "--weights (ASYNCRL_WEIGHTS) is spool: that is for rollouts, not for a reward" in result.output
+
+
 def test_the_roles_are_these():
-    assert node.ROLES == ("broker", "rollout", "reward", "trainer")
+    assert node.ROLES == ("broker", "rollout", "reward", "trainer", "spool")
 
 
 def test_version():
@@ -56,12 +89,31 @@ def test_a_node_needs_only_its_role_and_the_brokers_address(started):
     assert name.startswith("rollout-")
 
 
+def test_a_trainer_keeps_its_name_when_it_is_started_again(started):
+    """Under another name it would be refused until the run has given up the one that was killed."""
+    for _ in range(2):
+        CliRunner().invoke(main, ["--role", "trainer", "--broker", "tcp://127.0.0.1:5570"])
+    assert started == [f"trainer-{socket.gethostname()}"] * 2
+
+
 def test_the_name_can_be_given(started):
     CliRunner().invoke(main, ["--role", "reward", "--broker", "tcp://127.0.0.1:5570", "--name", "reward-7"])
     assert started == ["reward-7"]
 
 
-@pytest.mark.parametrize("option", [["--config", "x.toml"], ["--set", "seed=1"], ["--run-dir", "runs/x"]])
+def test_a_spool_keeps_its_name_and_needs_a_folder(started):
+    spool = ["--role", "spool", "--broker", "tcp://127.0.0.1:5570"]
+    assert CliRunner().invoke(main, [*spool, "--dir", "payloads"]).exit_code == 0
+    assert started == [f"spool-{socket.gethostname()}"]
+    result = CliRunner().invoke(main, spool)
+    assert (result.exit_code, "--dir FOLDER is missing" in result.stderr) == (78, True)
+    result = CliRunner().invoke(main, [*spool, "--dir", "payloads", "--bind", "tcp://10.0.0.7"])
+    assert (result.exit_code, "--bind is 'tcp://10.0.0.7': expected tcp://HOST:PORT" in result.stderr) == (78, True)
+    result = CliRunner().invoke(main, [*ROLLOUT, "--dir", "payloads"])
+    assert (result.exit_code, "--dir and --bind are for spools, not for a rollout" in result.stderr) == (78, True)
+
+
+@pytest.mark.parametrize("option", [["--config", "x.toml"], ["--set", "seed=1"]])
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])
 def test_options_of_the_broker_are_refused_elsewhere(started, role, option):
     result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://127.0.0.1:5570", *option])
@@ -103,18 +155,29 @@ def test_only_rollouts_have_replicas(started, role):
     assert f"--replicas and --devices are for rollouts, not for a {role}" in result.stderr
 
 
-def test_a_broker_creates_its_run_directory_with_the_configuration(started, tmp_path):
-    (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
-    arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--broker", "tcp://127.0.0.1:5570"]
-    result = CliRunner().invoke(main, [*arguments, "--set", f"run.dir={tmp_path}/runs"])
-    assert result.exit_code == 0, result.output
-    kept = (tmp_path / "runs" / "toy" / "config.toml").read_text()
-    assert 'bind = "tcp://127.0.0.1:5570"' in kept
-
-
-def test_a_missing_run_directory_is_refused(started, tmp_path):
-    (tmp_path / "toy.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
-    arguments = ["--role", "broker", "--config", str(tmp_path / "toy.toml"), "--run-dir", str(tmp_path / "nowhere")]
-    result = CliRunner().invoke(main, arguments)
+@pytest.mark.parametrize("where", [[], ["--broker", "tcp://127.0.0.1:5570", "--run-dir", "runs/a"]])
+def test_a_node_is_told_the_brokers_address_or_the_run_directory(started, where):
+    result = CliRunner().invoke(main, ["--role", "reward", *where])
     assert (result.exit_code, started) == (78, [])
-    assert "no run to resume" in result.stderr
+    assert "a reward needs the broker's address, --broker tcp://HOST:PORT, or on its machine --run-dir" in result.stderr
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_an_interface_is_for_this_node_and_its_children(started, monkeypatch, role):
+    monkeypatch.setenv(INTERFACE_VARIABLE, "eth0")
+    result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://10.0.0.1:5570", "--interface", "10.1.0.0/16"])
+    assert (result.exit_code, len(started)) == (0, 1), result.output
+    assert os.environ[INTERFACE_VARIABLE] == "10.1.0.0/16"
+
+
+@pytest.mark.parametrize("role", ["broker", "reward"])
+def test_a_role_without_weights_has_no_interface(started, role):
+    result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://127.0.0.1:5570", "--interface", "eth0"])
+    assert (result.exit_code, started) == (78, [])
+    assert f"--interface is for rollouts and trainers, which move weights, not for a {role}" in result.stderr
+
+
+def test_a_malformed_interface_is_refused(started):
+    result = CliRunner().invoke(main, [*ROLLOUT, "--interface", "10.1.0.0/99"])
+    assert (result.exit_code, started) == (78, [])
+    assert "--interface is '10.1.0.0/99': expected a network interface such as eth0" in result.stderr

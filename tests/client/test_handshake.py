@@ -1,26 +1,57 @@
 """A node joins its broker, is refused, or fails in one sentence if no broker answers."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.actor import zmq_link
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.client.handshake import identity, join, leave, send_beats, shake_hands, spool_link
-from asyncrl.errors import LinkClosed, LinkError, LinkRefused, LinkReset
-from asyncrl.messages import CODEC, PROTOCOL, Beat, Bye, Hello, Offer, Progress, Put, Reject, Stop, Welcome
+from asyncrl.actor.sockets.curve import hub_keys_of
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.client import handshake
+from asyncrl.client.handshake import (
+    identity,
+    join,
+    leave,
+    send_beats,
+    shake_hands,
+    spool_connector,
+    spool_links,
+    weights_links,
+)
+from asyncrl.client.run_address import RunAddress
+from asyncrl.errors import ConfigError, LinkClosed, LinkError, LinkRefused, LinkReset
+from asyncrl.files.secret_file import write_secret
+from asyncrl.messages import (
+    CODEC,
+    PROTOCOL,
+    Beat,
+    Bye,
+    Hello,
+    ListWeights,
+    Offer,
+    Progress,
+    Put,
+    Reject,
+    SpoolAddress,
+    SpoolSet,
+    Stop,
+    Welcome,
+)
 
 DEADLINE_S = 30.0
-WELCOME = Welcome(broker_term=3, run_dir="runs/x", config=b"{}", spool="memory", beat_s=0.5)
+SECRET = bytes(32)
+WELCOME = Welcome(broker_term=3, run_dir="runs/x", config=b"{}", spools=SpoolSet(), beat_s=0.5)
 
 
 def test_a_node_says_hello_and_is_welcomed() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
-        joining = asyncio.create_task(join(hub.address, who, DEADLINE_S))
+        hub = ZmqHub("ipc://*", CODEC)
+        joining = asyncio.create_task(join(RunAddress(hub.address), who, DEADLINE_S))
         assert await hub.receive() == (who.peer, Hello(PROTOCOL, "rollout", "rollout-0", who.incarnation))
         hub.send(who.peer, WELCOME)
         link, welcome = await joining
@@ -33,12 +64,32 @@ def test_a_node_says_hello_and_is_welcomed() -> None:
     asyncio.run(scene())
 
 
+def test_a_spool_of_any_host_is_on_the_host_at_which_the_node_reached_the_broker(tmp_path: Path) -> None:
+    write_secret(tmp_path / "secret", SECRET)
+    who = identity("rollout", "rollout-0")
+
+    async def scene() -> None:
+        hub = ZmqHub("tcp://0.0.0.0:0", CODEC, keys=hub_keys_of(SECRET))
+        broker = hub.address.replace("0.0.0.0", "localhost")
+        run = RunAddress(broker, tmp_path / "secret")
+        joining = asyncio.create_task(join(run, who, DEADLINE_S))
+        await hub.receive()
+        hub.send(who.peer, replace(WELCOME, spools=SpoolSet([SpoolAddress("spool", "tcp://*:5571")])))
+        link, welcome = await joining
+        links = spool_links(welcome.spools, who, run)
+        assert links.spools == SpoolSet([SpoolAddress("spool", "tcp://localhost:5571")])
+        await link.aclose()
+        await hub.aclose()
+
+    asyncio.run(scene())
+
+
 def test_a_refusal_is_raised_with_the_reason_of_the_broker() -> None:
     who = identity("rollout", "rollout-0")
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
-        joining = asyncio.create_task(join(hub.address, who, DEADLINE_S))
+        hub = ZmqHub("ipc://*", CODEC)
+        joining = asyncio.create_task(join(RunAddress(hub.address), who, DEADLINE_S))
         await hub.receive()
         hub.send(who.peer, Reject("this broker speaks protocol 2, you speak 1"))
         hub.forget(who.peer)
@@ -56,11 +107,32 @@ def test_joining_without_a_broker_fails_in_one_sentence_within_the_deadline(monk
         loop = asyncio.get_running_loop()
         called_s = loop.time()
         with pytest.raises(LinkError) as raised:
-            await join("tcp://127.0.0.1:9", identity("reward", "reward-0"), 0.05)
+            await join(RunAddress("ipc:///nowhere"), identity("reward", "reward-0"), 0.05)
         assert str(raised.value) == (
-            "no broker answered at tcp://127.0.0.1:9 within 0.05 s: is it running, and is the address right?"
+            "no broker answered at ipc:///nowhere within 0.05 s: is it running, and is the address right?"
         )
         assert loop.time() - called_s < DEADLINE_S
+
+    asyncio.run(scene())
+
+
+def test_a_broker_that_ends_between_hello_and_welcome_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has acknowledged the Hello, so the link would not repeat it to the next broker."""
+    monkeypatch.setattr(handshake, "ASK_S", 0.01)
+    address = f"ipc://{tmp_path}/broker"
+
+    async def scene() -> None:
+        first = ZmqHub(address, CODEC)
+        joining = asyncio.create_task(join(RunAddress(address), identity("reward", "reward-0"), DEADLINE_S))
+        await first.receive()
+        assert isinstance((await first.receive())[1], Beat), "the Hello was acknowledged before"
+        await first.aclose()
+        second = ZmqHub(address, CODEC)
+        with pytest.raises(LinkReset, match="does not know this session"):
+            await joining
+        await second.aclose()
 
     asyncio.run(scene())
 
@@ -82,18 +154,53 @@ def test_two_starts_of_a_node_are_two_peers() -> None:
     assert all(start.peer.startswith("rollout-0.") for start in starts)
 
 
-def test_the_spool_link_uses_the_address_of_the_welcome() -> None:
+def test_spool_links_use_the_addresses_of_the_welcome_each_under_a_name_of_its_own() -> None:
     who = identity("rollout", "rollout-0")
+    put = Put("rollout-0", who.incarnation, [])
 
     async def scene() -> None:
-        spool = ZmqHub("tcp://127.0.0.1:0", CODEC)
-        link = spool_link(Welcome(1, "runs/x", b"{}", spool.address, 0.5), who)
-        await link.send(Put("rollout-0", who.incarnation, []))
-        assert await spool.receive() == (who.peer, Put("rollout-0", who.incarnation, []))
-        await link.aclose()
+        spool = ZmqHub("ipc://*", CODEC)
+        connect = spool_connector(who, None)
+        for peer in (f"{who.peer}.1", f"{who.peer}.2"):
+            link = connect(SpoolAddress("spool", spool.address))
+            await link.send(put)
+            assert await spool.receive() == (peer, put)
+            await link.aclose()
+        spools = SpoolSet([SpoolAddress("spool", spool.address)], "spool")
+        links = spool_links(spools, identity("rollout", "rollout-1"), RunAddress(""))
+        running = asyncio.create_task(links.run())
+        await links.put(put)
+        assert (await spool.receive())[1] == put
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await spool.aclose()
 
     asyncio.run(scene())
+
+
+def test_each_link_for_weights_is_another_peer_of_the_spool() -> None:
+    who = identity("rollout", "rollout-0")
+
+    async def scene() -> None:
+        spool = ZmqHub("ipc://*", CODEC)
+        connect = weights_links(SpoolSet([SpoolAddress("spool", spool.address)]), who, RunAddress(""))
+        links = [connect(), connect()]
+        for link in links:
+            await link.send(ListWeights())
+        peers = {(await spool.receive())[0] for _ in links}
+        assert peers == {f"{who.peer}.weights.1", f"{who.peer}.weights.2"}
+        for link in links:
+            await link.aclose()
+        await spool.aclose()
+
+    asyncio.run(scene())
+
+
+def test_without_a_spool_at_the_broker_no_weights_can_be_fetched() -> None:
+    spools = SpoolSet([SpoolAddress("spool-a-1", "ipc:///spool")])
+    connect = weights_links(spools, identity("rollout", "rollout-0"), RunAddress(""))
+    with pytest.raises(ConfigError, match=r"broker\.spool is false"):
+        connect()
 
 
 def test_beats_continue_until_the_link_closes_and_report_their_lag() -> None:

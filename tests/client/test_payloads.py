@@ -9,9 +9,12 @@ import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.client.payloads import MAX_REFS, PayloadClient, read_trajectory
-from asyncrl.errors import DecodeError, LinkError, LinkReset
+from asyncrl.client.chunks import CHUNK_BYTES
+from asyncrl.client.fetches import MAX_REFS, MAX_REQUESTED_BYTES
+from asyncrl.client.payloads import PayloadClient, read_trajectory
+from asyncrl.errors import DecodeError
 from asyncrl.messages import Fetch, Fetched, Span, SpoolRef, Trajectory, Unit
+from tests.client.only_spool import only
 
 DEADLINE_S = 30.0
 PEER = "trainer-0.1"
@@ -31,15 +34,15 @@ STORED = dict(stored(group_id) for group_id in range(200))
 REFS = list(STORED)
 
 
-def play(scene: Callable[[MemoryHub, PayloadClient, "asyncio.Task[None]"], Coroutine[Any, Any, None]]) -> None:
+def play(scene: Callable[[MemoryHub, PayloadClient], Coroutine[Any, Any, None]]) -> None:
     """Run a scene with a running client; the test acts as its spool."""
 
     async def run() -> None:
         hub = MemoryHub()
-        client = PayloadClient(hub.connect(PEER))
-        running = asyncio.create_task(client.run())
+        spools = only(hub, PEER, "s0")
+        running = asyncio.create_task(spools.run())
         async with asyncio.timeout(DEADLINE_S):
-            await scene(hub, client, running)
+            await scene(hub, PayloadClient(spools))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -58,7 +61,7 @@ def answer(hub: MemoryHub, fetch: Fetch) -> None:
 
 
 def test_trajectories_are_returned_in_the_order_of_their_refs() -> None:
-    async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
         fetching = asyncio.create_task(client.fetch_all(REFS, DEADLINE_S))
         requests: list[Fetch] = []
         while sum(len(fetch.refs) for fetch in requests) < len(REFS):
@@ -72,9 +75,44 @@ def test_trajectories_are_returned_in_the_order_of_their_refs() -> None:
     play(scene)
 
 
+def test_no_request_asks_for_more_than_a_bounded_number_of_bytes() -> None:
+    long = [SpoolRef("s0", 1, offset, CHUNK_BYTES // 3, 0) for offset in range(9)]
+    huge = SpoolRef("s0", 1, 9, 4 * CHUNK_BYTES, 0)
+
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
+        fetching = asyncio.create_task(client.fetch_all([*long, huge, *REFS[:2]], DEADLINE_S))
+        requests = [await asked(hub) for _ in range(5)]
+        assert [fetch.refs for fetch in requests] == [long[:3], long[3:6], long[6:], [huge], REFS[:2]]
+        fetching.cancel()
+
+    play(scene)
+
+
+def test_requests_wait_while_too_many_bytes_have_not_arrived() -> None:
+    size = MAX_REQUESTED_BYTES // 4
+    refs = [SpoolRef("s0", 1, offset, size, 0) for offset in range(10)]
+
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
+        fetching = [asyncio.create_task(client.fetch(ref, DEADLINE_S)) for ref in refs]
+        requests = [await asked(hub) for _ in range(4)]
+        late = asyncio.create_task(asked(hub))
+        await asyncio.sleep(0)
+        assert not late.done()
+        for answered in range(len(refs) - 4):
+            hub.send(PEER, Fetched(requests[answered].request_id, [memoryview(b"")]))
+            requests.append(await late)
+            late = asyncio.create_task(asked(hub))
+        assert [ref for fetch in requests for ref in fetch.refs] == refs
+        for task in (late, *fetching):
+            task.cancel()
+        await asyncio.gather(late, *fetching, return_exceptions=True)
+
+    play(scene)
+
+
 def test_concurrent_fetches_share_a_request() -> None:
-    async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
-        fetching = [asyncio.create_task(client.fetch(ref)) for ref in REFS[:5]]
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
+        fetching = [asyncio.create_task(client.fetch(ref, DEADLINE_S)) for ref in REFS[:5]]
         fetch = await asked(hub)
         assert fetch.refs == REFS[:5]
         answer(hub, fetch)
@@ -84,8 +122,8 @@ def test_concurrent_fetches_share_a_request() -> None:
 
 
 def test_an_unreadable_payload_fails_no_other_fetch() -> None:
-    async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
-        gone, good = (asyncio.create_task(client.fetch(ref)) for ref in REFS[:2])
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
+        gone, good = (asyncio.create_task(client.fetch(ref, DEADLINE_S)) for ref in REFS[:2])
         fetch = await asked(hub)
         hub.send(PEER, Fetched(fetch.request_id, [memoryview(b""), STORED[REFS[1]]]))
         assert await good == trajectory(1)
@@ -96,7 +134,7 @@ def test_an_unreadable_payload_fails_no_other_fetch() -> None:
 
 
 def test_a_missing_answer_is_a_timeout() -> None:
-    async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
         with pytest.raises(TimeoutError):
             await client.fetch_all(REFS[:1], deadline_s=0.0)
 
@@ -104,36 +142,23 @@ def test_a_missing_answer_is_a_timeout() -> None:
 
 
 def test_an_answer_to_a_cancelled_fetch_is_ignored() -> None:
-    async def scene(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
-        impatient = asyncio.create_task(client.fetch(REFS[0]))
+    async def scene(hub: MemoryHub, client: PayloadClient) -> None:
+        impatient = asyncio.create_task(client.fetch(REFS[0], DEADLINE_S))
         fetch = await asked(hub)
         impatient.cancel()
         answer(hub, fetch)
         answer(hub, fetch)
-        fetching = asyncio.create_task(client.fetch(REFS[1]))
+        fetching = asyncio.create_task(client.fetch(REFS[1], DEADLINE_S))
         answer(hub, await asked(hub))
         assert await fetching == trajectory(1)
 
     play(scene)
 
 
-def test_a_restarted_or_closed_spool_ends_the_client() -> None:
-    async def restarted(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
-        hub.forget(PEER)
-        with pytest.raises(LinkReset):
-            await running
-
-    async def gone(hub: MemoryHub, client: PayloadClient, running: "asyncio.Task[None]") -> None:
-        await hub.aclose()
-        with pytest.raises(LinkError, match="the link to the spool is closed"):
-            await running
-
-    play(restarted)
-    play(gone)
-
-
 def test_damaged_payloads_are_refused() -> None:
     ref, payload = stored(1)
+    with pytest.raises(DecodeError, match="segment 1, offset 1 is lost: its spool was away"):
+        read_trajectory(ref, None)
     damaged = memoryview(bytes(payload[:-1]) + b"?")
     with pytest.raises(DecodeError, match="segment 1, offset 1 is damaged: expected checksum 0x"):
         read_trajectory(ref, damaged)

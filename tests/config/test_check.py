@@ -144,6 +144,15 @@ from tests.config.configs import made, refused
             "trainer.min_lr_ratio is 1.5: the cosine would end above trainer.lr; use at most 1",
         ),
         (
+            {"trainer": {"nodes": 2, "min_nodes": 3}},
+            "trainer.min_nodes is 3, more than trainer.nodes = 2; use at most as many",
+        ),
+        (
+            {"trainer": {"nodes": 2, "wait_s": 5.0}},
+            "trainer.wait_s is only read with trainer.min_nodes between 1 and trainer.nodes - 1: otherwise the trainer "
+            "waits for all of its machines; remove it, or set min_nodes",
+        ),
+        (
             {"trainer": {"mini_batches": 5}, "schedule": {"groups_per_step": 4}},
             "trainer.mini_batches is 5, but a step has 4 groups (schedule.groups_per_step), which are never split; "
             "use at most as many",
@@ -196,9 +205,27 @@ from tests.config.configs import made, refused
             "rollout.engine='transformers' cannot do; use staging='whole'",
         ),
         (
-            {"broker": {"bind": "tcp://0.0.0.0:5555"}},
-            "broker.bind is 'tcp://0.0.0.0:5555': expected a loopback address (tcp://127.0.0.1:PORT or ipc://PATH), "
-            "because connections are not authenticated",
+            {"weights": {"interface": "10.1.0.0/33"}},
+            "weights.interface is '10.1.0.0/33': expected a network interface such as eth0, an address of it, or a "
+            "network such as 10.1.0.0/16",
+        ),
+        (
+            {"broker": {"bind": "tcp://localhost:99999"}},
+            "broker.bind is 'tcp://localhost:99999': expected a port from 0 to 65535, got 99999",
+        ),
+        (
+            {"broker": {"spool_bind": "tcp://localhost"}},
+            "broker.spool_bind is 'tcp://localhost': expected tcp://HOST:PORT or ipc://PATH",
+        ),
+        (
+            {"schedule": {"groups_per_step": 100_000_000, "group_size": 8, "staleness": 1.0}},
+            "schedule: 200,000,000 groups of 8 trajectories are open at once, 1,600,000,000 in all, but the broker "
+            "keeps at most 4,000,000 in memory, about 1 kB each; lower groups_per_step, group_size, steps_per_publish "
+            "or staleness",
+        ),
+        (
+            {"broker": {"spool": False, "spool_bind": "tcp://127.0.0.1:0"}},
+            "broker.spool_bind is only read with broker.spool=true; remove it",
         ),
         (
             {"broker": {"beat_s": 1.0, "notice_s": 2.5}},

@@ -1,12 +1,14 @@
 """Sections are immutable and strict, and derived values are exact."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config import sections as module
-from asyncrl.config.sections import Schedule, Section
+from asyncrl.config.sections import Broker, Schedule, Section
 from tests.config.configs import made
 
 
@@ -52,3 +54,19 @@ def test_evaluation_takes_unset_sampling_from_training() -> None:
 def test_only_an_estimator_with_a_greedy_baseline_decodes_greedily() -> None:
     names = ("grpo", "remax", "my.py:mine")
     assert [made(algorithm={"advantage": name}).greedy_per_group for name in names] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, []),
+        ({"bind": "ipc:///run/broker"}, []),
+        ({"bind": "tcp://127.0.0.1:5570", "advertise": "gpu-7"}, ["tcp://127.0.0.1:0"]),
+        ({"bind": "tcp://*:5570"}, ["tcp://*:0"]),
+        ({"bind": ["tcp://10.0.0.1:5570", "tcp://[fd00::1]:5570"]}, ["tcp://10.0.0.1:0", "tcp://[fd00::1]:0"]),
+        ({"bind": "tcp://*:5570", "spool_bind": "tcp://*:5571"}, ["tcp://*:5571"]),
+        ({"spool_bind": ["tcp://127.0.0.1:1", "tcp://[::1]:1"]}, ["tcp://127.0.0.1:1", "tcp://[::1]:1"]),
+    ],
+)
+def test_the_spool_listens_where_nodes_reach_the_broker(settings: dict[str, Any], expected: list[str]) -> None:
+    assert Broker(**settings).spool_binds == expected

@@ -159,3 +159,29 @@ def test_keys_with_nested_values_are_dropped() -> None:
     assert dropped_keys({"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]}) == ["tools", "tags"]
     assert dropped_keys(None) == []
     assert dropped_keys('{"index": 7}') == ["(all of it)"]
+
+
+@pytest.mark.parametrize("field", ["prompt", "answer", "extra_info"])
+def test_a_row_that_no_lease_can_carry_is_named_with_its_largest_field(tmp_path: Path, field: str) -> None:
+    huge = "x" * 20_000_000
+    row = {"prompt": "2 + 3 = ?", "answer": "5"} | {field: {"note": huge} if field == "extra_info" else huge}
+    rows = rows_of(tmp_path, {"prompt": "a", "answer": "1"}, row)
+    name = {"prompt": "text", "extra_info": "extra"}.get(field, field)
+
+    with pytest.raises(DataError) as refused:
+        read_prompt(rows, 1, DATA)
+
+    assert str(refused.value).startswith(f"{rows.place(1)}: it has 20,000,0")
+    assert f"in {name!r}), more than the 1,048,576 that may travel with every lease; shorten it" in str(refused.value)
+
+
+def test_a_large_field_that_does_not_travel_is_no_matter(tmp_path: Path) -> None:
+    nested = {"prompt": "a", "answer": "1", "image": "x" * 2_000_000, "extra_info": {"trace": ["y" * 2_000_000]}}
+    assert read_prompt(rows_of(tmp_path, nested), 0, DATA) == Prompt(text="a", answer="1")
+
+
+def test_a_number_that_no_message_can_carry_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1", "extra_info": {"id": 123456789012345678901234567890}}')
+    with pytest.raises(DataError, match=r"line 1: it cannot be sent: .*; extra_info has such a value"):
+        read_prompt(open_rows(path), 0, DATA)

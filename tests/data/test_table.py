@@ -96,3 +96,16 @@ def test_a_missing_column_is_named_with_those_present_and_the_closest(tmp_path: 
         require_column(rows, "prompt")
     with pytest.raises(DataError, match=r"has no column 'zzz': it has promt, answer$"):
         require_column(rows, "zzz")
+
+
+def test_a_column_name_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["prompt", "answer", "prompt"]), path)
+
+    with pytest.raises(DataError) as refused:
+        open_rows(path)
+
+    assert str(refused.value) == (
+        f"dataset {path} has 1 column name twice, 'prompt': write it again with different names"
+    )

@@ -1,3 +1,6 @@
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,3 +44,61 @@ def test_missing_folders_are_created(tmp_path: Path) -> None:
         unfinished.write_text("new")
 
     assert (tmp_path / "a" / "b" / "c.json").read_text() == "new"
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "real" / "report.html", tmp_path / "report.html"
+    target.parent.mkdir()
+    target.write_text("old")
+    link.symlink_to(target)
+
+    with replacing(link) as unfinished:
+        unfinished.write_text("new")
+
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_link_to_nothing_makes_its_file(tmp_path: Path) -> None:
+    link = tmp_path / "latest.html"
+    link.symlink_to("report.html")
+
+    with replacing(link) as unfinished:
+        unfinished.write_text("new")
+
+    assert link.is_symlink()
+    assert (tmp_path / "report.html").read_text() == "new"
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_fifo_is_written_into(tmp_path: Path, is_linked: bool) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "link").symlink_to(fifo)
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(fifo.read_text)
+        with replacing(tmp_path / "link" if is_linked else fifo) as unfinished:
+            unfinished.write_text("all of it")
+        assert read.result(timeout=10) == "all of it"
+    assert fifo.is_fifo()
+
+
+def test_a_device_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    device = tmp_path / "null"  # The numbers of /dev/null, which no test may touch.
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        device.open("wb").close()
+    except OSError as error:
+        pytest.skip(f"devices cannot be made and opened here: {error}")
+
+    with replacing(device) as unfinished:
+        unfinished.write_text("nothing")
+
+    assert device.is_char_device()
+    assert list(tmp_path.iterdir()) == [device]
+
+
+def test_a_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), replacing(tmp_path):
+        pytest.fail("there is nothing to write to")

@@ -17,11 +17,12 @@ import pytest
 
 from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Rewarded, Taken
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Reissued, Result, Rewarded, Taken
 from asyncrl.cli.inspect import read_audit
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from tests.integration.node_processes import Nodes
 
 STUCK_S = 100.0
 """Seconds after which a run counts as hanging."""
@@ -29,9 +30,6 @@ POLL_S = 0.05
 
 LOG_LINES = 12
 """Number of lines of each log shown when a run hangs."""
-
-STUCK_POLLS = 40
-"""Number of polls; a step of the toy takes far fewer."""
 
 
 class ToyRun:
@@ -42,6 +40,7 @@ class ToyRun:
     ) -> None:
         shutil.copy(toy / "toy.toml", folder)
         self._folder = folder
+        self._stdout, self._stderr = folder / "stdout", folder / "stderr"
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         settings = (part for override in (f"steps={steps}", *overrides) for part in ("--set", override))
         self._start("run", "toy.toml", *settings)
@@ -53,15 +52,16 @@ class ToyRun:
         self.code: int | None = None
 
     def _start(self, *command: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl", *command],
-            cwd=self._folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        # Into files: nobody reads a pipe while a test waits, and `asyncrl run` would wait too once it is full.
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "asyncrl", *command],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
 
     @property
     def config(self) -> Config:
@@ -112,7 +112,7 @@ class ToyRun:
         deadline_s = time.monotonic() + self.patience_s
         while not condition():
             self.most_processes = max(self.most_processes, len(self.processes()))
-            assert self._process.poll() is None, f"the run ended too early: {self._process.communicate()}"
+            assert self._process.poll() is None, f"the run ended too early: {self._printed()}"
             assert time.monotonic() < deadline_s, f"the run hangs: {self.log_tails()}"
             time.sleep(POLL_S)
 
@@ -120,40 +120,40 @@ class ToyRun:
         """The last lines of every log and of the events, for the message about a run that hangs."""
         lines_by_file = {path.name: path.read_text().splitlines() for path in sorted(self.directory.logs.glob("*.log"))}
         lines_by_file["events"] = list(map(str, self.events))
+        lines_by_file |= {f"beside {index}": lines for index, lines in enumerate(self._ended_beside())}
         lines = (f"{name}: {line}" for name, all_lines in lines_by_file.items() for line in all_lines[-LOG_LINES:])
         return "\n".join([f"{self.steps_done()} steps done", *lines])
+
+    def _ended_beside(self) -> list[list[str]]:
+        """What processes beside the run that have ended wrote to stderr."""
+        ended = (other for other in self._others if other.poll() is not None and other.stderr)
+        return [other.communicate()[1].splitlines() for other in ended]
 
     def until_next_step(self) -> None:
         """Wait until one more step is done."""
         seen = self.steps_done()
         self.until(lambda: self.steps_done() > seen)
 
-    def until_stuck(self) -> None:
-        """Wait until `STUCK_POLLS` polls in a row have seen no new step."""
-        seen: list[int] = []
-
-        def stuck() -> bool:
-            seen.append(self.steps_done())
-            return len(seen) > STUCK_POLLS and seen[-1] == seen[-STUCK_POLLS]
-
-        self.until(stuck)
-
     def freeze_at_work(self, node: str) -> int:
         """
-        Stop ``node`` by SIGSTOP while it holds leases; returns its process id.
+        Stop ``node`` by SIGSTOP while it holds leases, which others then take over; returns its process id.
 
-        Once the run is stuck, every trajectory without a result is leased to the frozen node. If the node held no lease
-        when it was stopped, it is continued, and stopped again while many trajectories are being sampled.
+        If it held none that anybody needs, it is continued, and stopped again while many trajectories are sampled.
         """
         victim = self.pid_of(node)
         much = self.config.schedule.groups_per_step * self.config.schedule.group_size // 2
         while True:
             self.until(lambda: self.units_without_result() >= much)
             os.kill(victim, signal.SIGSTOP)
-            self.until_stuck()
-            if self.units_without_result():
+            seen = self.steps_done()
+            self.until(lambda seen=seen: self.has_reissued() or self.steps_done() > seen + 2)  # type: ignore[misc]
+            if self.has_reissued():
                 return victim
             os.kill(victim, signal.SIGCONT)
+
+    def has_reissued(self) -> bool:
+        """True once a trajectory was leased again."""
+        return any(isinstance(record, Reissued) for record in self.records())
 
     def assert_adds_up(self) -> None:
         """Every trained group was trained once, in order, with one result and one reward per trajectory."""
@@ -199,16 +199,18 @@ class ToyRun:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):  # Some processes end by themselves.
                 os.kill(pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.wait()
 
     def resume(self, *options: str) -> None:
         self._start("resume", str(self.directory.path.relative_to(self._folder)), *options)
 
-    def start_node(self, role: str, name: str, *options: str) -> "subprocess.Popen[str]":
+    def start_node(
+        self, role: str, name: str, *options: str, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
         """Start `asyncrl-node` beside the run, as on another machine."""
         address = self.directory.address.read_text().strip()
         command = ["asyncrl.cli.node", "--role", role, "--name", name, "--broker", address, *options]
-        return self.beside("-m", *command)
+        return self.beside("-m", *command, environment=environment)
 
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
         where = str(self.directory.path.relative_to(self._folder))
@@ -216,12 +218,12 @@ class ToyRun:
         output, errors = process.communicate(timeout=STUCK_S)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def beside(self, *options: str) -> "subprocess.Popen[str]":
+    def beside(self, *options: str, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
         """Start another Python process with these options."""
         process = subprocess.Popen(
             [sys.executable, *options],
             cwd=self._folder,
-            env=self._environment,
+            env={**self._environment, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -235,11 +237,14 @@ class ToyRun:
 
     def end(self) -> "ToyRun":
         try:
-            self.output, self.errors = self._process.communicate(timeout=STUCK_S)
+            self.code = self._process.wait(STUCK_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end: {self.log_tails()}") from None
-        self.code = self._process.returncode
+        self.output, self.errors = self._printed()
         return self
+
+    def _printed(self) -> tuple[str, str]:
+        return self._stdout.read_text(), self._stderr.read_text()
 
     def kill(self) -> None:
         """Kill all processes that are left."""
@@ -247,22 +252,47 @@ class ToyRun:
             if self._process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.wait()
         for other in self._others:
             other.kill()
             other.communicate()
 
 
-@pytest.fixture(scope="session")
-def start_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ToyRun]]:
-    """Start a toy run in a folder of its own: ``start_run("staleness=0", steps=4)``."""
+StartRun = Callable[..., ToyRun]
+
+
+@contextlib.contextmanager
+def starting_runs(toy: Path, folders: pytest.TempPathFactory) -> Iterator[StartRun]:
+    """Runs started inside are killed at its end."""
     runs: list[ToyRun] = []
 
     def start(*overrides: str, steps: int = 8, environment: Mapping[str, str] | None = None) -> ToyRun:
-        folder = tmp_path_factory.mktemp("run")
-        runs.append(ToyRun(folder, toy, *overrides, steps=steps, environment=environment))
+        runs.append(ToyRun(folders.mktemp("run"), toy, *overrides, steps=steps, environment=environment))
         return runs[-1]
 
-    yield start
-    for run in runs:
-        run.kill()
+    try:
+        yield start
+    finally:
+        for run in runs:
+            run.kill()
+
+
+@pytest.fixture
+def start_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
+    """Start a toy run in a folder of its own, which ends with the test: ``start_run("staleness=0", steps=4)``."""
+    with starting_runs(toy, tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
+    """`start_run` for a run that several tests of a module use, and that ends with them."""
+    with starting_runs(toy, tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.kill()

@@ -20,9 +20,11 @@ def asyncrl(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[st
 
 
 @pytest.fixture(scope="module")
-def exported(start_run, tmp_path_factory):
+def exported(start_shared_run, tmp_path_factory):
     """The exported model directory, and its run."""
-    run = start_run("evaluation.samples=2", "evaluation.temperature=1.0", "evaluation.at_start=false", steps=2).end()
+    run = start_shared_run(
+        "evaluation.samples=2", "evaluation.temperature=1.0", "evaluation.at_start=false", steps=2
+    ).end()
     assert run.code == 0, run.errors
     folder = tmp_path_factory.mktemp("exported")
     done = asyncrl(folder, "export", run.directory.path, "-o", "model", "--step", "2")

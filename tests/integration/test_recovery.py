@@ -48,7 +48,7 @@ def test_all_ranks_of_the_trainer_restart_from_the_checkpoint_when_one_is_killed
     run.kill_node("trainer-0")
     assert_complete(run)
     (first, second) = exits(run)
-    assert first == ("trainer-0", "exited with 70: trainer-0-rank-1 was killed by SIGKILL")
+    assert first == ("trainer-0", "exited with 75: trainer-0-rank-1 was killed by SIGKILL")
     assert second == ("trainer-0", "was killed by SIGKILL")
 
 
@@ -87,9 +87,18 @@ def test_the_records_of_a_run_are_consistent_after_many_kills(start_run):
     assert_complete(run)
 
 
+def test_an_audit_of_a_run_that_goes_on_finds_no_problem(start_run):
+    run = start_run(CHECKPOINTS, "broker.segment_bytes=20000", steps=STEPS)
+    run.until(lambda: run.steps_done() >= 1)
+    while run.steps_done() < STEPS - 2:
+        assert run.audit().problems == []
+    assert_complete(run)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
+    passes = 5 if place == "broker.step_recorded" else passes
     plan = f"{place}:{passes}:{tmp_path / 'died'}"
     run = start_run(CHECKPOINTS, steps=STEPS, environment={failpoints.VARIABLE: plan})
     assert_complete(run)
@@ -101,8 +110,20 @@ def test_a_complete_run_is_not_resumed(start_run):
     run = start_run(steps=1).end()
     run.resume()
     run.end()
-    assert run.code == 78
-    assert "is complete (1 steps): there is nothing to resume" in run.errors
+    assert run.code == 0
+    assert "is complete (1 steps): there is nothing to resume" in run.output
+
+
+def test_a_complete_run_that_lost_its_summary_is_complete_at_once(start_run):
+    run = start_run(steps=2).end()
+    run.directory.summary.unlink()
+    (run.directory.samples / "step_000001.parquet").unlink()
+    run.resume()
+    assert run.end().code == 0, (run.errors, run.output)
+    assert (run.summary.status, run.summary.steps) == ("finished", 2)
+    assert (run.directory.samples / "step_000001.parquet").exists()
+    assert run.audit().problems == []
+    assert not run.happened("node.joined", "trainer-0")[1:], "no node was started again"
 
 
 def test_a_complete_run_can_be_extended(start_run):

@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 import pyarrow.parquet as pq
@@ -26,9 +27,9 @@ STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 
 
 @pytest.fixture(scope="module")
-def finished(start_run):
+def finished(start_shared_run):
     """One undisturbed run, shared by several tests."""
-    run = start_run(steps=STEPS)
+    run = start_shared_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
     return run.end()
 
@@ -84,7 +85,9 @@ def test_the_ledger_is_consistent(finished):
     finished.assert_adds_up()
     assert [record.step for record in records if isinstance(record, Committed)] == [STEPS - 1]
     versions = [record.policy_version for record in records if isinstance(record, VersionLive)]
-    assert versions == list(range(STEPS + 1))
+    assert (versions[0], versions[-1]) == (0, STEPS)
+    # The window lets the trainer stage one version more while a rollout that joins late gets an earlier one.
+    assert {after - before for before, after in pairwise(versions)} <= {1, 2}
 
 
 def test_the_audit_agrees_with_the_summary(finished):
@@ -138,7 +141,7 @@ def test_the_metrics_have_one_line_per_step(finished):
 def test_the_events_record_the_course_of_the_run(finished):
     kinds = Counter(event["event"] for event in finished.events)
     assert kinds["run.started"] == kinds["run.finished"] == 1
-    assert kinds["version.live"] == STEPS + 1
+    assert kinds["version.live"] == sum(isinstance(record, VersionLive) for record in finished.records())
     assert kinds["checkpoint.written"] == 1
     joined = {event["node"] for event in finished.events if event["event"] == "node.joined"}
     assert {"rollout-0", "rollout-1", "reward-0", "trainer-0", "supervisor-0"} <= joined
@@ -168,11 +171,12 @@ def test_the_resolved_configuration_is_kept(finished):
 
 @pytest.mark.slow
 def test_a_killed_rollout_does_not_end_the_run(start_run):
-    run = start_run("weights.deadline_s=5", steps=16)
+    steps = 100  # Enough for several tries to freeze it at work.
+    run = start_run("weights.deadline_s=5", steps=steps)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.freeze_at_work("rollout-0"), signal.SIGKILL)
     assert run.end().code == 0, run.errors
-    assert run.summary.steps == 16
+    assert run.summary.steps == steps
     records = run.records()
     run.assert_adds_up()
     assert peak_open(records) <= run.config.schedule.window
@@ -180,7 +184,7 @@ def test_a_killed_rollout_does_not_end_the_run(start_run):
     assert exited["node"] == "rollout-0"
     assert "SIGKILL" in exited["cause"]
     assert exited["restarting"]
-    assert {record.cause for record in records if isinstance(record, Reissued)} == {"node_lost"}
+    assert {record.cause for record in records if isinstance(record, Reissued)} <= {"silent", "node_lost"}
     assert "rollout-0 was killed by SIGKILL; starting it again" in run.output
 
 

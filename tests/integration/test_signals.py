@@ -37,8 +37,10 @@ def test_ctrl_c_ends_every_process_and_reports_an_interruption(start_run):
     run.end()
     assert run.code == 1
     assert run.errors.splitlines() == ["asyncrl: the run was interrupted"]
-    assert (run.summary.status, run.summary.cause) == ("failed", "the run was interrupted")
+    assert (run.summary.status, run.summary.cause) == ("interrupted", "the run was interrupted")
     assert run.summary.steps >= 2
+    assert [path.name for path in run.directory.checkpoints.glob("step_*")] == [f"step_{run.summary.steps:06d}"]
+    assert sum(run.audit().tokens_thrown_away.values()) == 0
     assert run.directory.report.exists()
     assert run.output.splitlines()[-1] == "resume      asyncrl resume runs/toy"
     assert not [pid for pid in pids if is_alive(pid)]
@@ -51,7 +53,7 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     run.interrupt()
     run.end()
     assert run.code == 1
-    assert run.summary.status == "failed"
+    assert run.summary.status == "interrupted"
     assert "interrupted" in run.summary.cause
     assert not [pid for pid in pids if is_alive(pid)]
 
@@ -86,10 +88,11 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
 WEDGED = """
 import asyncio, sys, time
 from asyncrl.client.handshake import send_beats, identity, join
+from asyncrl.client.run_address import locate
 from asyncrl.messages import Beat
 
 async def main():
-    link, welcome = await join(sys.argv[1], identity("reward", "wedged"), 10.0)
+    link, welcome = await join(locate(sys.argv[1]), identity("reward", "wedged"), 10.0)
     beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     await asyncio.sleep(2 * welcome.beat_s)
     print(time.time(), flush=True)

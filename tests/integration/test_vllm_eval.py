@@ -27,11 +27,11 @@ def asyncrl(*arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def exported(start_run: Callable[..., ToyRun], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(start_shared_run: Callable[..., ToyRun], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model of a run whose steps are large enough to change the greedy tokens."""
     folder = tmp_path_factory.mktemp("exported")
     make_model(folder / "base", head_dim=32)  # Heads that vLLM can decode on a CPU.
-    run = start_run(f'model.path="{folder / "base"}"', "trainer.lr=0.01", 'data.held_out=""', steps=3).end()
+    run = start_shared_run(f'model.path="{folder / "base"}"', "trainer.lr=0.01", 'data.held_out=""', steps=3).end()
     assert run.code == 0, run.errors
     asyncrl("export", run.directory.path, "-o", folder / "model")
     return folder / "model"

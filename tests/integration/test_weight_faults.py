@@ -20,6 +20,8 @@ FAULTY_ROLLOUT = Path(__file__).with_name("faulty_rollout.py")
 DEADLINE_S, TTL_S = 3.0, 8.0
 SLACK_S = 4.0
 """Seconds of tolerance for timers and messages on a busy machine."""
+GOES_ON_S = 5.0
+"""Seconds within which the others go on without a frozen rollout."""
 LEAVE_S = 60.0
 STEPS = 100_000
 """Number of steps; more than are done before the tests end."""
@@ -35,12 +37,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(start_run: Callable[..., ToyRun], toy: Path, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+def run(start_shared_run: Callable[..., ToyRun], toy: Path, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
     """A run with a model of 30 MB in more than 100 buckets: a version exceeds the socket buffers."""
     path = tmp_path_factory.mktemp("large") / "model"
     shutil.copytree(toy / "model", path)
     make_larger(path)
-    run = start_run(*SETTINGS, f"weights.bucket_bytes={BUCKET_BYTES}", f'model.path="{path}"', steps=STEPS)
+    run = start_shared_run(*SETTINGS, f"weights.bucket_bytes={BUCKET_BYTES}", f'model.path="{path}"', steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
     return run
 
@@ -105,7 +107,8 @@ def causes(run: ToyRun, kind: str, name: str) -> list[str]:
 
 
 def assert_only_lost(run: ToyRun, name: str) -> None:
-    """Only ``name`` was lost, for the limit that it exceeded first."""
+    """Only ``name`` was lost, for the limit that it exceeded first; the others need not wait for that."""
+    run.until(lambda: bool(causes(run, "node.lost", name)))
     (cause,) = causes(run, "node.lost", name)
     assert cause in (f"silent for {TTL_S:g} s", f"did not finish a weight transfer within {2 * DEADLINE_S:g} s")
 
@@ -167,7 +170,8 @@ def test_a_rollout_that_freezes_during_a_transfer_is_lost_and_joins_again_with_c
     assert_only_lost(run, "frozen")
     (cause,) = [cause for cause in causes(run, "transfer.failed", "trainer-0") if "frozen" in cause]
     assert f"with {GOOD}, frozen in transfer group" in cause
-    assert "Timed out" in cause
+    assert cause.endswith("failed: frozen was silent")
+    assert live_times_since(run, fault_s)[0] - fault_s < GOES_ON_S
     os.kill(frozen, signal.SIGCONT)
     assert_rejoins_with_current_weights(run, "frozen")
 

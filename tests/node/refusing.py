@@ -1,23 +1,24 @@
 """A broker that welcomes a node which then fails to start."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_link import ZmqHub
+from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, identity
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import CODEC, Bye, Hello, Role, Welcome
+from asyncrl.messages import CODEC, Bye, Hello, ModelFiles, Role, SpoolSet, Welcome
 
-Start = Callable[[str, Identity], Awaitable[None]]
+Start = Callable[[RunAddress, Identity], Awaitable[None]]
 """Starts a node, given the broker's address and the node's identity."""
 
 
-def refused(config: Config, role: Role, start: Start) -> tuple[str, str]:
+def refused(config: Config, role: Role, start: Start, models: Sequence[ModelFiles] = ()) -> tuple[str, str]:
     """The `ConfigError` that is raised, and the reason that the broker receives in the Bye."""
     received: list[Message] = []
 
@@ -26,14 +27,14 @@ def refused(config: Config, role: Role, start: Start) -> tuple[str, str]:
             peer, message = await hub.receive()
             received.append(message)
             if isinstance(message, Hello):
-                hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), "tcp://127.0.0.1:1", 0.5))
+                hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), SpoolSet(), 0.5, models=list(models)))
 
     async def main() -> str:
-        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        hub = ZmqHub("ipc://*", CODEC)
         answering = asyncio.create_task(broker(hub))
         try:
             with pytest.raises(ConfigError) as error:
-                await start(hub.address, identity(role, f"{role}-0"))
+                await start(RunAddress(hub.address), identity(role, f"{role}-0"))
             async with asyncio.timeout(10):
                 await answering
         finally:

@@ -1,11 +1,28 @@
-"""Reports of a broker before it serves."""
+"""Reports of a broker before it serves, and where nodes reach its sockets."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from asyncrl.actor.sockets.curve import hub_keys_of
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.client.handshake import identity, join, leave, spool_connector
+from asyncrl.client.run_address import RunAddress
+from asyncrl.client.spools import reached_spools
 from asyncrl.config.sections import Data
 from asyncrl.data.prompts import train_stream
-from asyncrl.node.broker import _report_skipped_rows
+from asyncrl.errors import DataError
+from asyncrl.files.secret_file import write_secret
+from asyncrl.messages import Fetch, Fetched, SpoolRef
+from asyncrl.node.broker import _report_skipped_rows, _require_same_data, run_broker
+from asyncrl.node.broker_keys import BrokerKeys
 from asyncrl.observe.run_directory import RunDirectory
+from tests.config.configs import made
+
+SECRET = bytes(range(32))
+DEADLINE_S = 30.0
 
 
 def test_rows_that_are_skipped_are_counted_with_their_reasons(tmp_path: Path) -> None:
@@ -23,3 +40,77 @@ def test_rows_that_are_skipped_are_counted_with_their_reasons(tmp_path: Path) ->
         ("'prompt' is empty", 2),
         ("'answer' must be text or a number, got null", 1),
     ]
+
+
+def test_a_run_does_not_continue_with_other_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    data = Data(train=str(rows))
+
+    def start(*answers: int) -> None:
+        rows.write_text("".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers))
+        ledger = Ledger(tmp_path / "ledger.sqlite")
+        try:
+            _require_same_data(data, ledger, {"train": train_stream(data, seed=0), "held_out": None})
+        finally:
+            ledger.close()
+
+    start(1, 2)
+    start(1, 2)
+    with pytest.raises(DataError, match=r"data\.train: .*rows\.jsonl has other rows than when this run began"):
+        start(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "via", "expected"),
+    [
+        ({"bind": "tcp://0.0.0.0:0"}, "127.0.0.1", "tcp://127.0.0.1:"),
+        ({"bind": "tcp://*:0"}, "localhost", "tcp://localhost:"),
+        (
+            {"bind": ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"], "advertise": "localhost"},
+            "127.0.0.2",
+            "tcp://localhost:",
+        ),
+        ({"bind": "tcp://127.0.0.1:0"}, "127.0.0.1", "ipc://"),
+    ],
+    ids=str,
+)
+def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
+    tmp_path: Path, settings: dict[str, Any], via: str, expected: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": 1}\n')
+    config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1}, broker=settings)
+    directory = RunDirectory.create(tmp_path, "run")
+    write_secret(directory.secret, SECRET)
+
+    async def scene() -> None:
+        stopping: asyncio.Event = asyncio.Event()
+        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        serve = run_broker(
+            config,
+            directory,
+            bind=config.broker.binds,
+            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+            listening=listening.set_result,
+            stopping=stopping,
+        )
+        serving = asyncio.create_task(serve)
+        async with asyncio.timeout(DEADLINE_S):
+            bound = await listening
+            assert len(bound) == len(config.broker.binds)
+            run = RunAddress(f"tcp://{via}:{bound[0].rpartition(':')[2]}", directory.secret)
+            who = identity("reward", "reward-0")
+            link, welcome = await join(run, who, DEADLINE_S)
+            (address,) = reached_spools(welcome.spools, run.broker).spools
+            assert address.address.startswith(expected)
+            spool = spool_connector(who, run.keys())(address)
+            await spool.send(Fetch(1, [SpoolRef("spool", 0, 0, 1, 0)]))
+            answer = await spool.receive()
+            assert isinstance(answer, Fetched)
+            assert [bytes(payload) for payload in answer.payloads] == [b""], "the spool is empty"
+            await spool.aclose()
+            await leave(link, "done")
+            stopping.set()
+            await serving
+
+    asyncio.run(scene())

@@ -3,13 +3,14 @@
 import asyncio
 
 from asyncrl.client.handshake import Identity
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.node.reward import run_reward
 from tests.node.refusing import refused
 
 
-async def start(address: str, who: Identity) -> None:
-    await run_reward(address, who, wait_s=10.0, stopping=asyncio.Event())
+async def start(run: RunAddress, who: Identity) -> None:
+    await run_reward(run, who, wait_s=10.0, stopping=asyncio.Event())
 
 
 def test_a_reward_node_without_its_function_leaves_with_the_cause() -> None:

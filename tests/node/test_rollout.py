@@ -2,17 +2,19 @@
 
 import asyncio
 from importlib.util import find_spec
+from socket import gethostname
 
 import pytest
 
 from asyncrl.client.handshake import Identity
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
 from asyncrl.node.rollout import run_rollout
 from tests.node.refusing import refused
 
 
-async def start(address: str, who: Identity) -> None:
-    await run_rollout(address, who, wait_s=10.0, stopping=asyncio.Event())
+async def start(run: RunAddress, who: Identity) -> None:
+    await run_rollout(run, who, wait_s=10.0, stopping=asyncio.Event())
 
 
 def with_vllm(each: int = 1) -> Config:
@@ -28,7 +30,8 @@ def test_an_engine_that_needs_more_devices_than_there_are_is_not_loaded(monkeypa
     error, reason = refused(with_vllm(2), "rollout", start)
     assert error == reason
     assert error == (
-        "rollout.vllm.tensor_parallel_size = 2 needs 2 devices, but this process may use 1 (CUDA_VISIBLE_DEVICES=3)"
+        f"on {gethostname()}: rollout.vllm.tensor_parallel_size = 2 needs 2 devices, but this process may use 1 "
+        f"(CUDA_VISIBLE_DEVICES=3)"
     )
 
 
@@ -40,3 +43,13 @@ def test_an_engine_that_is_not_installed_is_named_with_what_installs_it(monkeypa
     assert error == reason
     assert "rollout.engine is 'vllm', but vLLM is not installed" in error
     assert "asyncrl[vllm]" in error
+
+
+def test_vllm_which_receives_weights_in_its_own_processes_cannot_fetch_them() -> None:
+    async def start(run: RunAddress, who: Identity) -> None:
+        await run_rollout(run, who, wait_s=10.0, stopping=asyncio.Event(), weights="spool")
+
+    error, reason = refused(with_vllm(), "rollout", start)
+
+    assert error == reason
+    assert "rollout.engine is 'vllm': weights is 'spool', but this engine receives weights in processes of" in error

@@ -2,13 +2,27 @@
 
 import asyncio
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.errors import EngineError, LinkReset
-from asyncrl.messages import Beat, Bye
-from asyncrl.node.runner import load_with_beats, serve
+from asyncrl.client.handshake import Identity, identity
+from asyncrl.client.run_address import RunAddress
+from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent
+from asyncrl.messages import Beat, Bye, SpoolSet, Welcome
+from asyncrl.node import runner
+from asyncrl.node.runner import (
+    ToldToStop,
+    join_steadily,
+    load_with_beats,
+    run_sessions,
+    serve,
+    unless_told,
+)
+from asyncrl.node.service_manager import ServiceManager, report_to
 
 PEER = "r-0.1"
 
@@ -27,6 +41,9 @@ class FakeActor:
 
     def beat(self, lag_s: float) -> Beat:
         return Beat(lag_s, busy_s=4.0)
+
+    def status(self) -> str:
+        return "2 of 5"
 
 
 async def last(hub: MemoryHub) -> object:
@@ -56,12 +73,19 @@ def test_beats_come_from_the_actor_until_it_ends():
 def test_a_stopped_node_drains_first():
     async def main():
         hub, actor, stopping, drained = MemoryHub(), FakeActor(), asyncio.Event(), asyncio.Event()
+        limits_s: list[float] = []
+
+        async def drain(deadline_s: float) -> None:
+            limits_s.append(deadline_s)
+            await drained.wait()
+
         link = hub.connect(PEER)
-        serving = asyncio.create_task(serve(actor, link, beat_s=60, stopping=stopping, drain=drained.wait))
+        serving = asyncio.create_task(serve(actor, link, beat_s=60, stopping=stopping, drain=drain, drain_s=7.0))
         stopping.set()
         for _ in range(5):
             await asyncio.sleep(0)
         assert not serving.done()
+        assert limits_s == [7.0]
         drained.set()
         await serving
         assert await last(hub) == Bye("told to stop")
@@ -126,3 +150,191 @@ def test_a_load_that_fails_is_raised_and_beats_end():
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+def test_a_node_that_is_told_to_stop_waits_for_no_broker():
+    """Under a service manager it may wait for minutes."""
+
+    async def main():
+        stopping, waits = asyncio.Event(), asyncio.Event()
+
+        async def join() -> None:
+            waits.set()
+            await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(unless_told(stopping, join()))
+        await waits.wait()
+        stopping.set()
+        with pytest.raises(ToldToStop):
+            await waiting
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_answers_is_joined_and_its_refusal_raised():
+    async def answer() -> str:
+        return "welcome"
+
+    async def refuse() -> str:
+        raise LinkReset("no")
+
+    assert asyncio.run(unless_told(asyncio.Event(), answer())) == "welcome"
+    with pytest.raises(LinkReset, match="no"):
+        asyncio.run(unless_told(asyncio.Event(), refuse()))
+
+
+def test_the_service_manager_hears_what_a_node_waits_for_and_does():
+    async def main() -> list[str]:
+        heard: list[str] = []
+
+        class Listening(ServiceManager):
+            def report(self) -> None:
+                heard.append(self.status)
+
+        report_to(Listening())
+        link = MemoryHub().connect(PEER)
+        await load_with_beats(link, 60, lambda: None)
+        actor = FakeActor()
+        actor.may_end.set()
+        await serve(actor, link, beat_s=60, stopping=asyncio.Event())
+        return heard
+
+    assert asyncio.run(main()) == ["loading the model", "2 of 5"]
+
+
+@pytest.mark.parametrize("lost", [LinkReset("restarted"), LinkSilent("has not answered for 30 s")])
+def test_a_lost_broker_is_joined_again_and_only_another_error_ends_the_node(monkeypatch, lost):
+    """A broker whose machine is down for a minute resets nothing; the node keeps its work and waits for it."""
+    sessions: list[str] = []
+    errors = [lost, LinkError("the spool is gone")]
+    link: Any = SimpleNamespace(address="tcp://127.0.0.1:1")
+    welcome = Welcome(1, "/run", b"", SpoolSet(), 0.5, "r1")
+
+    async def session(who, link, welcome) -> None:
+        sessions.append(who.incarnation)
+        raise errors.pop(0)
+
+    async def join_steadily(run, who, wait_s, make_hello, *, is_member):
+        assert make_hello(who).run_id == "r1"
+        return who, link, welcome
+
+    monkeypatch.setattr(runner, "join_steadily", join_steadily)
+    coroutine = run_sessions(
+        session,
+        identity("reward", "r-0"),
+        link,
+        welcome,
+        run=RunAddress("tcp://127.0.0.1:1"),
+        wait_s=600,
+        stopping=asyncio.Event(),
+    )
+    with pytest.raises(LinkError, match="the spool is gone"):
+        asyncio.run(coroutine)
+    assert len(set(sessions)) == 2
+
+
+class Broker:
+    """Replaces `join`: fails with each of ``errors`` in turn, then welcomes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.joined: list[Identity] = []
+        self.paused_s: list[float] = []
+        monkeypatch.setattr(runner, "join", self.join)
+
+    async def join(self, run: RunAddress, who: Identity, wait_s: float | None, make_hello: object) -> tuple[Any, Any]:
+        self.joined.append(who)
+        if self.errors:
+            raise self.errors.pop(0)
+        return SimpleNamespace(address=run.broker), WELCOME
+
+    async def sleep(self, seconds: float) -> None:
+        self.paused_s.append(seconds)
+
+
+WHO = Identity("rollout", "r-0", "1")
+LINK: Any = SimpleNamespace(address="tcp://127.0.0.1:5570")
+WELCOME = Welcome(1, "/run", b"", SpoolSet(), 0.5, "r1")
+
+
+def test_without_a_limit_every_loss_of_the_broker_is_waited_out_with_growing_pauses(monkeypatch):
+    losses = [LinkError("silent"), LinkReset("it restarted"), LinkError("silent"), LinkError("silent"), LinkError("no")]
+    broker = Broker(monkeypatch, *losses)
+    with capture_logs() as logs:
+        who, link, _ = asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, sleep=broker.sleep))
+
+    assert link.address == "tcp://a:1"
+    assert broker.paused_s == [0.1, 0.5, 2.0, 10.0, 10.0]
+    assert len({who.incarnation for who in broker.joined}) == 6, "each is a start of its own"
+    assert who == broker.joined[-1]
+    assert [(entry["event"], entry["log_level"], entry["cause"]) for entry in logs][:2] == [
+        ("broker.lost", "warning", "silent"),
+        ("broker.lost", "warning", "it restarted"),
+    ]
+
+
+@pytest.mark.parametrize(("wait_s", "error"), [(30.0, LinkError("no broker answered")), (None, LinkRefused("over"))])
+def test_a_limit_and_a_refusal_end_the_wait(monkeypatch, wait_s, error):
+    broker = Broker(monkeypatch, error)
+    with pytest.raises(type(error), match=str(error)):
+        asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, wait_s, sleep=broker.sleep))
+    assert broker.paused_s == []
+
+
+@pytest.mark.parametrize(
+    ("rejoin_on", "error", "sessions"),
+    [
+        (LinkReset, LinkReset("it restarted"), 2),
+        (LinkReset, LinkError("silent"), 1),
+        (LinkError, LinkError("silent"), 2),
+        (LinkError, LinkRefused("over"), 1),
+    ],
+)
+def test_a_session_is_followed_by_another_after_errors_that_end_only_the_link(monkeypatch, rejoin_on, error, sessions):
+    broker, begun = Broker(monkeypatch), []
+
+    async def session(who, link, welcome):
+        begun.append(who)
+        if len(begun) == 1:
+            raise error
+
+    where = RunAddress(LINK.address)
+    stopping = asyncio.Event()
+    running = run_sessions(session, WHO, LINK, WELCOME, run=where, wait_s=None, stopping=stopping, rejoin_on=rejoin_on)
+    if sessions == 1:
+        with pytest.raises(type(error)):
+            asyncio.run(running)
+    else:
+        asyncio.run(running)
+    assert begun == [WHO, *broker.joined]
+    assert len(begun) == sessions
+
+
+def test_a_member_waits_while_a_broker_that_ended_has_removed_the_secret_and_others_are_told(monkeypatch):
+    gone = ConfigError("cannot read the secret file /secrets/a: No such file or directory")
+    broker = Broker(monkeypatch, gone, gone)
+    asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, is_member=True, sleep=broker.sleep))
+    assert broker.paused_s == [0.1, 0.5]
+
+    broker = Broker(monkeypatch, gone)
+    with pytest.raises(ConfigError, match="cannot read the secret"):
+        asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, sleep=broker.sleep))
+    broker = Broker(monkeypatch, gone)
+    with pytest.raises(ConfigError, match="cannot read the secret"):
+        asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, 0.0, is_member=True, sleep=broker.sleep))
+
+
+def test_a_broker_that_is_away_for_a_day_is_joined_when_it_returns(monkeypatch):
+    class Clocked(Broker):
+        """Fails until ``paused_s`` add up to a day."""
+
+        async def join(self, run: RunAddress, who: Identity, wait_s: float | None, make_hello: object) -> Any:
+            self.errors = [LinkError("silent")] if sum(self.paused_s) < 86_400 else []
+            return await super().join(run, who, wait_s, make_hello)
+
+    broker = Clocked(monkeypatch)
+    with capture_logs():
+        who, _, _ = asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, is_member=True, sleep=broker.sleep))
+    assert who == broker.joined[-1]
+    assert len(broker.joined) == 8_644, "each ten seconds"

@@ -65,6 +65,7 @@ def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
     assert set(msgspec.json.decode(directory.summary.read_bytes())) == {
         "name", "status", "cause", "seed", "steps", "steps_planned", "versions", "wall_s", "base_accuracy",
         "held_out_accuracy", "trained_tokens", "staleness_mean", "staleness_max", "logprob_gap_mean", "logprob_gap_max",
+        "ledger_records", "failed",
     }  # fmt: skip
 
 
@@ -75,6 +76,18 @@ def test_no_summary_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     directory.summary.write_text('{"name": "x"}')
     with pytest.raises(LedgerError, match=r"summary\.json is not a summary: Object missing required field"):
         directory.read_summary()
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_only_a_run_that_made_its_steps_has_a_finished_summary(
+    tmp_path: Path, summary: Callable[..., RunSummary], status: str
+) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.finished_summary() is None
+    directory.write_summary(summary(status=status))
+    assert directory.finished_summary() is None
+    directory.write_summary(summary(status="finished"))
+    assert directory.finished_summary() == summary(status="finished")
 
 
 def test_reopening_a_run_deletes_its_summary(tmp_path: Path, summary: Callable[..., RunSummary]) -> None:

@@ -2,9 +2,11 @@ from array import array
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
+from asyncrl.errors import LedgerError
 from asyncrl.messages import Span
-from asyncrl.observe.samples import SampleRow, SamplesWriter
+from asyncrl.observe.samples import SampleRow, SamplesWriter, read_facts
 
 
 def row(index: int, ids: list[int], *, as_view: bool = False) -> SampleRow:
@@ -73,3 +75,18 @@ def test_a_step_without_rows_is_a_file_with_the_same_columns(tmp_path: Path) -> 
 
     assert pq.read_schema(empty) == pq.read_schema(full)
     assert pq.read_table(empty).num_rows == 0
+
+
+def test_the_numbers_of_a_file_are_read_back(tmp_path: Path) -> None:
+    path = SamplesWriter(tmp_path).write(41, [row(0, [9, 2, -1])])
+    (facts,) = read_facts(path)
+    assert (facts.step, facts.group_id, facts.index, facts.reward, facts.staleness) == (41, 7, 0, 1.0, 2)
+    assert (facts.num_tokens, facts.spans) == (3, [Span(38, 0, 1), Span(39, 1, 3)])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet"])
+def test_a_file_that_holds_no_samples_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "step_000041.parquet"
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=r"step_000041\.parquet cannot be read as a samples file"):
+        read_facts(path)

@@ -4,11 +4,14 @@ import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.actor.message import Message
+from asyncrl.client.chunks import CHUNK_BYTES, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import identity
 from asyncrl.config.sections import Reward
@@ -25,12 +28,17 @@ from asyncrl.messages import (
     ScoredItem,
     Span,
     SpoolRef,
+    Spools,
+    SpoolSet,
     Stop,
     Trajectory,
+    TrajectoryLimits,
+    TrajectorySummary,
     Unit,
 )
 from asyncrl.reward.actor import RewardActor, input_of
 from asyncrl.reward.workers.pool import WorkerPool
+from tests.client.only_spool import over
 from tests.reward.scripted import ScriptedLink
 
 
@@ -52,7 +60,7 @@ class World:
     def __init__(self, pool: WorkerPool, max_open: int) -> None:
         self.broker = ScriptedLink()
         self.spool = ScriptedLink()
-        self.connection = Connection(identity("reward", "reward-0"), self.broker, self.spool)
+        self.connection = Connection(identity("reward", "reward-0"), self.broker, over(lambda: self.spool, "spool-0"))
         self.actor = RewardActor(pool=pool, connection=self.connection, max_open=max_open)
         self._stored: dict[int, bytes] = {}
 
@@ -162,16 +170,17 @@ def test_one_credit_is_offered_again_each_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "crc32", "said", "retryable"),
+    ("payload", "crc32", "said"),
     [
-        (b"", 0, "no longer has the payload at spool-0, segment 0, offset 0", True),
-        (b"\x91\x00", 1, "damaged: expected checksum", True),
-        (b"\x91\x00", None, "is not a trajectory", True),
-        (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "the payload of Unit(group_id=0", False),
+        (b"", 0, "no longer has the payload at spool-0, segment 0, offset 0"),
+        (b"\x91\x00", 1, "damaged: expected checksum"),
+        (b"\x91\x00", None, "is not a trajectory"),
+        (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "payload of another unit: train 9/9"),
     ],
+    ids=["lost", "checksum", "bytes", "unit"],
 )
-def test_a_payload_that_cannot_be_read_is_a_failure_and_never_a_reward(
-    payload: bytes, crc32: int | None, said: str, retryable: bool
+def test_a_payload_that_cannot_be_read_is_a_failure_of_the_payload_and_never_a_reward(
+    payload: bytes, crc32: int | None, said: str
 ) -> None:
     async def play(world: World) -> list[Message]:
         world.broker.say(world.grade(0, payload, crc32=crc32))
@@ -181,8 +190,39 @@ def test_a_payload_that_cannot_be_read_is_a_failure_and_never_a_reward(
     (failed,) = played(play)
 
     assert isinstance(failed, Failed)
-    assert (failed.unit, failed.lease_id, failed.stage, failed.retryable) == (Unit(0, 0), 70, "reward", retryable)
+    assert (failed.unit, failed.lease_id, failed.stage, failed.retryable) == (Unit(0, 0), 70, "payload", True)
     assert said in failed.reason
+
+
+def test_a_payload_whose_spool_is_away_is_no_failure_of_its_trajectory() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(Spools(SpoolSet()), world.completion(0, "#### 4"))
+        return [await world.broker.hear() for _ in range(2)]
+
+    (failed,) = [message for message in played(play) if isinstance(message, Failed)]
+    assert (failed.stage, failed.is_unreachable, failed.reason) == ("payload", True, "the spool spool-0 is away")
+
+
+def test_a_payload_is_compared_with_the_summary_and_the_limits_of_its_grade_before_it_is_judged() -> None:
+    async def play(world: World) -> list[Message]:
+        sound = world.completion(0, "#### 4")
+        summary = TrajectorySummary(3, 2, 3, 3, 1, "stop")
+        items = [replace(sound.items[0], summary=summary)]
+        world.broker.say(replace(sound, items=items, limits=TrajectoryLimits(100, 3, 2, 3)))
+        await hear_scored(world, 1)
+        world.broker.say(replace(sound, items=[replace(sound.items[0], summary=replace(summary, num_spans=2))]))
+        world.broker.say(replace(sound, limits=TrajectoryLimits(newest_version=2)))
+        heard = [await world.broker.hear() for _ in range(3)]
+        failures: list[Any] = [one for one in heard if isinstance(one, Failed)]
+        failures.sort(key=lambda failed: failed.reason)
+        return failures
+
+    version, summary = played(play)
+
+    assert isinstance(version, Failed)
+    assert version.reason == "impossible policy version: 3 in tokens 0 .. 3, expected 0 .. 2"
+    assert isinstance(summary, Failed)
+    assert summary.reason.startswith("summary that differs from the payload: num_spans 2 in the summary, 1 in the")
 
 
 def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_path: Path) -> None:
@@ -202,6 +242,24 @@ def test_a_function_that_hangs_is_a_failure_and_the_next_grade_is_judged(tmp_pat
     assert scored == Scored([ScoredItem(Unit(0, 1), 1.0, {"correct": 1.0}, 71)])
 
 
+def test_verdicts_with_many_metrics_are_sent_in_messages_of_bounded_size(tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text(
+        "def score(sample):\n    return {'score': 1.0} | {f'rubric/{name}': 0.5 for name in range(60)}\n"
+    )
+    num = 200
+
+    async def play(world: World) -> list[Message]:
+        items = [item for index in range(num) for item in world.completion(index, "x").items]
+        world.broker.say(Grade(Prompt(text="2 + 2?", answer="4"), items))
+        return await hear_scored(world, num)
+
+    scored = played(play, function=f"{tmp_path}/many.py:score", max_open=num)
+    assert [len(item.metrics) for item in scored_items(scored)] == [61] * num
+    assert (
+        max(sum(map(verdict_bytes, message.items)) for message in scored if isinstance(message, Scored)) <= CHUNK_BYTES
+    )
+
+
 def test_stop_drops_open_items(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import asyncio\nasync def score(sample):\n    await asyncio.sleep(3600)\n")
 
@@ -212,16 +270,13 @@ def test_stop_drops_open_items(tmp_path: Path) -> None:
     assert played(play, function=f"{tmp_path}/slow.py:score") == [Offer(8)]
 
 
-def end_of(broker: LinkError | None = None, spool: LinkError | None = None) -> None:
-    """Run an actor whose links break."""
+def end_of(broker: LinkError) -> None:
+    """Run an actor whose link to the broker breaks."""
 
     async def run() -> None:
         async with WorkerPool(Reward(function="gsm8k")) as pool:
             world = World(pool, max_open=1)
-            if broker:
-                world.broker.say(broker)
-            if spool:
-                world.spool.say(spool)
+            world.broker.say(broker)
             await world.actor.run()
 
     asyncio.run(run())
@@ -231,13 +286,9 @@ def test_a_closed_link_to_the_broker_ends_the_run_quietly() -> None:
     end_of(broker=LinkClosed("closed"))
 
 
-def test_a_reset_link_and_a_lost_spool_are_raised_as_they_are() -> None:
+def test_a_reset_link_is_raised_as_it_is() -> None:
     with pytest.raises(LinkReset, match="restarted"):
         end_of(broker=LinkReset("restarted"))
-    with pytest.raises(LinkReset, match="restarted"):
-        end_of(spool=LinkReset("restarted"))
-    with pytest.raises(LinkError, match="spool is closed"):
-        end_of(spool=LinkClosed("closed"))
 
 
 def test_cancelling_ends_the_run() -> None:

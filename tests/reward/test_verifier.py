@@ -22,6 +22,7 @@ from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
         ({"score": 0, "pred": "x" * 999}, Verdict(0.0, {"correct": 0.0}, "x" * 200)),
         ({"score": 0, "answer": "\ud800"}, Verdict(0.0, {"correct": 0.0}, "?")),
         ({"score": 0, "answer": None}, Verdict(0.0, {"correct": 0.0})),
+        ({"score": -1e6, "\ud800": 1e12}, Verdict(-1e6, {"correct": 0.0, "?": 1e12})),
     ],
 )
 def test_numbers_and_dicts_with_a_score_are_verdicts(value: object, verdict: Verdict) -> None:
@@ -41,6 +42,12 @@ def test_numbers_and_dicts_with_a_score_are_verdicts(value: object, verdict: Ver
         ({"score": None}, "None"),
         ({"score": 1.0, "length": float("inf")}, "metric 'length', returned inf"),
         ("x" * 10_000, "xxx..."),
+        (1e308, "returned 1e+308, expected a number of at most 1e+06 either way"),
+        (-1.1e6, "returned -1100000.0, expected a number of at most 1e+06 either way"),
+        ({"score": 0.0, "loss": 1e13}, "metric 'loss', returned 10000000000000.0"),
+        ({"score": 0.0} | {f"m{n}": n for n in range(65)}, "metrics, expected at most 64"),
+        ({"score": 0.0, "n" * 101: 1.0}, "a metric's name has 101 characters, expected at most 100"),
+        (dict.fromkeys(range(10000), "x" * 100), "expected a number or a dict with 'score'"),
     ],
 )
 def test_anything_else_is_no_verdict_and_is_shown(value: object, shown: str) -> None:

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
+from asyncrl.client import spools
+from asyncrl.client.chunks import CHUNK_BYTES
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages import (
+    Abort,
     Cancelled,
     Drain,
     Draining,
@@ -39,7 +42,10 @@ from asyncrl.messages import (
     Sampling,
     Settled,
     Span,
+    SpoolAddress,
     SpoolRef,
+    Spools,
+    SpoolSet,
     Stop,
     StoreValue,
     Trajectory,
@@ -49,11 +55,13 @@ from asyncrl.messages import (
     Unit,
 )
 from asyncrl.rollout import actor as rollout
+from asyncrl.rollout import results
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import to_put_item
 from asyncrl.testing import FakeEngine
+from tests.client.only_spool import only
 
 M = TypeVar("M", bound=Message)
 PEER = "r-0.1"
@@ -69,6 +77,7 @@ class FakeReceiver:
         self.may_arrive.set()
         self.error: TransferError | None = None
         self.delivered: list[StoreValue] = []
+        self.aborted: list[Abort] = []
 
     async def transfer(self, transfer: Transfer) -> float:
         await self.may_arrive.wait()
@@ -84,6 +93,9 @@ class FakeReceiver:
     def deliver(self, value: StoreValue) -> None:
         self.delivered.append(value)
 
+    def abort(self, abort: Abort) -> None:
+        self.aborted.append(abort)
+
 
 class Stage:
     """An actor, and the other ends of its links."""
@@ -91,7 +103,7 @@ class Stage:
     def __init__(self, engine: FakeEngine | None = None, *, options: dict[str, Any] | None = None, **kw: Any) -> None:
         self.broker, self.spool = MemoryHub(), MemoryHub()
         self.engine, self.receiver = engine or FakeEngine(), FakeReceiver()
-        connection = Connection(Identity("rollout", "r-0", "1"), self.broker.connect(PEER), self.spool.connect(PEER))
+        connection = Connection(Identity("rollout", "r-0", "1"), self.broker.connect(PEER), only(self.spool, PEER))
         common: dict[str, Any] = {"slots": SLOTS, "group_size": GROUP_SIZE, "layout_hash": "layout"}
         self.actor = RolloutActor(
             self.engine, connection, RolloutOptions(**common | (options or {})), **{"receiver": self.receiver} | kw
@@ -172,7 +184,7 @@ def lease(lease_id: int = 1, group_id: int = 0, indices: tuple[int, ...] = (0, 1
         indices=list(indices),
         split="train",
         prompt=Prompt(text=text),
-        sampling=Sampling(max_tokens=8),
+        sampling=Sampling(max_tokens=100_000),
         seed=100,
         max_prompt_tokens=4,
         expires_in_s=60.0,
@@ -193,6 +205,13 @@ def test_it_says_ready_and_offers_what_it_can_take():
         assert (await stage.hear(Offer)).limit == CAPACITY
 
     scene(play)
+
+
+def test_it_says_by_which_way_it_gets_weights():
+    async def play(stage):
+        assert await stage.hear(Ready) == Ready("layout", 1, 0, "spool")
+
+    scene(play, options={"weights": "spool"})
 
 
 def test_a_lease_becomes_one_put_for_each_index():
@@ -289,6 +308,73 @@ def test_a_result_is_put_again_until_it_is_settled(monkeypatch):
     scene(play, clock=lambda: now_s)
 
 
+LONG = 66_000
+"""Tokens of a trajectory of about half a megabyte."""
+
+
+def num_bytes(put: Put) -> int:
+    return sum(item.payload.nbytes for item in put.items)
+
+
+async def put_all(stage: Stage, num: int) -> list[Put]:
+    """Puts until this many trajectories came."""
+    puts: list[Put] = []
+    while sum(len(put.items) for put in puts) < num:
+        puts.append(await stage.put())
+    return puts
+
+
+def test_many_long_trajectories_are_put_in_messages_of_bounded_size_again_and_again(monkeypatch):
+    monkeypatch.setattr(rollout, "RESEND_S", 0.0)
+    now_s, num = 0.0, 40
+
+    async def play(stage):
+        nonlocal now_s
+        stage.say(lease(indices=tuple(range(num))))
+        first = await put_all(stage, num)
+        now_s += 60
+        again = await put_all(stage, num)
+        for puts in (first, again):
+            assert sorted(item.unit.index for put in puts for item in put.items) == list(range(num))
+            assert len(puts) > 1
+            assert max(map(num_bytes, puts)) <= CHUNK_BYTES
+
+    scene(play, engine=FakeEngine(num_tokens=LONG), clock=lambda: now_s)
+
+
+def test_progress_of_many_long_trajectories_is_put_in_messages_of_bounded_size():
+    ticks, num = Ticks(7.0), 40
+
+    async def play(stage):
+        stage.say(lease(indices=tuple(range(num))))
+        await stage.engine.started(num)
+        stage.engine.write(LONG)
+        await ticks.advance()
+        puts = await put_all(stage, num)
+        assert {item.summary.finish_reason for put in puts for item in put.items} == {"unfinished"}
+        assert max(map(num_bytes, puts)) <= CHUNK_BYTES
+
+    scene(play, options={"progress_every_s": 7.0}, sleep=ticks.sleep)
+
+
+def test_a_trajectory_too_large_to_be_stored_fails_alone(monkeypatch):
+    monkeypatch.setattr(results, "MAX_PAYLOAD_BYTES", 1000)
+
+    async def play(stage):
+        stage.say(lease(indices=(0, 1)))
+        await stage.engine.started(2)
+        stage.engine.running[0].write(200, 0)
+        stage.engine.running[1].write(20, 0)
+        stage.engine.finish()
+        stage.engine.finish()
+        assert [item.unit.index for item in (await stage.put()).items] == [1]
+        failed = await stage.hear(Failed)
+        assert (failed.unit.index, failed.retryable) == (0, False)
+        assert "but at most 1000 can be stored; lower sampling.max_tokens" in failed.reason
+
+    scene(play)
+
+
 def test_a_unit_leased_again_after_its_lease_expired_is_sampled_anew():
     async def play(stage):
         stage.say(lease(lease_id=1, indices=(0,)))
@@ -368,7 +454,7 @@ def test_an_engine_that_returns_nothing_has_failed():
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
         stage.engine.finish()
-        assert "0 tokens" in (await stage.hear(Failed)).reason
+        assert "0 completion ids" in (await stage.hear(Failed)).reason
 
     scene(play)
 
@@ -593,6 +679,17 @@ def test_without_a_receiver_a_transfer_is_refused():
     scene(play, receiver=None)
 
 
+def test_an_abort_reaches_the_receiver_while_it_receives():
+    async def play(stage):
+        stage.receiver.may_arrive.clear()
+        stage.say(transfer(1), Abort(1, "r-1 was silent"))
+        await turns()
+        assert stage.receiver.aborted == [Abort(1, "r-1 was silent")]
+        stage.receiver.may_arrive.set()
+
+    scene(play)
+
+
 def test_answers_of_the_rendezvous_reach_the_receiver():
     async def play(stage):
         stage.say(StoreValue("1", "key", b"value"))
@@ -604,7 +701,7 @@ def test_answers_of_the_rendezvous_reach_the_receiver():
 
 # ── resuming ────────────────────────────────────────────────────────────────────────────────
 
-REF = SpoolRef("spool-0", 0, 64, 100, 7)
+REF = SpoolRef("spool", 0, 64, 100, 7)
 
 
 def stored_prefix(index: int = 0, num_tokens: int = 3) -> memoryview:
@@ -659,7 +756,7 @@ def test_an_unreadable_prefix_is_a_retryable_failure():
 
 def test_a_completion_that_does_not_extend_its_prefix_is_a_failure():
     async def play(stage):
-        payload = stored_prefix(num_tokens=3)
+        payload = stored_prefix(index=1, num_tokens=3)
         stage.say(resuming_lease(payload))
         fetch = await stage.asked(Fetch)
         stage.spool.send(PEER, Fetched(fetch.request_id, [payload]))
@@ -911,18 +1008,45 @@ def test_a_closed_link_ends_it_like_stop():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("which", ["broker", "spool"])
-def test_a_peer_that_restarted_ends_it_with_link_reset(which):
+def test_a_broker_that_restarted_ends_it_with_link_reset():
     async def play(stage):
         stage.say(lease(indices=(0,)))
         await stage.engine.started(1)
-        getattr(stage, which).forget(PEER)
+        stage.broker.forget(PEER)
         stage.engine.write(1)
         stage.engine.finish()
         await asyncio.Event().wait()
 
     with pytest.raises(LinkReset):
         scene(play)
+
+
+def test_a_spool_that_restarted_is_sent_results_over_another_link(monkeypatch):
+    monkeypatch.setattr(spools, "RECONNECT_S", 0.0)
+
+    async def play(stage):
+        stage.say(lease(indices=(0,)))
+        await stage.engine.started(1)
+        stage.spool.forget(PEER)
+        stage.engine.write(1)
+        stage.engine.finish()
+        assert [item.unit for item in (await stage.put()).items] == [Unit(0, 0)]
+
+    scene(play)
+
+
+def test_results_wait_until_the_broker_names_a_spool():
+    async def play(stage):
+        stage.say(Spools(SpoolSet([SpoolAddress("spool", "memory")], own="")))
+        stage.say(lease(indices=(0,)))
+        await stage.engine.started(1)
+        stage.engine.write(1)
+        stage.engine.finish()
+        await turns()
+        stage.say(Spools(SpoolSet([SpoolAddress("spool", "memory")], own="spool")))
+        assert [item.unit for item in (await stage.put()).items] == [Unit(0, 0)]
+
+    scene(play)
 
 
 def test_a_rejected_rollout_says_why():

@@ -8,7 +8,7 @@ from asyncrl.testing import FakeEngine
 class InProcesses(FakeEngine):
     ranks = 2
 
-    async def receiver(self, member: object, send: object, weights: object) -> None:
+    async def receiver(self, member: object, send: object, weights: object, /, *, interface: str) -> None:
         raise NotImplementedError
 
 

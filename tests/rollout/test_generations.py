@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Held, Lease, Leased, Prompt, Sampling, Span, Unit
-from asyncrl.rollout.engine import Completion
+from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import LOGPROB, FakeEngine
 
 LEASE = Lease(
@@ -254,3 +255,111 @@ def test_forgetting_a_running_generation_frees_its_slot(num_tokens: int) -> None
         assert not stage.generations.unsettled
 
     play(scene)
+
+
+def play_with_users(scene: Callable[[Stage, UserRequests], Awaitable[None]]) -> None:
+    async def watched(stage: Stage) -> None:
+        stage.generations.watch_users()
+        await scene(stage, stage.generations.users)
+
+    play(watched)
+
+
+def test_a_users_request_takes_all_requests_out_of_the_engine_and_they_continue_with_their_tokens() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        await stage.start(0, 1)
+        stage.engine.write(2)
+        with users.request():
+            await turns()
+            assert stage.engine.running == []
+            assert stage.generations.num_in_hand == 2
+        await stage.engine.started(2)
+        assert [request.resume_from and request.resume_from.completion_ids for request in stage.engine.requests] == [
+            *(None, None),
+            *([0, 1], [0, 1]),
+        ]
+        stage.engine.policy_version = 6
+        stage.engine.write(3)
+        await stage.finish()
+        (item,) = stage.generations.unsettled
+        assert (item.summary.num_tokens, item.summary.oldest_version) == (5, 5)
+        assert stage.generations.num_tokens == 5, "each token is counted once"
+
+    play_with_users(scene)
+
+
+def test_a_request_without_tokens_starts_again_and_one_that_has_just_ended_is_kept() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        await stage.start(0, 1)
+        stage.engine.running[0].write(4, policy_version=5)
+        stage.engine.finish(0)
+        with users.request():
+            await turns()
+            assert [item.unit for item in stage.generations.unsettled] == [FIRST]
+            assert stage.engine.running == []
+        await stage.engine.started(1)
+        assert stage.engine.requests[-1].resume_from is None
+
+    play_with_users(scene)
+
+
+def test_no_generation_starts_while_users_have_requests_in_hand_and_waiting_is_no_work() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        with users.request():
+            stage.generations.start(LEASE, 0)
+            await turns()
+            assert stage.engine.requests == []
+            assert stage.generations.occupancy.active == 0
+        await stage.engine.started(1)
+        assert stage.generations.occupancy.active == 1
+
+    play_with_users(scene)
+
+
+def test_a_generation_can_be_cancelled_handed_over_and_reported_while_it_makes_way() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        await stage.start(0, 1)
+        stage.engine.write(2)
+        with users.request():
+            assert stage.generations.forget(FIRST), "in the same turn as the interruption"
+            await turns()
+            assert stage.generations.begin_session() == [Held(SECOND, 7, 5)]
+            (item,) = stage.generations.progress()
+            assert (item.unit, item.summary.num_tokens) == (SECOND, 2)
+            await stage.generations.hand_over()
+            (item,) = stage.generations.unsettled
+            assert (item.unit, item.summary.num_tokens, item.summary.finish_reason) == (SECOND, 2, "unfinished")
+        await turns()
+        assert stage.engine.running == []
+
+    play_with_users(scene)
+
+
+def test_new_weights_that_wait_for_running_completions_wait_for_those_that_make_way() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        await stage.start(0)
+        stage.engine.write(2)
+        with users.request():
+            await turns()
+            finishing = asyncio.create_task(stage.generations.finish_running())
+            await turns()
+            assert not finishing.done()
+        await stage.engine.started(1)
+        await stage.finish()
+        await finishing
+
+    play_with_users(scene)
+
+
+def test_an_engine_that_fails_amid_a_users_request_ends_the_rollout_and_not_the_request() -> None:
+    async def scene(stage: Stage, users: UserRequests) -> None:
+        def written(request: Request) -> Completion | None:
+            raise KeyError("slot 3")
+
+        await stage.start(0)
+        stage.engine.written = written  # type: ignore[method-assign]
+        with users.request():
+            pass
+        assert isinstance(stage.generations.fatal_error, KeyError)
+
+    play_with_users(scene)

@@ -7,8 +7,9 @@ import pytest
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
+from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.results import RESEND_S, UnsettledResults, to_put_item
+from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_completion, to_put_item
 
 UNIT = Unit(3, 1)
 LEASE = Lease(
@@ -65,18 +66,70 @@ def test_the_summary_has_versions_and_lengths():
         {"spans": [Span(2, 0, 2), Span(3, 1, 3)]},
         {"spans": [Span(2, 0, 3), Span(3, 3, 3)]},
         {"spans": [Span(2, 0, 4)]},
+        {"completion_ids": [4, 5, 100]},
+        {"completion_ids": [4, 5, -1]},
+        {"completion_ids": [4, 5, 2**40]},
+        {"completion_ids": [4, 5, None]},
+        {"behavior_logprobs": [-0.5, float("nan"), -0.5]},
+        {"behavior_logprobs": [-0.5, None, -0.5]},
+        {"finish_reason": "tired"},
+        {"generate_s": float("nan")},
     ],
-    ids=["no tokens", "a log-prob short", "no spans", "a token short", "not from 0", "overlap", "empty", "too long"],
+    ids=[
+        *["no tokens", "a log-prob short", "no spans", "a token short", "not from 0", "overlap", "empty", "too long"],
+        *["vocabulary", "negative id", "id of 41 bits", "no id", "NaN", "no log-prob", "finish reason", "time"],
+    ],
 )
-def test_inconsistent_completions_are_refused(changes):
+def test_damaged_completions_are_refused_and_another_node_may_try(changes):
     with pytest.raises(EngineError, match=r"^the engine('s| returned)") as refused:
-        to_put_item(LEASE, UNIT, [7], completion(**changes), text="", node="r-0")
+        to_put_item(LEASE, UNIT, [7], completion(**changes), text="", node="r-0", vocab_size=100)
+    assert refused.value.retryable
+
+
+def test_text_that_is_not_unicode_is_refused():
+    with pytest.raises(EngineError, match="cannot be encoded"):
+        to_put_item(LEASE, UNIT, [7], completion(), text="\ud800", node="r-0")
+
+
+def test_without_a_known_vocabulary_only_negative_ids_are_refused():
+    to_put_item(LEASE, UNIT, [7], completion(completion_ids=[4, 5, 2**30]), text="", node="r-0")
+    with pytest.raises(EngineError, match="outside the vocabulary"):
+        to_put_item(LEASE, UNIT, [7], completion(completion_ids=[4, 5, -2]), text="", node="r-0")
+
+
+def test_more_tokens_than_the_lease_allows_are_refused():
+    with pytest.raises(EngineError, match="17 prompt tokens, expected at most 16"):
+        to_put_item(LEASE, UNIT, [7] * 17, completion(), text="", node="r-0")
+
+
+def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
+    limits = limits_of(LEASE, 100)
+    stored = msgspec.msgpack.decode(item().payload, type=Trajectory)
+    assert to_completion(stored, UNIT, limits) == completion()
+    with pytest.raises(EngineError, match="payload of another unit: train 3/1, expected train 3/0") as refused:
+        to_completion(stored, Unit(3, 0), limits)
+    assert refused.value.retryable
+    cut = msgspec.structs.replace(stored, behavior_logprobs=stored.behavior_logprobs[:4])
+    with pytest.raises(EngineError, match="arrays of wrong lengths"):
+        to_completion(cut, UNIT, limits)
+
+
+def test_a_trajectory_too_large_to_be_stored_is_refused_with_size_limit_and_setting(monkeypatch):
+    monkeypatch.setattr(module, "MAX_PAYLOAD_BYTES", 50)
+    with pytest.raises(EngineError) as refused:
+        item()
     assert not refused.value.retryable
+    num_bytes = str(refused.value).split()[3]
+    assert int(num_bytes) > 50
+    assert str(refused.value) == (
+        f"the trajectory takes {num_bytes} bytes, but at most 50 can be stored; lower sampling.max_tokens, which is 8 "
+        f"here"
+    )
 
 
 def test_a_fresh_result_is_taken_once():
     results = UnsettledResults()
-    results.add(item(), now_s=0.0)
+    results.add(item())
     assert [fresh.unit for fresh in results.take_fresh()] == [UNIT]
     assert results.take_fresh() == []
     assert len(results) == 1
@@ -84,19 +137,36 @@ def test_a_fresh_result_is_taken_once():
 
 def test_a_result_not_settled_in_time_is_put_again_until_it_is():
     results = UnsettledResults()
-    results.add(item(0), now_s=0.0)
-    results.add(item(1), now_s=1.0)
+    first, second = item(0), item(1)
+    results.add(first)
+    results.add(second)
+    results.mark_put([first], now_s=0.0)
+    results.mark_put([second], now_s=1.0)
     assert results.take_overdue(RESEND_S - 0.1) == []
-    assert [late.unit.index for late in results.take_overdue(RESEND_S)] == [0]
-    assert [late.unit.index for late in results.take_overdue(RESEND_S + 1.0)] == [1], "the first was put again just now"
-    assert [late.unit.index for late in results.take_overdue(2 * RESEND_S)] == [0]
+    assert results.take_overdue(RESEND_S) == [first]
+    results.mark_put([first], RESEND_S)
+    assert results.take_overdue(RESEND_S + 1.0) == [second], "the first was put again just now"
+    results.mark_put([second], RESEND_S + 1.0)
+    assert results.take_overdue(2 * RESEND_S) == [first]
     results.settle(Unit(3, 0))
     assert [late.unit.index for late in results.take_overdue(4 * RESEND_S)] == [1]
 
 
+def test_a_result_whose_put_still_waits_is_not_overdue():
+    results = UnsettledResults()
+    results.add(item())
+    assert results.take_overdue(10 * RESEND_S) == []
+    results.mark_put(results.take_fresh(), 10 * RESEND_S)
+    assert results.take_overdue(12 * RESEND_S) == [item()]
+    assert results.take_overdue(20 * RESEND_S) == [], "it is being put again"
+    results.mark_all_fresh()
+    assert results.take_overdue(30 * RESEND_S) == []
+    assert results.take_fresh() == [item()]
+
+
 def test_settling_frees_the_memory():
     results = UnsettledResults()
-    results.add(item(), now_s=0.0)
+    results.add(item())
     results.take_fresh()
     results.settle(UNIT)
     results.settle(UNIT)

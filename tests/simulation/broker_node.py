@@ -6,25 +6,32 @@ the broker receives or sends, and after each decision of the scheduler.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_link import ZmqHub, ZmqLink
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.client.handshake import Identity
+from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import CODEC, Prompt, ToBroker
+from asyncrl.errors import RunFailed
+from asyncrl.messages import CODEC, HOSTED_SPOOL, Prompt, SpoolAddress, ToBroker
 from asyncrl.node import broker as process
+from asyncrl.spool.actor import SpoolActor
 from tests.simulation.disk import Disk
 from tests.simulation.ledger import SimLedger
 from tests.simulation.nodes import World
 from tests.simulation.plan import ADDRESS, ROWS
 from tests.simulation.segments import SimSegments
 from tests.simulation.virtual_time import PROCESS
+
+Connect = Callable[[SpoolAddress], ZmqLink]
 
 
 async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> None:
@@ -38,19 +45,21 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     replay(scheduler, ledger.found)
     named = [slot.ref for group in scheduler.groups for slot in group.slots if slot.ref]
     world.invariants.restarted(scheduler, segments.missing(named))
-    hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("tcp://127.0.0.1:0", CODEC)
-    own_spool = ZmqLink(bulk.address, who.peer, CODEC)
-    broker = WatchedBroker(world, scheduler, hub, ledger, spool=own_spool, bulk=bulk.address)
-    spool = asyncio.create_task(process._run_spool(hub, bulk, segments, config.broker.beat_s))
+    hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("ipc://*", CODEC)
+    broker = WatchedBroker(world, scheduler, hub, ledger, spool_connector(who, None))
+    actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk)
+    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s))
     spool.add_done_callback(lambda task: process._stop_on_spool_error(task, broker))
     stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))
     try:
         await broker.run()
+        if broker.is_suspended:
+            raise RunFailed("the broker was told to stop")
     finally:
         for task in (spool, stop_on_signal):
             task.cancel()
         await asyncio.gather(spool, stop_on_signal, return_exceptions=True)
-        for end in (own_spool, hub, bulk):
+        for end in (hub, bulk):
             await end.aclose()
         segments.close()
         ledger.close()
@@ -59,7 +68,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
 class WatchedBroker(BrokerActor):
     """The real broker, with invariants checked."""
 
-    def __init__(self, world: World, scheduler: Scheduler, hub: Hub, ledger: Any, *, spool: ZmqLink, bulk: str) -> None:
+    def __init__(self, world: World, scheduler: Scheduler, hub: Hub, ledger: Any, connect: Connect) -> None:
         self._process = PROCESS.get()
         self._world = world
         directory: Any = world.directory
@@ -70,14 +79,19 @@ class WatchedBroker(BrokerActor):
             watched,
             ledger,
             directory,
-            spool=spool,
-            spool_address=bulk,
+            connect=connect,
+            run_id="run-1",
             broker_term=ledger.broker_term,
             clock=self._process.clock,
         )
 
+    def suspend(self) -> None:
+        super().suspend()
+        self._world.invariants.parted()
+
     def _handle(self, peer: str, message: ToBroker) -> None:
-        if self._process.is_alive and self._scheduler.nodes.get(peer):  # Unknown peers get no answer.
+        owes_an_answer = self._scheduler.nodes.get(peer) and not self.is_suspended  # Else the next broker does.
+        if self._process.is_alive and owes_an_answer:
             self._world.invariants.heard(message)
         super()._handle(peer, message)
 
@@ -96,6 +110,7 @@ class WatchedHub:
         self._hub = hub
         self.receive = hub.receive
         self.forget = hub.forget
+        self.owner = hub.owner
 
     def send(self, peer: str, message: Message) -> None:
         if self._process.is_alive:

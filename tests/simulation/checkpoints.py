@@ -35,6 +35,9 @@ class CheckpointFolder:
     def newest(self) -> Checkpoint | None:
         return self._kept[max(self._kept)] if self._kept else None
 
+    def all(self) -> list[Checkpoint]:
+        return list(self._kept.values())
+
     def damage(self) -> bool:
         """Make the newest checkpoint unreadable. Returns False if it is the only one."""
         if len(self._kept) < 2:

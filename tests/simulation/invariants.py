@@ -3,15 +3,19 @@ Invariants that are checked during a schedule and at its end.
 
     each record      see `record_rules`
     each message     `Settled` and `Batch` mention only durable trajectories; every report of the spool is answered
-    each step        a group in the weights is never trained again, and its tokens belong to its prompt
+    each step        a group in the weights is never trained again, its tokens belong to its prompt, and no group with a
+                     damaged trajectory is trained at all
     each version     has the same weights everywhere
     each restart     no result, reward or attempt is lost
-    the end          every group was trained once, in data order, and the audit finds no problem
+    the end          every sound group was trained once, in data order, the audit finds no problem, and every trajectory
+                     that a step left out is counted
 
 The first violation ends the schedule.
 """
 
 from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from asyncrl.actor.message import Message
 from asyncrl.broker.groups.group import State
@@ -43,6 +47,7 @@ class Invariants:
     Args:
         prompt_at: The data order.
         highest_checkpoint: Returns the most steps that a checkpoint ever contained.
+        is_damaged: True for a payload that was damaged before it was put.
         broken: Called with a sentence for each violation.
     """
 
@@ -51,11 +56,13 @@ class Invariants:
         config: Config,
         prompt_at: Callable[[int], Draw],
         highest_checkpoint: Callable[[], int],
+        is_damaged: Callable[[SpoolRef], bool],
         broken: Callable[[str], None],
     ) -> None:
         self._config = config
         self._schedule = config.schedule
         self._prompt_at = prompt_at
+        self._is_damaged = is_damaged
         self._broken = broken
         self._records = RecordRules(config, prompt_at, highest_checkpoint, self._require)
         self._num_transactions = 0
@@ -106,8 +113,8 @@ class Invariants:
                 self._unanswered = {key: since for key, since in self._unanswered.items() if key[0] != peer}
             case Batch(step=step, trajectories=trajectories):
                 self._require(step in self._records.batches, f"the batch of step {step} is sent, and not on disk")
-                earlier = self._batches.setdefault(step, trajectories)
-                self._require(earlier == trajectories, f"step {step} was given two batches")
+                same = [replace(trajectory, refused="") for trajectory in trajectories]
+                self._require(self._batches.setdefault(step, same) == same, f"step {step} was given two batches")
 
     def _answered(self, peer: str, units: set[Unit], lease_ids: set[int]) -> None:
         for sender, unit, lease_id in list(self._unanswered):
@@ -119,7 +126,9 @@ class Invariants:
     def trains(self, step: int, trajectories: list[TrainingTrajectory], trained: Trained) -> None:
         """Check a step that the trainer takes on weights that contain ``trained``."""
         known = {group_id for _, group_ids in trained for group_id in group_ids}
-        expected = [trajectory.unit for trajectory in self._batches.get(step, [])]
+        batch = self._batches.get(step, [])
+        damaged = self._damaged_groups(batch)
+        expected = [trajectory.unit for trajectory in batch if trajectory.unit.group_id not in damaged]
         is_whole = len(trajectories) == len(expected)
         self._require(is_whole, f"step {step} trains on {len(trajectories)} of {len(expected)} trajectories")
         for trajectory, unit in zip(trajectories, expected, strict=False):
@@ -131,6 +140,11 @@ class Invariants:
             seed = (self._config.run.seed << 40) + unit.group_id * self._schedule.group_size + unit.index
             is_its_own = list(trajectory.completion_ids) == tokens_of(seed)
             self._require(is_its_own, f"step {step}: the payload of {unit} is {trajectory.completion_ids}")
+            is_sound = all(logprob == -0.5 for logprob in trajectory.behavior_logprobs)
+            self._require(is_sound, f"step {step}: the log-probs of {unit} are {trajectory.behavior_logprobs}")
+
+    def _damaged_groups(self, batch: Sequence[ScoredTrajectory]) -> set[int]:
+        return {trajectory.unit.group_id for trajectory in batch if self._is_damaged(trajectory.ref)}
 
     def decodes_with(self, policy_version: int, trained: Trained) -> None:
         """Check weights that a rollout swaps in."""
@@ -151,8 +165,13 @@ class Invariants:
                 continue
             slot = group.slots[unit.index]
             state = State.SCORED if unit in self._records.rewards else State.STORED
+            state = State.GIVEN_UP if unit in self._records.refused_by_trainer else state
             self._require(slot.state is state, f"{unit} is {slot.state} after a restart of the broker, not {state}")
             self._require(slot.attempts == self._records.attempts[unit], f"{unit}: its attempts are forgotten")
+
+    def parted(self) -> None:
+        """The broker answers nothing any more: rollouts report to the next one."""
+        self._unanswered.clear()
 
     def unsettled(self, incarnation: str, items: Sequence[PutItem], now_s: float, calm_since_s: float) -> None:
         """Check results that a live rollout waits for. There was no fault since ``calm_since_s``."""
@@ -169,10 +188,14 @@ class Invariants:
         schedule, steps = self._schedule, self._config.run.steps
         self._require([step for step, _ in trained] == list(range(steps)), f"the weights contain {trained}")
         group_ids = [group_id for _, group_ids in trained for group_id in group_ids]
+        left_out = {group_id for batch in self._batches.values() for group_id in self._damaged_groups(batch)}
+        counted = self._records.untrained
+        self._require(counted == left_out, f"groups {counted} are recorded as left out; {left_out} are damaged")
         if schedule.order == "fifo":
             moved = self._records.restarted  # Restarted groups move to the end of the queue.
             in_turn = [group_id for group_id in group_ids if group_id not in moved]
-            kept = [group_id for group_id in self._records.admitted if group_id not in self._records.dropped | moved]
+            gone = self._records.dropped | moved | left_out
+            kept = [group_id for group_id in self._records.admitted if group_id not in gone]
             self._require(in_turn == kept, f"groups {in_turn} were trained; the order of the data is {kept}")
         self._require(len(set(group_ids)) == len(group_ids), f"groups {group_ids} were trained: one of them twice")
         sums = audit(records, schedule)

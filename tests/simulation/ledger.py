@@ -66,6 +66,12 @@ class SimLedger:
         self._writing: list[tuple[list[AnyRecord], asyncio.Future[None]]] = []
         self._ended: AsyncrlError | None = None
 
+    run_id = "simulated"
+
+    @property
+    def num_records(self) -> int:
+        return len(self._file.records)
+
     def append(self, records: Iterable[AnyRecord]) -> asyncio.Future[None]:
         if self._ended:
             raise RunFailed(str(self._ended))

@@ -6,17 +6,19 @@ Like `asyncrl.node.rollout`, `.reward` and `.trainer`, without loading models.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, Protocol
 
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity, join, spool_link
+from asyncrl.client.handshake import Identity, join, spool_links
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import VerifierError
 from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
-from asyncrl.node.runner import run_sessions, serve
+from asyncrl.node.runner import ToldToStop, run_sessions, serve
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
@@ -28,9 +30,10 @@ from tests.simulation.disk import Disk
 from tests.simulation.engine import SimEngine
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import ADDRESS, Plan
-from tests.simulation.transfers import Publisher, Receiver, Transfers
+from tests.simulation.transfers import Downloader, Publisher, Receiver, Transfers, Uploader
 from tests.simulation.virtual_time import PROCESS
 
+RUN = RunAddress(ADDRESS)
 WAIT_S = 5.0
 """Seconds to wait for a broker."""
 PLAN_HASH = "plan"
@@ -60,7 +63,7 @@ def member(who: Identity) -> Member:
 
 
 async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(ADDRESS, who, WAIT_S)
+    link, welcome = await join(RUN, who, WAIT_S)
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with)
     generations = Generations(engine, who.node, PROCESS.get().clock)
@@ -71,7 +74,8 @@ async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> N
 
     session = partial(_roll_out, world, engine, generations, stopping)
     try:
-        await run_sessions(session, who, link, welcome, WAIT_S, make_hello=say)
+        with suppress(ToldToStop):
+            await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping, make_hello=say)
     finally:
         await generations.aclose()
 
@@ -86,34 +90,33 @@ async def _roll_out(
     welcome: Welcome,
 ) -> None:
     config = from_json(welcome.config)
-    spool = spool_link(welcome, who)
     options = RolloutOptions(
         slots=config.rollout.slots,
         group_size=config.schedule.group_size,
         partial_rollout=config.schedule.partial_rollout,
         progress_every_s=config.rollout.progress_every_s,
         layout_hash=PLAN_HASH,
+        weights=(weights := world.plan.weights[int(who.node.partition("-")[2])]),
     )
-    receiver: Any = Receiver(world.transfers, member(who))
+    is_member = weights == "collective"
+    receiver: Any = Receiver(world.transfers, member(who)) if is_member else Downloader(world.transfers)
     actor = RolloutActor(
         engine,
-        Connection(who, link, spool),
+        Connection(who, link, spool_links(welcome.spools, who, RUN)),
         options,
         receiver=receiver,
         generations=generations,
         clock=PROCESS.get().clock,
     )
     world.waiting[who.node] = lambda: (who.incarnation, list(generations.unsettled))
-    try:
-        await serve(
-            actor,
-            link,
-            beat_s=welcome.beat_s,
-            stopping=stopping,
-            drain=lambda: actor.drain(config.rollout.drain_s),
-        )
-    finally:
-        await spool.aclose()
+    await serve(
+        actor,
+        link,
+        beat_s=welcome.beat_s,
+        stopping=stopping,
+        drain=actor.drain,
+        drain_s=config.rollout.drain_s,
+    )
 
 
 # ── reward ──────────────────────────────────────────────────────────────────────────────────
@@ -141,18 +144,17 @@ def reward_of(first_token: int, group_size: int) -> float:
 
 
 async def run_reward(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(ADDRESS, who, WAIT_S)
-    await run_sessions(partial(_judge, world, stopping), who, link, welcome, WAIT_S)
+    link, welcome = await join(RUN, who, WAIT_S)
+    session = partial(_judge, world, stopping)
+    with suppress(ToldToStop):
+        await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
 
 
 async def _judge(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
-    spool = spool_link(welcome, who)
     pool: Any = SimPool(world)
-    actor = RewardActor(pool=pool, connection=Connection(who, link, spool), max_open=4, clock=PROCESS.get().clock)
-    try:
-        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
-    finally:
-        await spool.aclose()
+    connection = Connection(who, link, spool_links(welcome.spools, who, RUN))
+    actor = RewardActor(pool=pool, connection=connection, max_open=4, clock=PROCESS.get().clock)
+    await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
 
 
 # ── trainer ─────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +176,8 @@ class SimLearner:
         if PROCESS.get().is_alive:
             self._world.invariants.trains(step, trajectories, self.trained)
         self.trained += ((step, tuple(dict.fromkeys(trajectory.group_id for trajectory in trajectories))),)
-        return {"num_tokens": 1.0, "loss": 0.5}
+        num_tokens = sum(len(trajectory.completion_ids) for trajectory in trajectories)
+        return {"num_tokens": float(num_tokens), "loss": 0.5}
 
     def named_weights(self) -> Any:
         return self.trained
@@ -184,8 +187,10 @@ class SimLearner:
 
 
 async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(ADDRESS, who, WAIT_S)
-    await run_sessions(partial(_train, world, stopping), who, link, welcome, WAIT_S)
+    link, welcome = await join(RUN, who, WAIT_S)
+    session = partial(_train, world, stopping)
+    with suppress(ToldToStop):
+        await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
 
 
 async def _train(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
@@ -193,7 +198,6 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Zmq
     found = world.checkpoints.newest()
     learner: Any = SimLearner(world, found.trained if found else ())
     start = Start(found.step, found.policy_version, f"step_{found.step:06d}", found.stepped) if found else Start()
-    spool = spool_link(welcome, who)
     publisher: Any = Publisher(world.transfers, member(who))
     nothing: Any = None
     folder: Any = world.checkpoints
@@ -201,14 +205,12 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Zmq
         from_json(welcome.config),
         learner,
         publisher,
-        Connection(who, link, spool),
+        Connection(who, link, spool_links(welcome.spools, who, RUN)),
         tokenizer=nothing,
         layout_hash=PLAN_HASH,
         checkpoints=folder,
         start=start,
+        uploader=Uploader(world.transfers, publisher),
         clock=PROCESS.get().clock,
     )
-    try:
-        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
-    finally:
-        await spool.aclose()
+    await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)

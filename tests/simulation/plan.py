@@ -7,10 +7,11 @@ from msgspec import Struct
 
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
+from asyncrl.messages import WeightsVia
 from asyncrl.node.failpoints import PLACES
 from tests.simulation.wire import Weather
 
-ADDRESS = "tcp://127.0.0.1:1"
+ADDRESS = "ipc://broker"
 ROWS = 5
 """Dataset rows; fewer than a run needs, so that there are several epochs."""
 CALM, BREEZE, STORM = Weather(), Weather(0.005, 0.01, 0.01, 0.01), Weather(0.03, 0.06, 0.05, 0.05)
@@ -22,6 +23,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     seed: int
     config: Config
     num_rollouts: int
+    weights: list[WeightsVia]
+    """By rollout."""
     num_rewards: int
     weather: Weather
     faults_s: float
@@ -30,6 +33,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Mean seconds between faults."""
     failure: float
     """Share of generations and verifier calls that fail."""
+    damage: float
+    """Share of trajectories that are damaged after their rollout has checked them."""
+    blindness: float
+    """Share of damaged trajectories that reward nodes do not notice."""
     token_s: float
     """Mean seconds to decode a token."""
     failpoint: tuple[str, int] | None
@@ -42,12 +49,15 @@ def plan_of(seed: int) -> Plan:
         seed=seed,
         config=_config(dice, seed),
         num_rollouts=dice.choice([1, 2, 2, 3]),
+        weights=Random(f"weights {seed}").choices(["collective", "spool"], [2, 1], k=3),
         num_rewards=dice.choice([1, 1, 2]),
         weather=dice.choice([CALM, BREEZE, BREEZE, STORM]),
         faults_s=dice.choice([0.0, 4.0, 6.0, 8.0]),
         fault_every_s=dice.choice([0.3, 0.6, 1.2]),
         failure=dice.choice([0.0, 0.0, 0.05]),
         token_s=dice.choice([0.01, 0.1, 0.4]),
+        damage=(damage := Random(f"damage {seed}").choice([0.0, 0.0, 0.05, 0.15])),
+        blindness=0.4 if damage else 0.0,
         failpoint=(dice.choice(PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
     )
 

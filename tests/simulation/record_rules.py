@@ -2,7 +2,8 @@
 Rules for each durable record of a ledger, over all restarts of the broker.
 
     Admitted    ids are consecutive, prompts follow the data order, and the window is not exceeded
-    Result      one per unit; Rewarded: one per result; FailedAttempt: counted across restarts
+    Result      one per unit and refusal; Rewarded: one per result; FailedAttempt: counted across restarts
+    Refused     a result without a reward, which is void; Untrained: a group that its step took, once
     Taken       the next step; whole groups with rewards, in no other step, and none too old
     Committed   only steps that a checkpoint contains
 
@@ -20,10 +21,12 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    Refused,
     Restarted,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
 )
 from asyncrl.config.sections import Config
@@ -60,6 +63,8 @@ class RecordRules:
         """Unit and lease id of every counted trajectory, results and duplicates."""
         self.dropped: set[int] = set()
         self.restarted: set[int] = set()
+        self.untrained: set[int] = set()
+        self.refused_by_trainer: set[Unit] = set()
         self.batches: dict[int, list[int]] = {}
         self.needed_from = 0
         """Steps below this are in the two newest checkpoints, so no trainer asks for them again."""
@@ -72,7 +77,11 @@ class RecordRules:
         match record:
             case Admitted():
                 self._admit(record)
-            case Result() | Rewarded() | Duplicate() | FailedAttempt():
+            case Untrained(step=step, group_id=group_id):
+                self._require(group_id in self.batches.get(step, ()), f"step {step} leaves out group {group_id}")
+                self._require(group_id not in self.untrained, f"group {group_id} is left out twice")
+                self.untrained.add(group_id)
+            case Result() | Rewarded() | Duplicate() | Refused() | FailedAttempt():
                 self._add_to_unit(record)
             case Restarted():
                 self._restart(record)
@@ -104,7 +113,7 @@ class RecordRules:
         self.open.add(group_id)
         self._require(len(self.open) <= window, f"{len(self.open)} groups are open; the window holds {window}")
 
-    def _add_to_unit(self, record: Result | Rewarded | Duplicate | FailedAttempt) -> None:
+    def _add_to_unit(self, record: Result | Rewarded | Duplicate | Refused | FailedAttempt) -> None:
         unit = record.unit
         match record:
             case Result(lease_id=lease_id):
@@ -117,7 +126,15 @@ class RecordRules:
                 self._require(unit in self.results, f"{unit} has a reward and no result")
                 self._require(unit not in self.rewards, f"{unit} has two rewards")
                 self.rewards.add(unit)
+            case Refused():
+                self._require(
+                    unit in self.results and unit not in self.rewards, f"{unit} is refused, and has no result"
+                )
+                self.results.pop(unit, None)
             case FailedAttempt(attempts=attempts):
+                if record.stage == "trainer":
+                    self._require(unit not in self.refused_by_trainer, f"the trainer refuses {unit} twice")
+                    self.refused_by_trainer.add(unit)
                 self.attempts[unit] += 1
                 is_counted = unit.split == "held_out" or attempts == self.attempts[unit]
                 self._require(is_counted, f"{unit} has failed {self.attempts[unit]} times, not {attempts}")

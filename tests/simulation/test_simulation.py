@@ -5,9 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncrl.actor.session import Limits
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
 from tests.simulation.__main__ import report
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.schedule import Outcome, search
@@ -23,6 +27,13 @@ def require_no_violation(outcome: Outcome) -> None:
 
 def test_no_schedule_violates_an_invariant() -> None:
     require_no_violation(search(range(NUM_FAST)))
+
+
+def test_no_schedule_violates_an_invariant_where_messages_travel_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in (ZmqHub, ZmqLink):
+        defaults: Any = end.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "limits", Limits(frame=300))
+    require_no_violation(search(range(10)))
 
 
 def test_a_seed_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:

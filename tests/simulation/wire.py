@@ -20,7 +20,7 @@ import zmq
 from msgspec import Struct
 
 from asyncrl.actor.codec import Ack
-from asyncrl.actor.fd_socket import TICK_S
+from asyncrl.actor.sockets.fd_socket import TICK_S
 from asyncrl.messages import CODEC
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import PROCESS, VirtualLoop
@@ -69,7 +69,7 @@ class Socket:
 
     def bind(self, address: str) -> None:
         """Bind a ROUTER; port 0 takes a free port."""
-        self.address = self._network.free_address() if address.endswith(":0") else address
+        self.address = self._network.free_address() if address.endswith("*") else address
 
     def getsockopt_string(self, _option: int) -> str:
         return self.address
@@ -157,7 +157,7 @@ class Network:
 
     def free_address(self) -> str:
         """An address with an unused port."""
-        return f"tcp://127.0.0.1:{next(self._ports)}"
+        return f"ipc://{next(self._ports)}"
 
     # ── faults ──────────────────────────────────────────────────────────────────────────────
 

@@ -19,17 +19,21 @@ from unittest import mock
 
 import structlog
 
-from asyncrl.actor import failpoints, session, zmq_link
+from asyncrl.actor import failpoints, session, zmq_hub, zmq_link
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages import PutItem, Role
 from asyncrl.node import broker as broker_process
 from asyncrl.node import runner
+from asyncrl.reward import actor as reward_actor
 from asyncrl.rollout import actor as rollout_actor
+from asyncrl.rollout import generations as rollout_generations
 from asyncrl.rollout import results as rollout_results
 from asyncrl.trainer.checkpoints import retention
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from tests.simulation.audits import audit_problems
 from tests.simulation.broker_node import Directory, Prompts, run_broker
+from tests.simulation.damage import Damage
 from tests.simulation.disk import Disk
 from tests.simulation.invariants import Invariants, Violation
 from tests.simulation.nodes import run_reward, run_rollout, run_trainer
@@ -67,7 +71,10 @@ class World:
         self.loop = VirtualLoop(self.dice)
         self.trace = Trace(self.loop.time, is_on=is_traced)
         self.prompts = Prompts()
-        self.invariants = Invariants(plan.config, self.prompts.at, lambda: self.checkpoints.highest, self._broken)
+        self.damage = Damage(plan)
+        self.invariants = Invariants(
+            plan.config, self.prompts.at, lambda: self.checkpoints.highest, self.damage.is_damaged, self._broken
+        )
         self.disk = Disk(self.dice, self.invariants.committed)
         self.checkpoints = self.disk.checkpoints
         self.network = Network(self.loop, self.dice, plan.weather, self.trace)
@@ -119,6 +126,11 @@ class World:
         if not self._violations:
             newest = self.checkpoints.newest()
             self.invariants.ended(self.disk.ledger.records, newest.trained if newest else ())
+            lines = self.directory.read_metrics()
+            for problem in audit_problems(
+                self.plan.config, self.disk, lines, was_damaged=self.was_damaged, damage=self.damage
+            ):
+                self._broken(f"the audit says: {problem}")
         if self._violations:
             raise Violation(self._violations[0])
 
@@ -217,8 +229,10 @@ class World:
 def stand_ins(world: World) -> Iterator[None]:
     """Replace the sockets, files, threads and clocks of the tested code by those of ``world``."""
     in_place_of: list[tuple[Any, str, Any]] = [
-        (zmq_link, "_socket", world.network.socket),
+        (zmq_link, "new_socket", world.network.socket),
         (zmq_link, "FdSocket", world.network.attach),
+        (zmq_hub, "new_socket", world.network.socket),
+        (zmq_hub, "FdSocket", world.network.attach),
         (runner, "identity", world.identity),
         (broker_process, "identity", world.identity),
         (checkpoint_writer, "checkpoint", world.checkpoints),
@@ -226,6 +240,8 @@ def stand_ins(world: World) -> Iterator[None]:
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
         (rollout_results, "RESEND_S", RESEND_S),
+        (rollout_generations, "to_put_item", world.damage.put_item),
+        (reward_actor, "problem_of", world.damage.problem_of),
         (failpoints, "_armed", {}),
         (failpoints, "os", SimpleNamespace(getpid=int, kill=lambda _pid, _signal: die(world))),
     ]

@@ -2,32 +2,45 @@
 
 import asyncio
 import resource
+import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asyncrl.actor.message import Message
+from asyncrl.actor.sockets.curve import Owner
+from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LinkClosed, LinkReset, RunFailed
 from asyncrl.messages import (
     Bye,
     Fetch,
     Fetched,
+    FetchedWeights,
+    FetchWeights,
+    ListWeights,
     Put,
     PutItem,
+    PutWeights,
+    PutWeightsDone,
     SpoolRef,
     Stop,
     Stored,
     StoredItem,
+    StoredWeights,
     TrajectorySummary,
     Trim,
     Unit,
+    WeightsFile,
+    WeightsList,
 )
-from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.actor import MAX_REFS, SpoolActor
 from asyncrl.spool.segment_format import segment_path
 from asyncrl.spool.segments import Segments
+from asyncrl.spool.weights.store import WeightStore
 
 SUMMARY = TrajectorySummary(
     num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
@@ -43,6 +56,7 @@ class ScriptedHub:
         self.heard: asyncio.Queue[tuple[str, Message] | None] = asyncio.Queue()
         self.sent: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
         self.forgotten: list[str] = []
+        self.owners: dict[str, Owner] = {}
 
     def send(self, peer: str, message: Message, /) -> None:
         self.sent.put_nowait((peer, message))
@@ -52,6 +66,9 @@ class ScriptedHub:
         if heard is None:
             raise LinkClosed("the hub was closed")
         return heard
+
+    def owner(self, peer: str, /) -> Owner | None:
+        return self.owners.get(peer)
 
     def forget(self, peer: str, /) -> None:
         self.forgotten.append(peer)
@@ -94,11 +111,11 @@ class ScriptedLink:
 class Scene:
     """A running spool, its peers and its broker."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: Segments, weights: WeightStore | None = None) -> None:
         self.segments = segments
         self.hub = ScriptedHub()
         self.link = ScriptedLink()
-        self.actor = asyncio.create_task(SpoolActor("s0", segments, self.hub, self.link).run())
+        self.actor = asyncio.create_task(SpoolActor("s0", segments, self.hub, self.link, weights=weights).run())
 
     def hear(self, message: Message, peer: str = "peer") -> None:
         self.hub.heard.put_nowait((peer, message))
@@ -127,11 +144,11 @@ def put(*payloads: bytes, first: int = 0, lease_id: int = 1) -> Put:
     return Put("r0", "b7", items)
 
 
-def play(segments: Segments, script: Callable[[Scene], Awaitable[None]]) -> None:
+def play(segments: Segments, script: Callable[[Scene], Awaitable[None]], weights: WeightStore | None = None) -> None:
     """Run ``script`` against a spool, then stop the spool; raises the error of a failed actor."""
 
     async def run() -> None:
-        scene = Scene(segments)
+        scene = Scene(segments, weights)
         playing = asyncio.ensure_future(script(scene))
         await asyncio.wait([playing, scene.actor], return_when=asyncio.FIRST_COMPLETED)
         if not playing.done():
@@ -211,6 +228,38 @@ def test_payloads_come_in_the_order_they_were_asked_for(tmp_path: Path, cache_by
         assert await scene.fetch() == []
 
     play(Segments(tmp_path, cache_bytes=cache_bytes), script)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_fetch_of_too_much_is_refused_and_the_spool_serves_on(tmp_path: Path, cache_bytes: int) -> None:
+    segments = Segments(tmp_path, cache_bytes=cache_bytes)
+
+    async def script(scene: Scene) -> None:
+        scene.hear(put(b"x" * 1000))
+        (stored,) = await scene.stored(1)
+        num = MAX_PAYLOAD_BYTES // 1000 + 1
+
+        assert await scene.fetch(*[stored.ref] * num) == [b""] * num
+        assert await scene.fetch(*[replace(stored.ref, length=0)] * (MAX_REFS + 1)) == [b""] * (MAX_REFS + 1)
+        debt = replace(stored.ref, length=-MAX_PAYLOAD_BYTES)
+        assert await scene.fetch(debt, *[stored.ref] * num) == [b""] * (num + 1)
+        assert await scene.fetch(stored.ref, stored.ref) == [b"x" * 1000] * 2
+
+    with capture_logs() as logs:
+        play(segments, script)
+    assert [line["event"] for line in logs] == ["spool.fetch_refused"] * 3
+
+
+def test_a_payload_too_large_for_an_answer_is_refused_and_the_spool_serves_on(tmp_path: Path) -> None:
+    """A rollout with a bug may have stored it."""
+
+    async def script(scene: Scene) -> None:
+        scene.hear(put(b"x" * (MAX_PAYLOAD_BYTES + 1), b"small"))
+        large, small = (fact.ref for fact in await scene.stored(2))
+        assert await scene.fetch(large) == [b""]
+        assert await scene.fetch(small) == [b"small"]
+
+    play(Segments(tmp_path), script)
 
 
 def test_an_unreadable_payload_is_empty_and_the_rest_still_comes(tmp_path: Path) -> None:
@@ -299,3 +348,57 @@ def test_a_closed_hub_ends_the_actor_and_a_peer_that_leaves_is_forgotten(tmp_pat
         assert scene.hub.forgotten == ["r0.b7"]
 
     play(Segments(tmp_path), script)
+
+
+def test_what_the_holder_of_a_key_may_not_send_is_neither_stored_nor_answered(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.hub.owners["thief"] = Owner("reward-0", frozenset(("reward",)))
+        scene.hear(put(b"forged"), "thief")
+        scene.hear(Trim(9), "thief")
+        scene.hear(PutWeights(StoredWeights(3, "l", "v3", 1), 0, 0, memoryview(b""), is_last=True), "thief")
+        scene.hear(put(b"sound", first=1))
+        assert [item.unit for item in await scene.stored(1)] == [Unit(1, 0)]
+
+    play(Segments(tmp_path), script)
+
+
+def test_weights_are_stored_listed_and_served(tmp_path: Path) -> None:
+    weights, crc32 = StoredWeights(3, "layout", "v3", 1), zlib.crc32(b"part")
+
+    async def script(scene: Scene) -> None:
+        scene.hear(PutWeights(weights, 0, crc32, memoryview(b"part"), is_last=True), peer="trainer.weights-0")
+        scene.hear(ListWeights(), peer="far.weights-0")
+        scene.hear(FetchWeights(weights, 0), peer="far.weights-0")
+        answers = [await scene.hub.sent.get() for _ in range(3)]
+
+        assert answers == [
+            ("trainer.weights-0", PutWeightsDone(0)),
+            ("far.weights-0", WeightsList([WeightsFile(weights, 1, 4)])),
+            ("far.weights-0", FetchedWeights(0, memoryview(b"part"), crc32)),
+        ]
+
+    play(Segments(tmp_path), script, WeightStore(tmp_path / "weights"))
+
+
+def test_a_trajectory_is_served_while_weights_are_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    store = WeightStore(tmp_path / "weights")
+    answer = store.answer
+
+    def slow(message: PutWeights) -> object:
+        may_write.wait(10.0)
+        return answer(message)
+
+    monkeypatch.setattr(store, "answer", slow)
+
+    async def script(scene: Scene) -> None:
+        scene.hear(PutWeights(StoredWeights(3, "l", "v3", 1), 0, 0, memoryview(b""), is_last=True), peer="trainer.w")
+        scene.hear(put(b"alpha"))
+        (stored,) = await scene.stored(1)
+        assert await scene.fetch(stored.ref) == [b"alpha"]
+        may_write.set()
+        assert (await scene.hub.sent.get())[0] == "trainer.w"
+
+    play(Segments(tmp_path), script, store)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError
 from asyncrl.toy import step_sums
 from asyncrl.toy.step_sums import Problem, clean_chain, noisy_chain, problems, wrong_guess
 
@@ -125,5 +125,5 @@ def test_the_same_seed_writes_the_same_rows(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(DataError, match="taken"):
+    with pytest.raises(ConfigError, match="taken: it is a folder, not a file"):
         step_sums.write(tmp_path / "taken", "train", 0, num_rows=1)

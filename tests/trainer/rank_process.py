@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from asyncrl.config.run_file import decode
@@ -33,7 +34,8 @@ def main(folder: Path, rank: int) -> None:
 
 
 def run(case: Case, folder: Path, rank: int) -> None:
-    group = RankGroup(folder / f"{case.name}.store", rank=rank, size=case.size, timeout_s=60.0)
+    store = dist.FileStore(str(folder / f"{case.name}.store"), case.size)  # type: ignore[attr-defined]
+    group = RankGroup(store, rank=rank, size=case.size, timeout_s=60.0)
     try:
         learner = Learner(decode(case.config), Path(case.model), ranks=group)
         trajectories = ragged_trajectories(seed=case.seed)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
@@ -18,6 +19,7 @@ from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
 from asyncrl.messages import (
+    Abort,
     Batch,
     Commit,
     Fetch,
@@ -26,6 +28,7 @@ from asyncrl.messages import (
     Published,
     Publishing,
     Ready,
+    Refusal,
     Reject,
     ScoredTrajectory,
     Span,
@@ -40,12 +43,16 @@ from asyncrl.messages import (
     TransferFailed,
     Transferred,
     Unit,
+    Upload,
+    Uploaded,
+    Work,
 )
 from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints import retention
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from tests.client.only_spool import only
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"
@@ -86,6 +93,8 @@ class FakePublisher:
         self._advance = advance
         self.takes_s = 0.0
         self.delivered: list[StoreValue] = []
+        self.aborted: list[Abort] = []
+        self.num_buckets = 0
         self.error: TransferError | None = None
 
     def stage(self, policy_version: int, weights: list[tuple[str, str]]) -> None:
@@ -99,6 +108,23 @@ class FakePublisher:
 
     def deliver(self, value: StoreValue) -> None:
         self.delivered.append(value)
+
+    def abort(self, abort: Abort) -> None:
+        self.aborted.append(abort)
+
+
+class FakeUploader:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def upload(self, policy_version: int) -> Uploaded:
+        self.calls.append(f"upload {policy_version}")
+        return Uploaded(policy_version, 0.5, 77)
+
+    async def upload_anchor(self) -> None:
+        self.calls.append("anchor")
 
 
 class FakeCheckpoints:
@@ -131,6 +157,7 @@ class Stage:
         self.broker, self.spool = MemoryHub(), MemoryHub()
         self.now_s = 0.0
         self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log, self.advance)
+        self.uploader = FakeUploader()
         self.checkpoints = FakeCheckpoints()
         for module in (checkpoint_writer, retention):
             monkeypatch.setattr(module, "checkpoint", self.checkpoints)
@@ -141,11 +168,12 @@ class Stage:
             decode(base | sections),
             learner,
             publisher,
-            Connection(Identity("trainer", "trainer-0", "1"), self.broker.connect(PEER), self.spool.connect(PEER)),
+            Connection(Identity("trainer", "trainer-0", "1"), self.broker.connect(PEER), only(self.spool, PEER)),
             tokenizer=tokenizer,
             layout_hash="plan",
             checkpoints=Path("checkpoints"),
             start=start,
+            uploader=self.uploader,
             clock=lambda: self.now_s,
         )
 
@@ -163,6 +191,11 @@ class Stage:
 
         self._monkeypatch.setattr(self.actor._went_live, "wait", watched)
         return waits
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10.0):
+            while not condition():
+                await asyncio.sleep(0.001)
 
     def say(self, *messages: Message) -> None:
         for message in messages:
@@ -286,6 +319,72 @@ def test_a_step_fetches_its_batch_and_trains_on_it(scene):
         assert trained.behavior_logprobs.tolist() == [-0.5, -1.0, -1.5]
         assert trained.spans == [Span(0, 0, 3)]
         assert stage.actor.beat(0.0).tokens == 6
+
+    scene(play)
+
+
+def damaged_payload(step: int) -> memoryview:
+    trajectory = msgspec.msgpack.decode(payload(step), type=Trajectory)
+    nan = memoryview(array.array("f", [-0.5, float("nan"), -1.5])).cast("B")
+    return memoryview(msgspec.msgpack.encode(replace(trajectory, behavior_logprobs=nan)))
+
+
+def test_a_damaged_trajectory_is_left_out_with_its_group_and_named(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        raw = damaged_payload(1)
+        damaged = replace(scored(1), ref=replace(scored(1).ref, crc32=zlib.crc32(raw)))
+        stage.say(Batch(0, [scored(0), damaged]))
+        stage.spool.send(PEER, Fetched((await stage.fetch()).request_id, [payload(0), raw]))
+        stepped = await stage.hear_at_last(Stepped)
+        assert stepped.refused == [Refusal(Unit(1, 0), "impossible log-prob: nan at position 1, expected -1000 .. 0")]
+        ((trained,),) = stage.learner.batches
+        assert trained.group_id == 0
+
+    scene(play)
+
+
+def test_a_step_of_which_nothing_is_left_counts_and_the_run_goes_on(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        raw = damaged_payload(0)
+        stage.say(Batch(0, [replace(scored(0), ref=replace(scored(0).ref, crc32=zlib.crc32(raw)))]))
+        stage.spool.send(PEER, Fetched((await stage.fetch()).request_id, [raw]))
+        await stage.give(1)
+        assert [refusal.unit for refusal in (await stage.hear_at_last(Stepped)).refused] == [Unit(0, 0)]
+        assert (await stage.hear_at_last(Stepped)).refused == []
+        assert [len(batch) for batch in stage.learner.batches] == [0, 1]
+
+    scene(play)
+
+
+class OneOther:
+    """A further rank that refuses one trajectory of every step."""
+
+    def __init__(self) -> None:
+        self.told: list[Message] = []
+
+    def broadcast(self, message: Message) -> None:
+        self.told.append(message)
+
+    async def refused(self, step: int) -> list[Refusal]:
+        return [Refusal(Unit(step, 0), "NaN")]
+
+
+def test_what_another_rank_refuses_is_left_out_by_all(scene):
+    other = OneOther()
+
+    async def play(stage):
+        stage.actor._others = other
+        await stage.begin()
+        await stage.give(0)
+        stepped = await stage.hear_at_last(Stepped)
+        assert stepped.refused == [Refusal(Unit(0, 0), "NaN")]
+        assert stage.learner.batches == [[]]
+        (work,) = [one for one in other.told if isinstance(one, Work) and one.kind == "train"]
+        assert work.left_out == [0]
 
     scene(play)
 
@@ -491,6 +590,30 @@ def test_a_broken_transfer_is_reported_and_the_next_one_is_run(scene):
     scene(play)
 
 
+def test_versions_are_uploaded_in_the_order_they_were_asked_and_an_anchor_after_the_answer(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Upload(0), Upload(1))
+        assert await stage.hear(Uploaded) == Uploaded(0, 0.5, 77)
+        assert await stage.hear(Uploaded) == Uploaded(1, 0.5, 77)
+        await stage.until(lambda: len(stage.uploader.calls) == 4)
+        assert stage.uploader.calls == ["upload 0", "anchor", "upload 1", "anchor"]
+
+    scene(play)
+
+
+def test_a_trainer_that_stores_no_weights_says_so(scene):
+    async def play(stage):
+        stage.actor._uploader = None
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Upload(0))
+        assert (await stage.hear(Uploaded)).problem == "this trainer stores no weights"
+
+    scene(play)
+
+
 def test_answers_of_the_rendezvous_reach_the_publisher(scene):
     async def play(stage):
         await stage.begin()
@@ -498,6 +621,26 @@ def test_answers_of_the_rendezvous_reach_the_publisher(scene):
         stage.say(StoreValue("1", "key", b"value"), transfer(0))
         await stage.hear(Transferred)
         assert stage.publisher.delivered == [StoreValue("1", "key", b"value")]
+
+    scene(play)
+
+
+def test_an_abort_reaches_the_publisher_while_it_sends(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Abort(1, "r-0 was silent"), transfer(0))
+        await stage.hear(Transferred)
+        assert stage.publisher.aborted == [Abort(1, "r-0 was silent")]
+
+    scene(play)
+
+
+def test_beats_tell_how_much_of_a_version_was_sent(scene):
+    async def play(stage):
+        await stage.begin()
+        stage.publisher.num_buckets = 7
+        assert stage.actor.beat(0.0).buckets == 7
 
     scene(play)
 
@@ -590,8 +733,8 @@ def test_a_spool_that_does_not_answer_ends_it(scene, monkeypatch):
         stage.say(Batch(0, [scored(0)]))
         await asyncio.Event().wait()
 
-    with pytest.raises(LinkError, match=r"the spool did not send the batch of step 0 within 0 s"):
-        scene(play)
+    with pytest.raises(LinkError, match=r"the spools did not send the batch of step 0 within 0.01 s"):
+        scene(play, broker={"spool_ttl_s": 0.01})
 
 
 def test_a_rejected_trainer_says_why(scene):

@@ -2,27 +2,51 @@
 
 import array
 import asyncio
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrl.messages import Batch, ScoredTrajectory, Span, SpoolRef, Trajectory, TrajectorySummary, Unit
-from asyncrl.trainer.fetching import FETCH_S, fetch_step
+import msgspec
+import pytest
+
+from asyncrl.config.run_file import decode
+from asyncrl.errors import DecodeError
+from asyncrl.messages import (
+    Batch,
+    Refusal,
+    ScoredTrajectory,
+    Span,
+    SpoolRef,
+    Trajectory,
+    TrajectoryLimits,
+    TrajectorySummary,
+    Unit,
+)
+from asyncrl.trainer.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
 
 GROUP_SIZE = 3
+CONFIG = decode({"model": {"path": "m"}, "data": {"train": "d"}, "schedule": {"group_size": GROUP_SIZE}})
 
 
 class Spool:
     """Answers at once, as a `PayloadClient` would, and remembers what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lost: Sequence[tuple[int, int]] = (), **damaged: bytes) -> None:
         self.asked: list[tuple[int, int]] = []
         self.deadline_s = 0.0
+        self._lost = lost
+        """Payloads of a spool that was given up, by group and index."""
+        self._damaged = damaged
+        """Payloads in place of the sound ones, by ``_group_index``."""
 
-    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
+    async def fetch_payloads(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[memoryview | None]:
         self.deadline_s = deadline_s
         self.asked += [(ref.segment, ref.offset) for ref in refs]
-        return [trajectory(ref.segment, ref.offset) for ref in refs]
+        return [None if (ref.segment, ref.offset) in self._lost else self._stored(ref) for ref in refs]
+
+    def _stored(self, ref: SpoolRef) -> memoryview:
+        return memoryview(self._damaged.get(f"_{ref.segment}_{ref.offset}", payload(ref.segment, ref.offset)))
 
 
 class Owning:
@@ -46,9 +70,13 @@ def trajectory(group_id: int, index: int) -> Trajectory:
     return Trajectory(Unit(group_id, index), tokens[0], tokens[1], tokens[2], [Span(5, 0, len(ids))], "stop", "")
 
 
+def payload(group_id: int, index: int) -> bytes:
+    return msgspec.msgpack.encode(trajectory(group_id, index))
+
+
 def scored(group_id: int, index: int) -> ScoredTrajectory:
     """Its reward identifies it: group before the point, index after it."""
-    ref = SpoolRef("spool", group_id, index, 1, 0)
+    ref = SpoolRef("spool", group_id, index, 1, zlib.crc32(payload(group_id, index)))
     reward = group_id + index / 10
     return ScoredTrajectory(
         Unit(group_id, index), ref, reward, {"form": reward / 2}, TrajectorySummary(index + 1, 4, 5, 5, 1, "stop")
@@ -60,8 +88,22 @@ def batch(*group_ids: int, greedy: bool = True) -> Batch:
 
 
 def fetch(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0) -> Step:
+    fetched = fetched_by(batch, learner, spool, rank=rank)
+    assert fetched.refused == []
+    return fetched.step
+
+
+def fetched_by(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0) -> FetchedStep:
     fakes: Any = learner, spool
-    return asyncio.run(fetch_step(batch, *fakes, rank=rank, group_size=GROUP_SIZE))
+    limits = TrajectoryLimits(100, 4, 8, 6)
+    return asyncio.run(fetch_step(batch, *fakes, rank=rank, config=CONFIG, limits=limits))
+
+
+def with_payload(whole: Batch, place: int, payload: bytes) -> Batch:
+    """The batch, where the spool's intact payload at ``place`` is this one."""
+    ref = msgspec.structs.replace(whole.trajectories[place].ref, crc32=zlib.crc32(payload))
+    whole.trajectories[place] = msgspec.structs.replace(whole.trajectories[place], ref=ref)
+    return whole
 
 
 def test_every_rank_has_the_metadata_of_all_trajectories() -> None:
@@ -94,7 +136,7 @@ def test_a_rank_asks_for_its_own_and_finds_each_in_its_place() -> None:
     step = fetch(batch(7, 2), Owning(1, 0, 1, UNASSIGNED, 1, 0), spool, rank=1)
 
     assert spool.asked == [(7, 0), (7, 2), (2, 1)]
-    assert spool.deadline_s == FETCH_S
+    assert spool.deadline_s == FETCH_S + CONFIG.broker.spool_ttl_s
     assert {place: one.completion_ids.tolist() for place, one in step.trajectories.items()} == {
         0: [70],
         2: [72, 0, 1],
@@ -109,3 +151,63 @@ def test_a_trajectory_has_the_tokens_of_the_spool_and_the_verdict_of_the_broker(
     assert found.prompt_ids.tolist() == [7, 7, 7, 7]
     assert found.behavior_logprobs.tolist() == [-0.5, -0.5, -0.5]
     assert found.spans == [Span(5, 0, 3)]
+
+
+def test_a_damaged_trajectory_is_refused_and_the_others_are_fetched() -> None:
+    sound = trajectory(7, 1)
+    damaged = msgspec.msgpack.encode(
+        msgspec.structs.replace(sound, completion_ids=memoryview(array.array("i", [71, 100])).cast("B"))
+    )
+    found = fetched_by(with_payload(batch(7, greedy=False), 1, damaged), Owning(0, 0, 0), Spool(_7_1=damaged))
+
+    reason = "token id outside the vocabulary: completion id 100 at position 1, expected 0 .. 99"
+    assert found.refused == [Refusal(Unit(7, 1), reason)]
+    assert sorted(found.step.trajectories) == [0, 2]
+    assert found.step.without([7]).infos == []
+
+
+def test_bytes_that_are_no_trajectory_are_refused_too() -> None:
+    found = fetched_by(with_payload(batch(7, greedy=False), 1, b"?"), Owning(0, 0, 0), Spool(_7_1=b"?"))
+    assert [refusal.unit for refusal in found.refused] == [Unit(7, 1)]
+    assert "is not a trajectory" in found.refused[0].reason
+
+
+def test_a_payload_that_the_spool_damaged_or_lost_is_raised() -> None:
+    for lost in (b"", payload(7, 2)):
+        with pytest.raises(DecodeError, match=r"no longer has|is damaged"):
+            fetched_by(batch(7, greedy=False), Owning(0, 0, 0), Spool(_7_1=lost))
+
+
+def test_a_payload_whose_spool_is_lost_costs_its_group_alone() -> None:
+    whole = batch(7, 2)
+    lost = whole.trajectories[1].ref
+    fetched = fetched_by(whole, Owning(0, 0, 0, 0, 0, 0), Spool(lost=[(lost.segment, lost.offset)]))
+    assert [(r.unit, r.reason) for r in fetched.refused] == [(Unit(7, 1), f"the spool {lost.spool} is lost")]
+    assert sorted(fetched.step.trajectories) == [0, 2, 3, 4, 5]
+
+
+def test_a_trajectory_that_was_refused_before_is_refused_again_and_not_fetched() -> None:
+    whole = batch(7, 2)
+    whole.trajectories[0] = msgspec.structs.replace(whole.trajectories[0], refused="the spool s is lost")
+    spool = Spool()
+    fetched = fetched_by(whole, Owning(0, 0, 0), spool)
+    assert fetched.refused == [Refusal(Unit(7, 0), "the spool s is lost")]
+    assert {group_id for group_id, _ in spool.asked} == {2}
+
+
+def test_the_newest_version_that_may_have_written_a_token_is_the_one_that_the_step_trains() -> None:
+    config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps_per_publish": 2}})
+    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2)
+
+
+def test_a_summary_that_no_trajectory_can_have_costs_its_group_before_anything_is_computed_from_it() -> None:
+    whole = batch(7, 2, greedy=False)
+    huge = msgspec.structs.replace(whole.trajectories[1].summary, num_tokens=2**31)
+    whole.trajectories[1] = msgspec.structs.replace(whole.trajectories[1], summary=huge)
+    spool = Spool()
+    for rank, units in ((0, [Unit(7, 1)]), (1, [])):
+        learner = Owning(0, 0, 0)
+        found = fetched_by(whole, learner, spool, rank=rank)
+        assert [refusal.unit for refusal in found.refused] == units, "the first rank reports it"
+        assert {info.outcome.group_id for info in learner.infos} == {2}
+    assert all(group_id == 2 for group_id, _ in spool.asked)

@@ -13,6 +13,7 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.step import local_step
 
 BETA1 = 0.9
 TAUGHT = [name for name, estimator in ADVANTAGES.items() if "baseline" not in estimator.needs]
@@ -276,6 +277,23 @@ def test_anything_but_whole_groups_is_refused(model_path, config, make_trajector
     trajectories = make_trajectories()
     with pytest.raises(AsyncrlError, match="expected whole groups"):
         Learner(config(), model_path).train([trajectories[i] for i in order])
+
+
+def test_a_step_of_which_nothing_is_left_counts_and_changes_no_weights(model_path, config, make_trajectories):
+    learner = Learner(config(), model_path)
+    before = {name: weight.clone() for name, weight in learner.named_weights()}
+    whole = local_step(make_trajectories())
+
+    metrics = learner.train(whole.without({outcome.group_id for outcome in whole.outcomes}))
+
+    assert (metrics["skipped"], metrics["num_tokens"], learner.num_steps) == (1.0, 0.0, 1)
+    for name, weight in learner.named_weights():
+        torch.testing.assert_close(weight, before[name], rtol=0, atol=0)
+
+
+def test_a_vocabulary_is_as_large_as_the_embedding(model_path, config):
+    learner = Learner(config(), model_path)
+    assert learner.vocab_size == learner.policy.model.config.vocab_size
 
 
 def test_a_completion_without_tokens_changes_nothing_but_the_counts(model_path, config, make_trajectories):

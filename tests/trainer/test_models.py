@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.sections import Config
@@ -121,8 +122,8 @@ def test_a_checkpoint_of_a_plain_policy_is_refused_by_one_that_learns_more(confi
 
 
 @pytest.fixture
-def group(tmp_path):
-    group = RankGroup(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+def group():
+    group = RankGroup(HashStore(), rank=0, size=1, timeout_s=60.0)
     yield group
     group.close()
 

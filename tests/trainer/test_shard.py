@@ -10,9 +10,12 @@ import pytest
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.errors import RankDied
 from asyncrl.messages import (
     Batch,
+    Checked,
     Fetch,
     Fetched,
     ScoredTrajectory,
@@ -25,6 +28,7 @@ from asyncrl.messages import (
     Work,
 )
 from asyncrl.trainer.shard import ShardActor
+from tests.client.only_spool import only
 
 PEER = "trainer-0-rank-1.abc"
 
@@ -35,6 +39,7 @@ class FakeLearner:
     def __init__(self) -> None:
         self.done: list[object] = []
         self.error: Exception | None = None
+        self.checked: list[Any] = []
 
     def assign_ranks(self, infos):
         self.baselines = [one.outcome.baseline for one in infos]
@@ -67,11 +72,15 @@ def batch(step: int) -> Batch:
     return Batch(step, trajectories)
 
 
+def config(group_size: int) -> Config:
+    return decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"group_size": group_size}})
+
+
 async def scene(learner: Any, *messages: Message, group_size: int = 4) -> list[int]:
     """Send these messages, then Stop; return the offsets it fetched."""
     first, spool = MemoryHub(), MemoryHub()
     fetched: list[int] = []
-    actor = ShardActor(learner, 1, group_size, first.connect(PEER), spool.connect(PEER))
+    actor = ShardActor(learner, 1, config(group_size), first.connect(PEER), only(spool, PEER))
 
     async def serve() -> None:
         while True:
@@ -90,6 +99,7 @@ async def scene(learner: Any, *messages: Message, group_size: int = 4) -> list[i
     first.send(PEER, Stop("over"))
     await running
     serving.cancel()
+    learner.checked = [(await first.receive())[1] for _ in range(sum(isinstance(one, Batch) for one in messages))]
     return fetched
 
 
@@ -100,6 +110,20 @@ def test_a_rank_fetches_its_own_trajectories_and_works_in_order() -> None:
 
     assert learner.done == ["gather", ("train", [1, 3], 5), "snapshot", ("train", [1, 3], None)]
     assert fetched == [1, 3, 1, 3]
+    assert learner.checked == [Checked(0, []), Checked(1, [])]
+
+
+def test_a_rank_tells_the_first_what_is_damaged_and_leaves_out_what_that_says() -> None:
+    learner = FakeLearner()
+    whole = batch(0)
+    other = msgspec.structs.replace(whole.trajectories[3].summary, num_tokens=9)
+    whole.trajectories[3] = msgspec.structs.replace(whole.trajectories[3], summary=other)
+    asyncio.run(scene(learner, whole, Work("train", 0, 5, left_out=[7])))
+
+    (checked,) = learner.checked
+    assert [refusal.unit for refusal in checked.refused] == [Unit(7, 3)]
+    assert checked.refused[0].reason.startswith("summary that differs from the payload: num_tokens 9")
+    assert learner.done == [("train", [], 5)]
 
 
 def test_a_greedy_trajectory_is_compared_with_and_neither_fetched_nor_trained() -> None:

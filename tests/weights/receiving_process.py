@@ -15,7 +15,7 @@ from torch import Tensor
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import CODEC, Bye, Member, Stop, StoreValue, Transfer, TransferFailed
+from asyncrl.messages import CODEC, Abort, Bye, Member, Stop, StoreValue, Transfer, TransferFailed
 from asyncrl.weights.contents.header import HEADER_FORMAT
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.deadline import Deadline
@@ -58,6 +58,8 @@ async def main(address: str, node: str) -> None:
             match message:
                 case StoreValue():
                     receiver.deliver(message)
+                case Abort():
+                    receiver.abort(message)
                 case Transfer():
                     tasks.create_task(receive(message))
                 case Stop():

@@ -76,7 +76,7 @@ def test_a_damaged_bucket_kills_the_transfer_group_and_a_new_one_brings_everythi
             if config != DEFAULTS:
                 await move(transfer(1, 1, [1]), publisher, receiver)
                 publisher.stage(2, tensors(2).items())
-            version = publisher._copies.newest
+            version = publisher.copies.newest
             receiver._checksum = Tampered(torch.device("cpu"))
             done, damage = await move(transfer(1, version, [1]), publisher, receiver)
             assert isinstance(done, Transferred)

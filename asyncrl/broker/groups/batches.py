@@ -66,14 +66,20 @@ class BatchBook:
         """Groups of ``step``; None if its batch is not formed yet or forgotten."""
         return self._taken.get(step)
 
+    def must_wait(self, step: int) -> bool:
+        """True while too few groups are complete for ``step``, which is the next one."""
+        return step == self.next_step and len(self._complete) < self._groups_per_step
+
+    def choose(self, step: int) -> list[Group] | None:
+        """Groups for the batch of the next step; None while they are not complete."""
+        if step != self.next_step or self.must_wait(step):
+            return None
+        return self._oldest() if self._fifo else self._first_complete(step)
+
     def form(self, step: int) -> list[Group] | None:
         """Form the batch of the next step; None while its groups are not complete."""
-        if step != self.next_step or len(self._complete) < self._groups_per_step:
-            return None
-        groups = self._oldest() if self._fifo else self._first_complete(step)
-        if groups is None:
-            return None
-        self.take(step, groups)
+        if (groups := self.choose(step)) is not None:
+            self.take(step, groups)
         return groups
 
     def take(self, step: int, groups: list[Group]) -> None:

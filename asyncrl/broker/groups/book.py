@@ -33,7 +33,10 @@ class GroupBook:
     def group(self, unit: Unit) -> Group | None:
         return self._by_split[unit.split].get(unit.group_id)
 
-    def slot(self, unit: Unit) -> Slot | None:
-        """Slot of ``unit``; None if its group is not open or has no such index."""
+    def find(self, unit: Unit) -> tuple[Group, Slot] | tuple[None, None]:
+        """Group and slot of ``unit``; None for both if its group is not open or has no such index."""
         group = self._by_split[unit.split].get(unit.group_id)
-        return group.slots[unit.index] if group and 0 <= unit.index < group.size else None
+        return (group, group.slots[unit.index]) if group and 0 <= unit.index < group.size else (None, None)
+
+    def slot(self, unit: Unit) -> Slot | None:
+        return self.find(unit)[1]

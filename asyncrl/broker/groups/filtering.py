@@ -29,17 +29,18 @@ class GroupFilter:
         self._patience = schedule.filter_patience or max(LEAST_PATIENCE, WINDOWS_OF_PATIENCE * schedule.window)
         self._in_a_row = 0
         """Groups filtered since one was kept, in this life of the broker."""
-        self._untested: deque[Group] = deque()
+        self.untested: deque[Group] = deque()
+        """Complete groups for `filtered` to test."""
         self._num_by_step: Counter[int] = Counter()
 
     def completed(self, group: Group) -> None:
         if self._is_on:
-            self._untested.append(group)
+            self.untested.append(group)
 
     def filtered(self) -> Iterator[Group]:
         """Test the queued groups and yield those to drop; raises `RunFailed` if a verdict lacks the metric."""
-        while self._untested:
-            group = self._untested.popleft()
+        while self.untested:
+            group = self.untested.popleft()
             if len({self._value(slot) for slot in group.sampled}) == 1:
                 yield group
             else:

@@ -3,7 +3,8 @@ A group: the trajectories of one prompt, from admission until each has a reward.
 
     missing ──lease──▶ leased ──Stored──▶ stored ──Scored──▶ scored
        ▲                 │                  │
-       └─ lost, failed ──┘                  └─ grading failed: graded again, or the group is dropped
+       ├─ lost, failed ──┘                  ├─ grading failed: graded again, or the group is dropped
+       └─────────── refused: damaged ───────┘
 
 ``ref`` and ``summary`` of a slot describe the part of its trajectory that is on disk. While the slot is missing or
 leased this is the last reported progress, and the next lease resumes from it.
@@ -22,7 +23,11 @@ class State(Enum):
     STORED = "stored"
     SCORED = "scored"
     GIVEN_UP = "given up"
-    """Failed for good. Held-out groups only: a training group is dropped as a whole."""
+    """Failed for good: a held-out completion, or one that the trainer refused. Other training groups are dropped."""
+
+
+OPEN = (State.MISSING, State.LEASED)
+"""States of a trajectory without a result."""
 
 
 class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and ten thousand nodes make a million slots.
@@ -30,8 +35,14 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     state: State = State.MISSING
     lease_id: int = 0
     """Id of the rollout's lease, or of the grading in progress."""
+    stored_lease_id: int = 0
+    """Lease under which the stored trajectory was sampled; 0 before."""
     attempts: int = 0
     """Failures so far, of generation and of grading."""
+    num_refused: int = 0
+    """Stored trajectories that were damaged."""
+    void_below: int = 0
+    """Results of leases with a lower id are void: such a one was refused."""
     ref: SpoolRef | None = None
     summary: TrajectorySummary | None = None
     reward: float = 0.0
@@ -52,8 +63,17 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Forget the part on disk: the next lease samples from the prompt."""
         self.ref = self.summary = None
 
-    def store(self, ref: SpoolRef, summary: TrajectorySummary) -> None:
-        self.state, self.ref, self.summary = State.STORED, ref, summary
+    def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0) -> None:
+        self.state, self.ref, self.summary, self.stored_lease_id = State.STORED, ref, summary, lease_id
+
+    def has_result_of(self, lease_id: int) -> bool:
+        return bool(lease_id) and self.stored_lease_id == lease_id
+
+    def refuse(self, lease_id: int) -> None:
+        """Void a stored trajectory that the grading ``lease_id`` found damaged: the next one begins at the prompt."""
+        self.discard_progress()
+        self.state, self.num_refused, self.void_below = State.MISSING, self.num_refused + 1, lease_id
+        self.stored_lease_id = 0
 
     def score(self, reward: float, metrics: dict[str, float], answer: str | None = None) -> None:
         self.state, self.reward, self.metrics, self.answer = State.SCORED, reward, metrics, answer
@@ -61,12 +81,17 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     def give_up(self) -> None:
         self.state = State.GIVEN_UP
 
-    def scored_trajectory(self) -> ScoredTrajectory:
-        """Entry of a `Batch`; raises ValueError unless the slot is stored."""
+    def scored_trajectory(self, refused: str = "") -> ScoredTrajectory:
+        """Entry of a `Batch`, with the reason of an earlier refusal; raises ValueError unless the slot is stored."""
         if self.ref is None or self.summary is None:
             raise ValueError(f"{self.unit} is not stored")
         return ScoredTrajectory(
-            unit=self.unit, ref=self.ref, reward=self.reward, metrics=self.metrics, summary=self.summary
+            unit=self.unit,
+            ref=self.ref,
+            reward=self.reward,
+            metrics=self.metrics,
+            summary=self.summary,
+            refused=refused,
         )
 
 
@@ -80,6 +105,8 @@ class Group(Struct, eq=False, gc=False):
     split: Split = "train"
     num_scored: int = 0
     num_restarts: int = 0
+    untrained: str = ""
+    """Reason for which the trainer left the group out of its step; empty if it did not."""
     num_greedy: int = 0
     """The last ``num_greedy`` trajectories are decoded greedily, as a baseline for the others; none is trained on."""
     slots: tuple[Slot, ...] = ()
@@ -95,7 +122,7 @@ class Group(Struct, eq=False, gc=False):
         self.num_restarts += 1
         for slot in self.slots:
             slot.discard_progress()
-            slot.state = State.MISSING
+            slot.state, slot.stored_lease_id = State.MISSING, 0
 
     def indices(self, state: State) -> list[int]:
         return [slot.unit.index for slot in self.slots if slot.state is state]

@@ -25,6 +25,8 @@ class Window:
         self.size = size
         self.num_admitted = 0
         self.num_retired = 0
+        self.room = size
+        """Groups that may be admitted now: ``size - num_open``, kept because every message asks for it."""
         self._open: set[int] = set()
         self._consumed: dict[int, list[int]] = {}
         self.peak = 0
@@ -34,16 +36,13 @@ class Window:
     def num_open(self) -> int:
         return len(self._open)
 
-    @property
-    def room(self) -> int:
-        return self.size - len(self._open)
-
     def admit(self, group_id: int) -> None:
         if not self.room or group_id in self._open:
             raise BrokenInvariant(
                 f"group {group_id} admitted with {self.num_open} of {self.size} groups open: the bound is broken"
             )
         self._open.add(group_id)
+        self.room -= 1
         self.num_admitted += 1
         self.peak = max(self.peak, len(self._open))
 
@@ -59,6 +58,7 @@ class Window:
         if group_id not in self._open:
             raise BrokenInvariant(f"group {group_id} retired twice")
         self._open.remove(group_id)
+        self.room += 1
         self.num_retired += 1
 
     def live(self, next_step: int) -> None:

@@ -20,11 +20,13 @@ class CreditBook:
         self._credits_of: dict[str, int] = {}
 
     def update(self, node: Node) -> None:
-        """File a node anew after its credits, version or ability to work changed."""
-        self.remove(node.peer)
-        if node.is_able:
-            self._credits_of[node.peer] = node.credits
-            self._by_credits[node.credits][node.peer] = node
+        """File a node anew after its credits or its ability to work changed."""
+        number = node.credits if node.is_able else 0
+        if number != self._credits_of.get(node.peer, 0):
+            self.remove(node.peer)
+            if number:
+                self._credits_of[node.peer] = number
+                self._by_credits[number][node.peer] = node
 
     def remove(self, peer: str) -> None:
         if had := self._credits_of.pop(peer, 0):

@@ -3,9 +3,13 @@ Leases from grant to end: which rollout samples which group.
 
                  grant                    settle
     missing ─────────────────▶ leased ───────────────▶ stored
-       ▲                         │ progressed: unfinished part on disk
-       └── lost, failed ─────────┘
+       ▲                         │ progressed: unfinished part on disk      │
+       ├── lost, failed ─────────┘                                           │
+       └── refused: damaged ─────────────────────────────────────────────────┘
            leased again from the part on disk, the missing indices only, before fresh groups
+
+What a silent node holds may be leased to others while the trainer waits (`suspend`). If it is heard again, it gets back
+what nobody has taken over (`resume`); of two nodes that sample the same trajectory, the first result counts.
 
 After a restart the broker grants no lease until every rollout of its earlier life has reported what it still samples
 (`adopt`) or has been given up: otherwise two nodes would sample the same trajectory.
@@ -14,13 +18,14 @@ After a restart the broker grants no lease until every rollout of its earlier li
 from collections.abc import Sequence
 
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, Slot, State
+from asyncrl.broker.groups.group import OPEN, Group, Slot, State
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.lease import LeaseBook, OpenLease
 from asyncrl.broker.leases.lease_terms import lease_message
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.broker.ledger.records import Progressed, Reissued
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Config
@@ -31,16 +36,26 @@ class Dispatcher:
     """Leases training groups to rollouts with credits, held-out groups to the rollout that runs the ``evaluation``."""
 
     def __init__(
-        self, config: Config, groups: GroupBook, evaluation: EvaluationBook, out: Outbox, broker_term: int
+        self,
+        config: Config,
+        groups: GroupBook,
+        evaluation: EvaluationBook,
+        spools: SpoolBook,
+        *,
+        out: Outbox,
+        broker_term: int,
     ) -> None:
         self._config = config
         self._groups = groups
         self._evaluation = evaluation
+        self._spools = spools
         self._out = out
         self.leases = LeaseBook(broker_term, config.schedule.lease_s)
         self.credits = CreditBook()
         self.unleased = WaitingGroups()
         """Training groups with missing trajectories."""
+        self._suspended: dict[str, list[tuple[OpenLease, int]]] = {}
+        """Former leases of each silent node, by its peer, and how often their groups had been restarted."""
         self._absent: set[str] = set()
         """Rollouts of the broker's earlier life that have not yet reported what they sample."""
         self._absent_until_s: float | None = None
@@ -57,7 +72,7 @@ class Dispatcher:
         if (ongoing := self._evaluation.ongoing) and (held := nodes.get(ongoing.peer)):
             while held.credits > 0 and (group := ongoing.waiting.first()):
                 self._lease(group, held, group.indices(State.MISSING)[: held.credits], now_s)
-        if self._awaits_nodes(now_s):
+        if self._absent and self._awaits_nodes(now_s):
             return
         while group := self.unleased.first():
             indices = group.indices(State.MISSING)  # In one lease, so that the prompt is prefilled once.
@@ -69,9 +84,17 @@ class Dispatcher:
     def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
         for index in indices:
+            self._forget_unreachable(group.slots[index])
             group.slots[index].lease(lease.lease_id)
         self._spend(node, len(indices))
         self._out.send(node.peer, lease_message(self._config, group, lease))
+
+    def _forget_unreachable(self, slot: Slot) -> None:
+        """Have a trajectory whose stored part cannot be read now sampled from the prompt."""
+        if slot.ref is not None and not self._spools.is_here(slot.ref):
+            num_tokens = slot.summary.num_tokens if slot.summary else 0
+            slot.discard_progress()
+            self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
 
     def _spend(self, node: Node, count: int) -> None:
         node.granted += count
@@ -86,13 +109,16 @@ class Dispatcher:
             slot.progress(item.ref, item.summary)
             self._out.record(Progressed(item.unit, item.lease_id, item.ref, item.summary))
 
-    def is_outdated(self, item: StoredItem, group: Group) -> bool:
+    def is_outdated(self, item: StoredItem, group: Group, slot: Slot) -> bool:
         """
-        True if ``item`` is a result for an earlier group with the id of ``group``, or from before its restart.
+        True if ``item`` is a result for an earlier group with the id of ``group``, or from before its restart, or one
+        that was refused.
 
         A restarted broker may give the id of a held-out group to another prompt. A training group that was admitted
         again or restarted may need a newer version than the one that wrote ``item``.
         """
+        if item.lease_id < slot.void_below:
+            return True
         if group.split == "held_out":
             return not self.leases.is_current_term(item.lease_id)
         return item.summary.oldest_version < group.min_version
@@ -102,10 +128,37 @@ class Dispatcher:
     def revoke(self, node: Node, cause: str) -> int:
         """Take back every lease of a node that is gone. Returns their number."""
         self.credits.remove(node.peer)
+        self._suspended.pop(node.peer, None)
         revoked = self.leases.revoke(node.peer)
         for lease in revoked:
             self._lost(lease, cause)
         return len(revoked)
+
+    def suspend(self, node: Node) -> None:
+        """Let other rollouts sample what a silent node holds."""
+        if suspended := self.leases.suspend(node.peer):
+            groups = [self._groups.group(Unit(lease.group_id, 0, lease.split)) for lease in suspended]
+            self._suspended[node.peer] = [
+                (lease, group.num_restarts) for lease, group in zip(suspended, groups, strict=True) if group
+            ]
+            for lease in suspended:
+                self._lost(lease, "silent")
+            self._out.event("leases.suspended", node=node.name, leases=len(suspended))
+
+    def resume(self, node: Node, now_s: float) -> None:
+        """A silent node is heard again: lease to it what nobody has taken over, and cancel what is not wanted."""
+        unwanted: list[Unit] = []
+        for lease, num_restarts in self._suspended.pop(node.peer, ()):
+            for index in lease.open:
+                unit = Unit(lease.group_id, index, lease.split)
+                group, slot = self._groups.find(unit)
+                if slot is None or group is None or group.num_restarts > num_restarts or slot.state not in OPEN:
+                    unwanted.append(unit)
+                elif slot.state is State.MISSING:
+                    self.leases.adopt(lease.lease_id, node.peer, unit, now_s)
+                    slot.lease(lease.lease_id)
+        if unwanted:
+            self._out.send(node.peer, Cancelled([], unwanted))
 
     def expire(self, now_s: float) -> None:
         for lease in self.leases.expire(now_s):
@@ -117,6 +170,12 @@ class Dispatcher:
         thrown_away = slot.summary.num_tokens if slot.summary else 0
         slot.discard_progress()
         self._missing(slot, lease_id, "failed", thrown_away)
+
+    def refused(self, slot: Slot, lease_id: int) -> None:
+        """Lease again, from the prompt, what the grading ``lease_id`` found damaged."""
+        slot.refuse(lease_id)
+        if group := self._groups.group(slot.unit):
+            self.wanted(group)
 
     def cancel(self, group: Group) -> None:
         """Tell the nodes that sample a group to stop."""
@@ -156,18 +215,17 @@ class Dispatcher:
 
     def _adopted(self, item: Held, node: Node, now_s: float) -> bool:
         """Lease it to the node again. False if it is not wanted, or leased to another node."""
-        unit, group, slot = item.unit, self._groups.group(item.unit), self._groups.slot(item.unit)
+        unit = item.unit
+        group, slot = self._groups.find(unit)
         if group is None or slot is None or slot.state is not State.MISSING:
             return False
-        if unit.split == "held_out" or item.oldest_version < group.min_version:
+        if unit.split == "held_out" or item.oldest_version < group.min_version or item.lease_id < slot.void_below:
             return False
         self.leases.adopt(item.lease_id, node.peer, unit, now_s)
         slot.lease(item.lease_id)
         return True
 
     def _awaits_nodes(self, now_s: float) -> bool:
-        if not self._absent:
-            return False
         if self._absent_until_s is None:
             self._absent_until_s = now_s + self._config.broker.node_ttl_s
         if now_s >= self._absent_until_s:

@@ -1,4 +1,8 @@
-"""Queue of stored trajectories by group, and which reward node grades which."""
+"""
+Queue of stored trajectories by group, and which reward node grades which.
+
+Trajectories whose spool is away are parked: no reward node could read them.
+"""
 
 from collections import OrderedDict
 
@@ -10,32 +14,33 @@ class GradeBook:
     """Trajectories that are queued for grading or being graded. Its length counts both."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[tuple[int, Split], list[Slot]] = OrderedDict()
+        self.waiting: OrderedDict[tuple[int, Split], list[Slot]] = OrderedDict()
         """Queued slots by id and split of their group, the group that waits longest first. No list is empty."""
         self._assigned: dict[Unit, tuple[Slot, str]] = {}
+        self._parked: dict[str, dict[Unit, Slot]] = {}
+        """Slots of each spool that is away, by its name."""
 
     def __len__(self) -> int:
-        return self.num_waiting + len(self._assigned)
+        return self.num_waiting + len(self._assigned) + sum(map(len, self._parked.values()))
 
     def add(self, slot: Slot) -> None:
-        self._waiting.setdefault((slot.unit.group_id, slot.unit.split), []).append(slot)
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiting)
+        if slot.ref is not None and slot.ref.spool in self._parked:
+            self._parked[slot.ref.spool][slot.unit] = slot
+            return
+        self.waiting.setdefault((slot.unit.group_id, slot.unit.split), []).append(slot)
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self.waiting.values()))
 
     def assign(self, peer: str, at_most: int) -> list[Slot]:
         """Assign up to ``at_most`` slots to a reward node, all of one group: the group that waits longest."""
-        key, waiting = next(iter(self._waiting.items()))
+        key, waiting = next(iter(self.waiting.items()))
         slots, rest = waiting[:at_most], waiting[at_most:]
         if rest:
-            self._waiting[key] = rest
+            self.waiting[key] = rest
         else:
-            del self._waiting[key]
+            del self.waiting[key]
         for slot in slots:
             self._assigned[slot.unit] = (slot, peer)
         return slots
@@ -48,14 +53,39 @@ class GradeBook:
     def revoke(self, peer: str) -> None:
         """Put everything a lost node was grading back at the head of the queue."""
         lost = [slot for slot, holder in self._assigned.values() if holder == peer]
-        later, self._waiting = self._waiting, OrderedDict()
+        later, self.waiting = self.waiting, OrderedDict()
         for slot in lost:
             del self._assigned[slot.unit]
             self.add(slot)
         for slot in (slot for slots in later.values() for slot in slots):
             self.add(slot)
 
+    def park(self, spool: str) -> None:
+        """A spool is away: queue what it stores only once it is back. What is being graded ends by itself."""
+        self._parked.setdefault(spool, {})
+        queued, self.waiting = self.waiting, OrderedDict()
+        for slot in (slot for slots in queued.values() for slot in slots):
+            self.add(slot)
+
+    def unpark(self, spool: str) -> None:
+        """Queue what this spool stores."""
+        for slot in self._parked.pop(spool, {}).values():
+            self.add(slot)
+
+    def remove(self, slot: Slot) -> None:
+        """Forget one trajectory, queued or being graded."""
+        key = slot.unit.group_id, slot.unit.split
+        others = [other for other in self.waiting.get(key, []) if other is not slot]
+        if others:
+            self.waiting[key] = others
+        else:
+            self.waiting.pop(key, None)
+        self._assigned.pop(slot.unit, None)
+
     def drop(self, group: Group) -> None:
-        self._waiting.pop((group.group_id, group.split), None)
+        """Forget the trajectories of a group."""
+        self.waiting.pop((group.group_id, group.split), None)
         for slot in group.slots:
             self._assigned.pop(slot.unit, None)
+            for parked in self._parked.values():
+                parked.pop(slot.unit, None)

@@ -28,7 +28,7 @@ class OpenLease(Struct, eq=False, gc=False):
 
 
 class LeaseBook:
-    """All open leases. `expire`, `revoke` and `cancel` remove leases and return them."""
+    """All open leases. `expire`, `revoke`, `suspend` and `cancel` remove leases and return them."""
 
     def __init__(self, broker_term: int, lease_s: float) -> None:
         self._broker_term = broker_term
@@ -46,6 +46,10 @@ class LeaseBook:
         lease_id = self._next_id
         self._next_id += 1
         return lease_id
+
+    def was_issued(self, lease_id: int) -> bool:
+        """True for every number that a broker of this run has given out; those of earlier terms are not all known."""
+        return 0 < lease_id < self._next_id
 
     def is_current_term(self, lease_id: int) -> bool:
         """True if this broker made the lease id, and not an earlier one of the run."""
@@ -84,6 +88,10 @@ class LeaseBook:
 
     def revoke(self, node: str) -> list[OpenLease]:
         return self._remove(list(self._of_node.get(node, {}).values()))
+
+    def suspend(self, node: str) -> list[OpenLease]:
+        """Remove the leases of training groups of a node that has fallen silent."""
+        return self._remove([lease for lease in self._of_node.get(node, {}).values() if lease.split == "train"])
 
     def cancel(self, group_id: int, split: Split) -> list[OpenLease]:
         return self._remove(self._of_group.get((group_id, split), ()))

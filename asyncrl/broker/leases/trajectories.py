@@ -2,57 +2,98 @@
 A trajectory between its nodes: stored by a rollout, graded by a reward node, rewarded or failed.
 
     Stored ─▶ Result ─▶ queue ─▶ Grade ─▶ reward node ─▶ Scored ─▶ Rewarded
-                          ▲                   └─▶ Failed ─▶ graded again, or given up
-                          └─────────────────────────┘
+                          ▲                   ├─▶ Failed ─▶ graded again, or given up
+                          └───────────────────│─────┘
+    leased again ◀─ Refused ◀─ damaged payload ─┘
 """
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.drop_limit import OVERLONG
-from asyncrl.broker.groups.group import Group, Slot, State
+from asyncrl.broker.groups.group import OPEN, Group, Slot
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Result, Rewarded
+from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Result, Rewarded
 from asyncrl.broker.outbox import Outbox
+from asyncrl.broker.versions.transfers import TransferBook
+from asyncrl.checks.trajectory import summary_problem_of
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages import Failed, Grade, GradeItem, Leased, ScoredItem, Settled, Stored, StoredItem, Unit
+from asyncrl.messages import (
+    Failed,
+    Grade,
+    GradeItem,
+    Leased,
+    ScoredItem,
+    Settled,
+    Split,
+    Stored,
+    StoredItem,
+    TrajectoryLimits,
+    Unit,
+)
 
 
 class Trajectories:
     """Takes in results, rewards and failures, and sends stored trajectories to reward nodes."""
 
     def __init__(
-        self, config: Config, groups: GroupBook, dispatcher: Dispatcher, grading: GradeBook, out: Outbox
+        self,
+        config: Config,
+        groups: GroupBook,
+        *,
+        dispatcher: Dispatcher,
+        grading: GradeBook,
+        transfers: TransferBook,
+        out: Outbox,
+        failures: FailureBook,
     ) -> None:
         self._config = config
         self._groups = groups
         self._dispatcher = dispatcher
         self._leases = dispatcher.leases
         self._grading = grading
+        self._transfers = transfers
         self._out = out
+        self._failures = failures
+        sampling, max_prompt_tokens = config.sampling, config.data.max_prompt_tokens
+        self._limits: dict[Split, TrajectoryLimits] = {
+            "train": TrajectoryLimits(0, sampling.max_tokens, max_prompt_tokens),
+            "held_out": TrajectoryLimits(0, config.evaluation.sampling(sampling).max_tokens, max_prompt_tokens),
+        }
         self.credits = CreditBook()
+        self.vocab_size = 0
+        """Size that the trainer told, or a rollout before it; 0 if none did."""
 
-    def stored(self, message: Stored) -> None:
-        """Record what is on disk, and answer its sender once the record is on disk too."""
+    def stored(self, message: Stored) -> list[tuple[Unit, str]]:
+        """
+        Record what is on disk, and answer its sender once the record is on disk too.
+
+        Returns:
+            Units to give up, each with the reason, as `failed` does.
+        """
         unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
         settled = Settled(_leased(finished), _leased(unfinished))
         self._out.send(f"{message.node}.{message.incarnation}", settled, once_durable=True)
+        self._renew_limits()
         for item in unfinished:
-            self._dispatcher.progressed(item)
-        for item in finished:
-            self._result(item)
+            if not self._refused(item):
+                self._dispatcher.progressed(item)
+        return [(item.unit, reason) for item in finished if (reason := self._result(item))]
 
     def rewarded(self, item: ScoredItem) -> Group | None:
         """Record a reward. Returns the trajectory's group; None if the reward is a duplicate or no longer wanted."""
-        slot, group = self._graded(item.unit, item.lease_id), self._groups.group(item.unit)
-        if slot is None or group is None:
+        group, slot = self._graded(item.unit, item.lease_id)
+        if group is None or slot is None:
             return None
         slot.score(item.reward, item.metrics, item.answer)
-        self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts))
+        self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
 
     def failed(self, message: Failed) -> str:
@@ -63,73 +104,109 @@ class Trajectories:
             Reason to give the trajectory up, after a last attempt; empty in all other cases.
         """
         unit = message.unit
-        slot = self._groups.slot(unit)
-        if message.stage == "reward":
-            if self._graded(unit, message.lease_id) is None:
-                return ""
-        else:
-            self._leases.settle(message.lease_id, unit.index)
-        if slot is None or (message.stage == "rollout" and not slot.is_leased_by(message.lease_id)):
+        slot = self._failed_slot(message)
+        if slot is None:
+            return ""
+        if message.stage == "payload" and message.is_unreachable:
+            self._grading.add(slot)
             return ""
         slot.attempts += 1
         is_final = not message.retryable or slot.attempts >= self._config.schedule.max_attempts
         self._out.record(FailedAttempt(unit, message.stage, message.reason, slot.attempts, is_final))
-        self._out.event(
-            "unit.failed",
-            split=unit.split,
-            group_id=unit.group_id,
-            index=unit.index,
-            stage=message.stage,
-            reason=message.reason,
-            is_final=is_final,
-        )
+        is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
+        if not is_filtered:
+            self._failures.count(message.stage, message.reason)
         if is_final:
-            is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
             return OVERLONG if is_filtered else f"{message.stage}: {message.reason}"
-        if message.stage == "reward":
-            self._grading.add(slot)
-        else:
-            self._dispatcher.failed(slot, message.lease_id)
+        self._try_again(slot, message)
         return ""
 
     def grade(self) -> None:
         """Send stored trajectories to reward nodes while these have credits."""
-        while self._grading.is_waiting and (node := self.credits.most(1)):
+        while self._grading.waiting and (node := self.credits.most(1)):
             slots = self._grading.assign(node.peer, node.credits)
             group = self._groups.group(slots[0].unit)
             if group is None:
                 raise BrokenInvariant(f"{slots[0].unit} is queued for grading, but its group is not open")
             node.granted += len(slots)
             self.credits.update(node)
-            self._out.send(node.peer, Grade(group.prompt, [self._grade_item(slot) for slot in slots]))
+            items = [self._grade_item(slot) for slot in slots]
+            self._renew_limits()
+            self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
 
     def revoke(self, peer: str) -> None:
         """A node is gone: trajectories it was grading go back to the head of the queue."""
         self.credits.remove(peer)
         self._grading.revoke(peer)
 
-    def _result(self, item: StoredItem) -> None:
+    def _result(self, item: StoredItem) -> str:
         unit = item.unit
-        slot, group = self._groups.slot(unit), self._groups.group(unit)
+        group, slot = self._groups.find(unit)
+        if problem := self._refused(item):
+            return self.failed(Failed(unit, item.lease_id, "rollout", problem, retryable=True))
+        is_outdated = slot is None or group is None or self._dispatcher.is_outdated(item, group, slot)
+        if is_outdated and slot and group and slot.is_leased_by(item.lease_id):
+            oldest = item.summary.oldest_version
+            reason = f"impossible policy version: {oldest} as the oldest one, expected {group.min_version} or newer"
+            return self.failed(Failed(unit, item.lease_id, "rollout", reason, retryable=True))
         self._leases.settle(item.lease_id, unit.index)
-        is_awaited = slot is not None and slot.state in (State.MISSING, State.LEASED)
-        if slot is None or group is None or not is_awaited or self._dispatcher.is_outdated(item, group):
-            self._out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
-            return
-        slot.store(item.ref, item.summary)
-        self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts))
+        if slot is None or group is None or is_outdated or slot.state not in OPEN:
+            # Its node may send one trajectory again, if the broker was restarted before it could answer.
+            if slot is None or not slot.has_result_of(item.lease_id):
+                self._out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
+            return ""
+        slot.store(item.ref, item.summary, item.lease_id)
+        self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)
+        return ""
 
-    def _graded(self, unit: Unit, lease_id: int) -> Slot | None:
+    def _refused(self, item: StoredItem) -> str:
+        """Reason to ignore what a node says that it stored; empty to believe it until the payload is read."""
+        if self._leases.was_issued(item.lease_id):
+            problem = summary_problem_of(item.summary, self._limits[item.unit.split])
+        else:
+            problem = "a trajectory of a lease that was never granted"
+        if problem and not ((slot := self._groups.slot(item.unit)) and slot.is_leased_by(item.lease_id)):
+            self._failures.count("rollout", problem)  # An attempt at no unit that is wanted.
+        return problem
+
+    def _failed_slot(self, message: Failed) -> Slot | None:
+        """Slot whose generation or grading has failed; None if the message concerns none that is still going on."""
+        if message.stage in ("reward", "payload"):
+            return self._graded(message.unit, message.lease_id)[1]
+        self._leases.settle(message.lease_id, message.unit.index)
+        slot = self._groups.slot(message.unit)
+        return slot if slot and slot.is_leased_by(message.lease_id) else None
+
+    def _try_again(self, slot: Slot, message: Failed) -> None:
+        match message.stage:
+            case "reward":
+                self._grading.add(slot)
+            case "payload":
+                num_tokens = slot.summary.num_tokens if slot.summary else 0
+                self._out.record(Refused(slot.unit, message.lease_id, message.reason, num_tokens))
+                self._dispatcher.refused(slot, message.lease_id)
+            case _:
+                self._dispatcher.failed(slot, message.lease_id)
+
+    def _graded(self, unit: Unit, lease_id: int) -> tuple[Group, Slot] | tuple[None, None]:
         """Take a trajectory out of grading; None if this grading is no longer expected."""
-        slot = self._groups.slot(unit)
-        return self._grading.settle(unit) if slot and slot.lease_id == lease_id else None
+        group, slot = self._groups.find(unit)
+        is_expected = group and slot and slot.lease_id == lease_id and self._grading.settle(unit)
+        return (group, slot) if group and slot and is_expected else (None, None)
 
     def _grade_item(self, slot: Slot) -> GradeItem:
         if slot.ref is None:
             raise BrokenInvariant(f"{slot.unit} is queued for grading, but is not stored")
         slot.lease_id = self._leases.next_id()
-        return GradeItem(slot.unit, slot.lease_id, slot.ref)
+        return GradeItem(slot.unit, slot.lease_id, slot.ref, slot.summary)
+
+    def _renew_limits(self) -> None:
+        """Make the limits anew if a version was offered, or the vocabulary became known."""
+        newest, vocab_size, known = self._transfers.newest_version, self.vocab_size, self._limits["train"]
+        if known.newest_version != newest or known.vocab_size != vocab_size:
+            for split, limits in self._limits.items():
+                self._limits[split] = replace(limits, newest_version=newest, vocab_size=vocab_size)
 
 
 def _leased(items: Iterable[StoredItem]) -> list[Leased]:

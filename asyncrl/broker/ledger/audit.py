@@ -1,11 +1,12 @@
 """
 Audit of a run's data from its ledger alone. The run may still be going on, or may have been killed.
 
-    issued = trained + dropped (by reason) + open        skipped 0        double-trained 0
+    issued = trained + untrained (by cause) + dropped (by reason) + open        skipped 0        double-trained 0
 
-Checked: every admitted group is in exactly one of these three places; group ids are consecutive; a step takes whole
-groups, each trajectory of which has one result and one reward; and the window never held more groups than it may.
-`Audit.problems` has one sentence for each violation, with the group.
+Checked: every admitted group is in exactly one of these four places; group ids are consecutive; a step takes whole
+groups, each trajectory of which has one result and one reward; the window never held more groups than it may; and each
+record was possible after those before it (`record_rules`): versions, staleness, rewards, commits. `Audit.problems` has
+one sentence for each violation. `asyncrl.broker.audit` compares the ledger with the run's other files.
 """
 
 from collections import Counter
@@ -14,10 +15,13 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from asyncrl.broker.ledger.counts import RecordCounts
+from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.ledger.record_rules import RecordRules, unit_name
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.config.sections import Schedule
 from asyncrl.messages import Unit
 
+LEDGER = "ledger.sqlite"
 SHORTEST_BUCKET = 16
 """Tokens: upper bound of the first bucket."""
 
@@ -29,7 +33,7 @@ class LengthBucket(Struct, frozen=True, kw_only=True):
     """Upper bound, completion tokens: 16 or a larger power of two. The lower bound is half of it, exclusive, or 0."""
     trained: int
     dropped: int
-    """Finished trajectories of dropped groups."""
+    """Finished trajectories of dropped groups, and of groups left out of their step."""
     restarted: int = 0
     """Trajectories discarded by a restart of their group, by the tokens they had on disk."""
 
@@ -46,15 +50,19 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Steps that got a batch."""
     issued: int
     trained: int
-    """Groups in the batch of a step."""
+    """Groups in the batch of a step, without those that the trainer left out."""
     committed: int
     """Trained groups whose step a checkpoint contains."""
     dropped: dict[str, int]
     """Groups that ended untrained, by reason, most frequent first."""
+    untrained: dict[str, int] = {}
+    """Groups that the trainer left out of their step, by cause, most frequent first."""
     open: int
-    """Groups admitted, neither trained nor dropped."""
+    """Groups admitted, neither taken by a step nor dropped."""
     restarted: int = 0
     """Restarts of groups that grew too old to be trained on."""
+    void_rewards: int = 0
+    """Rewards of trajectories that a restart of their group made void; each has another one since, if it is trained."""
     skipped: int
     """Group ids below the newest that were never admitted."""
     double_trained: int
@@ -67,12 +75,15 @@ class Audit(Struct, frozen=True, kw_only=True):
     duplicates: int
     """Trajectories of units that had one already, or were no longer needed."""
     failed_attempts: dict[str, int]
-    """Failed generations and verifier calls, by stage."""
+    """Failed generations and verifier calls, and damaged trajectories, by stage."""
     dead_letters: int
     """Units that failed for good."""
     tokens_trained: int
     tokens_thrown_away: dict[str, int]
-    """Completion tokens of dropped groups, duplicates, re-issued units and restarted groups."""
+    """
+    Completion tokens of dropped groups, duplicates, re-issued units, restarted groups, refused trajectories, and groups
+    left out of a step.
+    """
     staleness_max: int
     """Policy versions; 0 if nothing was trained."""
     staleness: dict[int, int]
@@ -81,38 +92,53 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Trained trajectories older than ``schedule.max_staleness``."""
     lengths: list[LengthBucket]
     dropped_unfinished: int
-    """Trajectories of dropped groups without a result, and so of unknown length."""
+    """Trajectories of dropped groups, and of groups left out of their step, without a result: of unknown length."""
     problems: list[str]
     """One sentence for each violated rule. Empty if the counts are consistent."""
+    checked: dict[str, str] = {}
+    """Extent of the checks by file."""
+    unchecked: dict[str, str] = {}
+    """Things that could not be checked by file, with the reason."""
 
 
-def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
+def audit(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0) -> Audit:
+    """Count and check all records of a ledger, given in order; see `examine`."""
+    return examine(records, schedule, num_greedy)[0]
+
+
+def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0) -> tuple[Audit, RecordBook]:
     """
-    Count and check all records of a ledger, given in order.
+    Count and check all records of a ledger, given in order. Returns the audit, and the state after the last record.
 
-    Step s trains version s // T, also if that version never went live.
+    Args:
+        num_greedy: Trajectories of each group that are graded, but not trained on.
     """
     group_size, max_staleness = schedule.group_size, schedule.max_staleness
-    counts = RecordCounts()
+    counts, rules = RecordCounts(), RecordRules(schedule, num_greedy)
     for record in records:
         counts.add(record)
-    trained, dropped = counts.trained_steps, counts.drop_reasons
+        rules.add(record)
+    taken, dropped, untrained = counts.trained_steps, counts.drop_reasons, counts.untrained
+    trained = {group_id: steps for group_id, steps in taken.items() if group_id not in untrained}
     trained_lengths = _lengths(trained, counts, group_size)
-    dropped_lengths = _lengths(dropped, counts, group_size)
-    staleness = counts.staleness(group_size, schedule.steps_per_publish)
+    unused = [*dropped, *untrained]
+    unused_lengths = _lengths(unused, counts, group_size)
+    staleness = counts.staleness(group_size, rules.book.versions)
     over_max_staleness = (
         0 if max_staleness is None else sum(num for versions, num in staleness.items() if versions > max_staleness)
     )
-    return Audit(
+    accounts = Audit(
         steps=len(counts.batches),
         issued=len(counts.admitted),
         trained=len(trained),
         committed=sum(min(steps) <= counts.committed_step for steps in trained.values()),
         dropped=dict(Counter(reasons[0] for reasons in dropped.values()).most_common()),
-        open=len(counts.admitted.keys() - trained.keys() - dropped.keys()),
+        untrained=dict(Counter(map(cause_of, untrained.values())).most_common()),
+        open=len(counts.admitted.keys() - taken.keys() - dropped.keys()),
         restarted=counts.restarts.total(),
+        void_rewards=counts.num_void_rewards,
         skipped=len(_skipped(counts)),
-        double_trained=sum(len(steps) > 1 for steps in trained.values()),
+        double_trained=sum(len(steps) > 1 for steps in taken.values()),
         peak_open=counts.peak_open,
         window=schedule.window,
         reissued=dict(counts.reissued.most_common()),
@@ -124,14 +150,17 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule) -> Audit:
         staleness_max=max(staleness, default=0),
         staleness=dict(sorted(staleness.items())),
         over_max_staleness=over_max_staleness,
-        lengths=_buckets(trained_lengths, dropped_lengths, counts.restarted_lengths),
-        dropped_unfinished=group_size * len(dropped) - len(dropped_lengths),
+        lengths=_buckets(trained_lengths, unused_lengths, counts.restarted_lengths),
+        dropped_unfinished=group_size * len(unused) - len(unused_lengths),
         problems=[
             *_group_problems(counts),
             *_unit_problems(counts, group_size),
-            *_schedule_problems(counts, schedule, over_max_staleness),
+            *_schedule_problems(counts, schedule),
+            *rules.problems,
         ],
+        checked={LEDGER: f"{rules.book.num_records:,} records"},
     )
+    return accounts, rules.book
 
 
 # ── problems ─────────────────────────────────────────────────────────────────────────────────
@@ -158,26 +187,30 @@ def _group_problems(counts: RecordCounts) -> Iterator[str]:
             yield f"group {group_id} was dropped ({reasons[0]}), but never admitted"
     for group_id in counts.wrong_restarts:
         yield f"group {group_id} was restarted, but it was not open"
+    for group_id in counts.wrong_untrained:
+        yield f"group {group_id} was left out of a step that does not contain it, or twice"
 
 
 def _unit_problems(counts: RecordCounts, group_size: int) -> Iterator[str]:
     for unit, times in counts.results.items():
         if times > 1:
-            yield f"{_name(unit)} has {times} results"
+            yield f"{unit_name(unit)} has {times} results"
         if unit.split == "train" and unit.group_id not in counts.admitted:
-            yield f"{_name(unit)} has a result, but group {unit.group_id} was never admitted"
+            yield f"{unit_name(unit)} has a result, but group {unit.group_id} was never admitted"
+    for unit in counts.wrong_refusals:
+        yield f"{unit_name(unit)} was refused, but it had no result, or was taken by a step already"
     for unit, times in counts.rewards.items():
         if times > 1:
-            yield f"{_name(unit)} has {times} rewards"
+            yield f"{unit_name(unit)} has {times} rewards"
     for group_id, steps in counts.trained_steps.items():
         for unit in (Unit(group_id, index) for index in range(group_size)):
             if unit not in counts.results:
-                yield f"{_name(unit)} was trained in step {steps[0]}, but has no result"
+                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no result"
             if unit not in counts.rewards:
-                yield f"{_name(unit)} was trained in step {steps[0]}, but has no reward"
+                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no reward"
 
 
-def _schedule_problems(counts: RecordCounts, schedule: Schedule, over_max_staleness: int) -> Iterator[str]:
+def _schedule_problems(counts: RecordCounts, schedule: Schedule) -> Iterator[str]:
     for step in range(max(counts.batches, default=-1)):
         if step not in counts.batches:
             yield f"step {step} was skipped: it got no batch, but step {max(counts.batches)} did"
@@ -187,22 +220,18 @@ def _schedule_problems(counts: RecordCounts, schedule: Schedule, over_max_stalen
             yield f"the batch of step {step} has {len(group_ids)} of {size} groups (groups_per_step)"
     if counts.peak_open > schedule.window:
         yield f"{counts.peak_open} groups were open at once, but the window holds {schedule.window}"
-    if over_max_staleness and schedule.on_straggler != "train":
-        yield (
-            f"{over_max_staleness} trained trajectories were older than {schedule.max_staleness} versions "
-            f"(max_staleness)"
-        )
 
 
 # ── parts of the counts ─────────────────────────────────────────────────────────────────────
 
 
+def cause_of(reason: str) -> str:
+    """First part of a reason, before the numbers: `asyncrl.checks.trajectory.CAUSES`."""
+    return reason.partition(":")[0]
+
+
 def _skipped(counts: RecordCounts) -> list[int]:
     return sorted(set(range(max(counts.admitted, default=-1))) - counts.admitted.keys())
-
-
-def _name(unit: Unit) -> str:
-    return f"unit {unit.group_id}/{unit.index}{' (held-out)' if unit.split == 'held_out' else ''}"
 
 
 def _lengths(group_ids: Iterable[int], counts: RecordCounts, group_size: int) -> list[int]:

@@ -2,6 +2,8 @@
 Counts over a ledger's records, made in one pass: groups, units, tokens and steps. `audit` judges them.
 
     Admitted ─▶ open ─┬─▶ Taken ─▶ VersionLive with a later next_step ─▶ closed
+                      │      └─▶ Untrained: the trainer left the group out of its step
+                      ├─▶ Refused: still open, the result of one unit is void
                       ├─▶ Restarted: still open, its results and rewards so far are void
                       └─▶ Dropped ──────────────────────────────────────▶ closed
 
@@ -18,13 +20,16 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    Refused,
     Reissued,
     Restarted,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
 )
+from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.messages import TrajectorySummary, Unit
 
 
@@ -34,7 +39,7 @@ class RecordCounts:
     def __init__(self) -> None:
         self.admitted: Counter[int] = Counter()
         self.results: Counter[Unit] = Counter()
-        """Results of each unit since its group was admitted or restarted."""
+        """Results of each unit since its group was admitted or restarted, without refused ones."""
         self.rewards: Counter[Unit] = Counter()
         """Rewards of each unit, likewise."""
         self.summaries: dict[Unit, TrajectorySummary] = {}
@@ -42,20 +47,30 @@ class RecordCounts:
         self.batches: dict[int, list[int]] = {}
         """Groups of each step, from its last `Taken`."""
         self.trained_steps: defaultdict[int, list[int]] = defaultdict(list)
-        """Steps of each trained group; a step taken twice is listed twice."""
+        """Steps of each taken group; a step taken twice is listed twice."""
+        self.untrained: dict[int, str] = {}
+        """Reason of each taken group that its step left out."""
+        self.wrong_untrained: list[int] = []
+        """Groups that a step left out, though its batch does not contain them or it left them out before."""
+        self.wrong_refusals: list[Unit] = []
+        """Units refused without a result, or after their group was taken."""
         self.committed_step = -1
         self.drop_reasons: defaultdict[int, list[str]] = defaultdict(list)
         """Reasons of each dropped group."""
         self.restarts: Counter[int] = Counter()
         self.wrong_restarts: list[int] = []
         """Groups restarted while not open, or after being trained."""
+        self.num_void_rewards = 0
+        """Rewards of trajectories discarded by a restart; each of these units is graded again."""
         self.restarted_lengths: list[int] = []
         """Completion tokens of each trajectory discarded by a restart."""
         self.reissued: Counter[str] = Counter()
         self.num_duplicates = 0
         self.failed_attempts: Counter[str] = Counter()
         self.num_dead_letters = 0
-        self.discarded_tokens: Counter[str] = Counter(dropped=0, duplicates=0, reissued=0, restarted=0)
+        self.discarded_tokens: Counter[str] = Counter(
+            dropped=0, duplicates=0, reissued=0, restarted=0, refused=0, untrained=0
+        )
         """Completion tokens that were not trained on, by cause."""
         self.peak_open = 0
         self._open: set[int] = set()
@@ -90,15 +105,8 @@ class RecordCounts:
                 self._seen_units.pop(group_id, None)
             case Restarted():
                 self._restart(record)
-            case Duplicate():
-                self.num_duplicates += 1
-                self.discarded_tokens["duplicates"] += record.num_tokens
-            case Reissued():
-                self.reissued[record.cause] += 1
-                self.discarded_tokens["reissued"] += record.num_tokens
-            case FailedAttempt():
-                self.failed_attempts[record.stage] += 1
-                self.num_dead_letters += record.is_final
+            case Refused() | Untrained() | Duplicate() | Reissued() | FailedAttempt():
+                self._add_failure(record)
             case _:
                 pass  # Measured, Progressed, NodeEvent: nothing to count
 
@@ -107,13 +115,13 @@ class RecordCounts:
         units = (Unit(group_id, index) for index in range(group_size))
         return [self.summaries[unit] for unit in units if unit in self.summaries]
 
-    def staleness(self, group_size: int, steps_per_publish: int) -> Counter[int]:
+    def staleness(self, group_size: int, versions: TrainedVersions) -> Counter[int]:
         """Trained trajectories by staleness: version trained by their step minus their oldest version."""
         staleness: Counter[int] = Counter()
         for step, group_ids in self.batches.items():
-            for group_id in group_ids:
+            for group_id in (group_id for group_id in group_ids if group_id not in self.untrained):
                 for summary in self.summaries_of(group_id, group_size):
-                    staleness[step // steps_per_publish - summary.oldest_version] += 1
+                    staleness[versions.of_step(step) - summary.oldest_version] += 1
         return staleness
 
     def _note_unit(self, unit: Unit) -> None:
@@ -129,8 +137,39 @@ class RecordCounts:
         self.discarded_tokens["restarted"] += sum(record.lengths)
         for unit in self._seen_units.pop(group_id, ()):
             self.results.pop(unit, None)
-            self.rewards.pop(unit, None)
+            self.num_void_rewards += self.rewards.pop(unit, 0)
             self.summaries.pop(unit, None)
+
+    def _add_failure(self, record: Refused | Untrained | Duplicate | Reissued | FailedAttempt) -> None:
+        match record:
+            case Refused():
+                self._refuse(record)
+            case Untrained():
+                self._leave_out(record)
+            case Duplicate():
+                self.num_duplicates += 1
+                self.discarded_tokens["duplicates"] += record.num_tokens
+            case Reissued():
+                self.reissued[record.cause] += 1
+                self.discarded_tokens["reissued"] += record.num_tokens
+            case FailedAttempt():
+                self.failed_attempts[record.stage] += 1
+                self.num_dead_letters += record.is_final
+
+    def _refuse(self, record: Refused) -> None:
+        unit = record.unit
+        if unit not in self.results or (unit.split == "train" and unit.group_id in self.trained_steps):
+            self.wrong_refusals.append(unit)
+        self.discarded_tokens["refused"] += record.num_tokens
+        self.results.pop(unit, None)
+        self.summaries.pop(unit, None)
+
+    def _leave_out(self, record: Untrained) -> None:
+        group_id = record.group_id
+        if group_id not in self.batches.get(record.step, ()) or group_id in self.untrained:
+            self.wrong_untrained.append(group_id)
+        self.untrained[group_id] = record.reason
+        self.discarded_tokens["untrained"] += record.num_tokens
 
     def _take(self, step: int, group_ids: list[int]) -> None:
         self.batches[step] = self._awaiting_version[step] = group_ids

@@ -3,7 +3,7 @@ The ledger file: a SQLite database with the records of one run, in order.
 
     records   seq │ kind │ key (unique, or NULL) │ body (msgpack) │ crc32 of body
     retired   group_id (unique) │ how ("taken/17" or "dropped")
-    meta      run_id │ broker_term │ schema_version │ crc32 of these
+    meta      run_id │ broker_term │ schema_version │ digests of the prompts │ crc32 of these
 
 The broker's rules never count anything twice; the unique columns are a second check that would refuse it.
 
@@ -21,7 +21,10 @@ from asyncrl.errors import LedgerError
 
 APPLICATION_ID = 0x61726C31
 """``arl1``, in SQLite's header field for the application that owns a file."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+DIGESTS = ("train_digest", "held_out_digest")
+"""Keys in ``meta`` of the digests of the prompts that a run began with."""
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """Errors of reading a damaged file; the second when SQLite's message quotes bytes that are not text."""
@@ -99,6 +102,7 @@ def verify(connection: sqlite3.Connection, path: Path) -> None:
     (finding,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if finding != "ok":
         raise LedgerError(f"the ledger {path} is damaged: {one_line(finding)}; restore it from a copy")
+    connection.execute("SELECT seq, kind, key, body, crc32 FROM records LIMIT 0")  # A damaged schema has other names.
     version = read_meta(connection, "schema_version")
     if version != SCHEMA_VERSION:
         raise LedgerError(f"{path} has ledger schema {version}, this asyncrl uses {SCHEMA_VERSION}; start a new run")

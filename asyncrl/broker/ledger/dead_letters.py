@@ -1,11 +1,10 @@
 """Dead letters: units that failed for good, with the reason and the dataset row of their prompt."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAttempt
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAt, FailedAttempt
 from asyncrl.messages import Split
 
 
@@ -19,7 +18,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     """Passes over the dataset before this one; None for held-out prompts, which are not admitted."""
     row: int | None
     """Dataset row, from 0; None for held-out prompts."""
-    stage: Literal["rollout", "reward"]
+    stage: FailedAt
     attempts: int
     reason: str
     """Reason of the last attempt."""

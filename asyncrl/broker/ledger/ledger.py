@@ -67,6 +67,10 @@ class Ledger:
         self._connection = open_writable(path)
         self.broker_term = self._begin_term()
         """Number of brokers that have opened this ledger."""
+        self.run_id = str(self.read_meta("run_id"))
+        """Identity of the run, made with the ledger."""
+        self.num_records = self._count()
+        """Records on disk."""
         self._ended: AsyncrlError | None = None
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._writer = Thread(target=self._write, name="ledger", daemon=True)
@@ -106,10 +110,34 @@ class Ledger:
         self._ended = self._ended or LedgerError(f"the ledger {self._path} was closed")
         self._connection.close()
 
+    def read_meta(self, key: str) -> int | str | None:
+        """Value of a fact about the whole run; None if it is not recorded."""
+        return read_meta(self._connection, key)
+
+    def remember(self, key: str, value: str) -> str:
+        """Record a fact if none is recorded under ``key``. Returns the one that is recorded then. As `write_meta`."""
+        if (recorded := self.read_meta(key)) is not None:
+            return str(recorded)
+        self.write_meta(key, value)
+        return value
+
+    def write_meta(self, key: str, value: int | str) -> None:
+        """Record a fact about the whole run; it is on disk when this returns. Call before the first `append`."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            write_meta(self._connection, key, value)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(f"cannot write the ledger {self._path}: {error}; {REMEDY}") from error
+
+    def _count(self) -> int:
+        (num_records,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
+        return int(num_records)
+
     def _begin_term(self) -> int:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            term = int(read_meta(self._connection, "broker_term") or 0) + 1
+            term = int(self.read_meta("broker_term") or 0) + 1
             write_meta(self._connection, "broker_term", term)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -155,6 +183,7 @@ class Ledger:
                 self._insert(RETIRED, call.ended)
             execute("COMMIT")
             self.num_transactions += 1
+            self.num_records += sum(len(call.records) for call in calls)
         except sqlite3.IntegrityError as error:
             execute("ROLLBACK")
             raise BrokenInvariant(f"the ledger {self._path} refuses {self._conflict(calls)}") from error

@@ -4,9 +4,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from asyncrl.broker.ledger.database import READ_ERRORS, one_line, open_readable
+from asyncrl.broker.ledger.database import DIGESTS, READ_ERRORS, one_line, open_readable, read_meta
 from asyncrl.broker.ledger.records import AnyRecord, decode, unique_key
 from asyncrl.errors import LedgerError
 
@@ -33,6 +33,24 @@ def read_records(path: Path, *, is_writer_process: bool = False) -> Iterator[Any
                 yield _decoded(f"record {seq} of the ledger {path}", *row)
         except READ_ERRORS as error:
             raise LedgerError(f"the ledger {path} is damaged: {one_line(error)}; {REMEDY}") from error
+
+
+class LedgerMeta(NamedTuple):
+    """Contents of a ledger beside its records."""
+
+    run_id: str
+    broker_term: int
+    """Number of broker starts."""
+    train_digest: str
+    """Digest of the training prompts that the run began with; empty if none was recorded."""
+    held_out_digest: str
+
+
+def read_ledger_meta(path: Path) -> LedgerMeta:
+    """Read what is stored beside the records. Raises `LedgerError` as `read_records`."""
+    with closing(open_readable(path)) as connection:
+        run_id, term, *digests = (read_meta(connection, key) for key in ("run_id", "broker_term", *DIGESTS))
+        return LedgerMeta(str(run_id), int(term or 0), *(str(digest or "") for digest in digests))
 
 
 def _decoded(where: str, kind: object, key: object, body: Any, crc32: object) -> AnyRecord:

@@ -5,8 +5,10 @@ Records of the ledger: the events of a run in order, without anything that can b
         │         ▲
         │         └── Reissued ◀── FailedAttempt              a unit is leased again
         │    Progressed                                       durable prefix of an unfinished trajectory
-        ├─▶ Restarted                                         a group grew too old and is sampled again from the start
+        ├─▶ Refused                                           a damaged result is void, its unit is leased again
+        ├─▶ Restarted                                         a group grew too old, or lost its spool: sampled again
         └─▶ Dropped                                           a group ends untrained, with its reason
+    Untrained                                                 the trainer left a taken group out of its step
     Duplicate                                                 a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                        weights, evaluations, membership
 
@@ -21,7 +23,10 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Role, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages import Role, SpoolRef, Stage, TrajectorySummary, Unit
+
+FailedAt = Stage | Literal["trainer"]
+"""``trainer``: the trajectory is damaged, found before the step that took it."""
 
 
 class Record(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -41,7 +46,10 @@ class Admitted(Record, frozen=True):
 
 
 class Result(Record, frozen=True):
-    """The first durable trajectory of a unit since its group was admitted or restarted; later ones are `Duplicate`."""
+    """
+    The first durable trajectory of a unit since its group was admitted or restarted, or since an earlier one was
+    `Refused`; later ones are `Duplicate`.
+    """
 
     unit: Unit
     lease_id: int
@@ -49,6 +57,8 @@ class Result(Record, frozen=True):
     summary: TrajectorySummary
     num_restarts: int = 0
     """Number of `Restarted` records of the group so far."""
+    num_refused: int = 0
+    """Number of `Refused` records of the unit so far."""
 
 
 class Progressed(Record, frozen=True):
@@ -74,13 +84,26 @@ class Rewarded(Record, frozen=True):
     metrics: dict[str, float] = {}
     num_restarts: int = 0
     """Equal to that of the unit's `Result`."""
+    num_refused: int = 0
+    """Equal to that of the unit's `Result`."""
+
+
+class Refused(Record, frozen=True):
+    """The stored trajectory of a unit is damaged: its `Result` is void, and the unit is sampled again."""
+
+    unit: Unit
+    lease_id: int
+    """Id of the grading that refused it. Results of earlier leases are `Duplicate`."""
+    reason: str
+    num_tokens: int
+    """Completion tokens thrown away."""
 
 
 class FailedAttempt(Record, frozen=True):
-    """A generation or a verifier call failed."""
+    """A generation or a verifier call failed, or a stored trajectory was refused."""
 
     unit: Unit
-    stage: Literal["rollout", "reward"]
+    stage: FailedAt
     reason: str
     attempts: int
     """Failures of this unit, including this one."""
@@ -94,13 +117,13 @@ class Reissued(Record, frozen=True):
     unit: Unit
     lease_id: int
     cause: str
-    """``expired``, ``node_lost``, ``node_left`` or ``failed``."""
+    """``expired``, ``silent``, ``node_lost``, ``node_left`` or ``failed``."""
     num_tokens: int = 0
     """Completion tokens lost with it, as far as known."""
 
 
 class Restarted(Record, frozen=True):
-    """A group grew too old to be trained on. Its trajectories so far are void and it is sampled again."""
+    """A group grew too old to be trained on, or lost its spool. Its trajectories are void and it is sampled again."""
 
     group_id: int
     policy_version: int
@@ -122,6 +145,16 @@ class Taken(Record, frozen=True):
     step: int
     group_ids: list[int]
     """In batch order; trajectories of a group are ordered by index."""
+
+
+class Untrained(Record, frozen=True):
+    """The trainer left a group out of its step, because one of its trajectories is damaged. Once per group."""
+
+    step: int
+    group_id: int
+    reason: str
+    num_tokens: int
+    """Completion tokens sampled for it."""
 
 
 class Committed(Record, frozen=True):
@@ -158,8 +191,8 @@ class NodeEvent(Record, frozen=True):
 
 
 AnyRecord = (
-    Admitted | Progressed | Result | Duplicate | Rewarded | FailedAttempt | Reissued | Restarted | Dropped
-    | Taken | Committed | VersionLive | Measured | NodeEvent
+    Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
+    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
@@ -183,12 +216,14 @@ def unique_key(record: Record) -> str | None:
     match record:
         case Admitted(group_id=group_id):
             return f"admitted/{group_id}"
-        case Result(unit=unit, num_restarts=num_restarts):
-            return _unit_key("result", unit, num_restarts)
-        case Rewarded(unit=unit, num_restarts=num_restarts):
-            return _unit_key("rewarded", unit, num_restarts)
+        case Result(unit=unit):
+            return _unit_key("result", unit, record.num_restarts, record.num_refused)
+        case Rewarded(unit=unit):
+            return _unit_key("rewarded", unit, record.num_restarts, record.num_refused)
         case Taken(step=step):
             return f"taken/{step}"
+        case Untrained(group_id=group_id):
+            return f"untrained/{group_id}"
         case _:
             return None
 
@@ -204,6 +239,7 @@ def ended_groups(record: Record) -> list[int]:
             return []
 
 
-def _unit_key(kind: str, unit: Unit, num_restarts: int) -> str:
+def _unit_key(kind: str, unit: Unit, num_restarts: int, num_refused: int) -> str:
     restarts = f"~{num_restarts}" if num_restarts else ""
-    return f"{kind}/{unit.split}/{unit.group_id}{restarts}/{unit.index}"
+    refusals = f"~{num_refused}" if num_refused else ""
+    return f"{kind}/{unit.split}/{unit.group_id}{restarts}/{unit.index}{refusals}"

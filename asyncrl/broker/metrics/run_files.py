@@ -6,41 +6,58 @@ A run's files for people: events, one line of metrics per step, and a summary at
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import structlog
-
+from asyncrl.broker.failures import EVENT as FAILED_EVENT
+from asyncrl.broker.failures import recorded
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
+from asyncrl.log import get_logger
 from asyncrl.messages import Live, Stepped
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class RunFiles:
-    """Report of one run, continued by each restarted broker. ``clock`` gives monotonic seconds."""
+    """
+    Report of one run, continued by each restarted broker.
+
+    Args:
+        clock: Gives monotonic seconds.
+        num_records: Gives the number of records that the ledger has on disk. Lines and the summary carry it, so that a
+            ledger that lost its end is noticed.
+    """
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, directory: RunDirectory, clock: Callable[[], float]
+        self,
+        config: Config,
+        scheduler: Scheduler,
+        directory: RunDirectory,
+        clock: Callable[[], float],
+        num_records: Callable[[], int],
     ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._directory = directory
         self._clock = clock
-        metrics = directory.read_metrics()
+        self._num_records = num_records
+        metrics, events = directory.read_metrics(), directory.read_events()
+        self.versions = {int(line["step"]): int(line["version"]) for line in metrics}
+        """Policy version of the weights before each step that has a line."""
         self._started_s = clock() - max(
-            (float(line["time_s"]) for line in [*metrics, *directory.read_events()] if "time_s" in line), default=0.0
+            (float(line["time_s"]) for line in [*metrics, *events] if "time_s" in line), default=0.0
         )
         self._waits = batch_metrics.WaitShare()
         self._swap_times = batch_metrics.SwapTimes()
         self._totals = batch_metrics.RunTotals(metrics)
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
+        scheduler.failures.restore(recorded(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
@@ -63,13 +80,19 @@ class RunFiles:
         line = batch_metrics.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
+        line["ledger_records"] = float(self._num_records())
+        line["failed"] = float(self._scheduler.failures.since_last_step())
+        self.versions[stepped.step] = stepped.policy_version
         self._totals.add(line)
         self._directory.append_metrics(line)
+        if updates := line.get("skipped"):
+            cause = "a loss or a gradient was not finite" if groups else "every group of the step was refused"
+            self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
         if alarm := self._gap_alarm.check(line):
             self.event("logprob_gap.exceeded", **alarm)
         return line
 
-    def conclude(self, cause: str) -> str:
+    def conclude(self, cause: str, *, is_interrupted: bool = False) -> str:
         """
         Write the summary, once. ``cause`` is the reason of the failure, empty if the run is complete.
 
@@ -79,17 +102,19 @@ class RunFiles:
             return cause
         self._is_concluded = True
         try:
-            self._write_summary(cause)
+            self._write_summary(cause, outcome(cause, is_interrupted=is_interrupted))
         except RunFailed as failure:
             log.error("summary.unwritten", cause=str(failure))
             return cause or str(failure)
         return cause
 
-    def _write_summary(self, cause: str) -> None:
+    def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
         totals = self._totals
-        status: Literal["finished", "failed"] = "failed" if cause else "finished"
+        failures = self._scheduler.failures
+        for fields in failures.events(self._clock(), is_over=True):
+            self.event(FAILED_EVENT, **fields)
         self.event("run.finished", status=status, cause=cause)
         self._directory.write_summary(
             RunSummary(
@@ -108,9 +133,18 @@ class RunFiles:
                 staleness_max=totals.staleness_max,
                 logprob_gap_mean=totals.logprob_gap_mean,
                 logprob_gap_max=totals.logprob_gap_max,
+                ledger_records=self._num_records(),
+                failed=failures.counts,
             )
         )
 
     def _time_s(self) -> float:
         """Duration of the run, summed over all restarts of the broker."""
         return self._clock() - self._started_s
+
+
+def outcome(cause: str, *, is_interrupted: bool) -> Outcome:
+    """Status of a run that ended with ``cause``, which is empty if it is complete."""
+    if is_interrupted:
+        return "interrupted"
+    return "failed" if cause else "finished"

@@ -1,44 +1,89 @@
 """Writes the trajectories of each finished step from the spool to a samples file for people to read."""
 
 import asyncio
-from collections.abc import Sequence
-
-import structlog
+from collections.abc import Callable, Sequence
 
 from asyncrl.broker.groups.group import Group, Slot
+from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Prompt, Stepped, Trajectory
+from asyncrl.log import get_logger
+from asyncrl.messages import Prompt, Stepped, Trajectory, TrajectoryLimits
 from asyncrl.observe.samples import SampleRow, SamplesWriter, prompt_text
 
-log = structlog.get_logger()
+log = get_logger()
 
 FETCH_S = 30.0
 
 
 class SampleFiles:
-    """Writes one samples file per step. ``payloads`` is borrowed, and running."""
+    """
+    Writes one samples file per step.
 
-    def __init__(self, payloads: PayloadClient, writer: SamplesWriter) -> None:
+    Args:
+        payloads: Borrowed, and running.
+        patience_s: Time that a spool may be away while its payloads are waited for.
+        lost: Called with a step, and the number of its trajectories whose spool was given up.
+    """
+
+    def __init__(
+        self,
+        payloads: PayloadClient,
+        writer: SamplesWriter,
+        patience_s: float = 0.0,
+        lost: Callable[[int, int], None] = lambda _step, _num: None,
+    ) -> None:
         self._payloads = payloads
         self._writer = writer
+        self._deadline_s = FETCH_S + patience_s
+        self._lost = lost
+        self._writing: dict[int, asyncio.Task[None]] = {}
+        """Files that are being written, by step."""
+
+    def has(self, step: int) -> bool:
+        """True if the file of a step is complete."""
+        return self._writer.path(step).exists()
+
+    def begin(self, tasks: asyncio.TaskGroup, stepped: Stepped, groups: Sequence[Group]) -> None:
+        """Write the file of a step in a task of ``tasks``, unless it is written or being written."""
+        step = stepped.step
+        if groups and step not in self._writing and not self.has(step):
+            task = self._writing[step] = tasks.create_task(self.write(stepped, groups))
+            task.add_done_callback(lambda _: self._writing.pop(step, None))
+
+    def being_written(self, step: int) -> list[asyncio.Task[None]]:
+        """Tasks that write the files of the steps up to ``step``."""
+        return [task for number, task in self._writing.items() if number <= step]
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Wait until no file is being written, for at most ``timeout_s``."""
+        if self._writing:
+            await asyncio.wait(self._writing.values(), timeout=timeout_s)
 
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         """
         Write the trajectories that ``stepped`` consumed.
 
-        If the payloads cannot be read or the file cannot be written, the step is skipped with a warning.
+        If the payloads cannot be read or the file cannot be written, the step is skipped with a warning. A damaged
+        trajectory that no node has noticed, because nothing was computed from it, is left out, and so is one that was
+        lost with its spool.
         """
         stored = [(group.prompt, slot) for group in groups for slot in group.slots if slot.ref]
+        refs = [slot.ref for _, slot in stored if slot.ref]
         try:
-            trajectories = await self._payloads.fetch_all([slot.ref for _, slot in stored if slot.ref], FETCH_S)
+            trajectories = await self._payloads.fetch_all(refs, self._deadline_s)
         except (DecodeError, TimeoutError) as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
             return
+        if num_lost := trajectories.count(None):
+            self._lost(stepped.step, num_lost)
         rows = [
             _row(stepped, prompt, slot, trajectory)
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)
+            if trajectory and not problem_of(trajectory, slot.unit, slot.summary, TrajectoryLimits())
         ]
+        if num_damaged := len(stored) - num_lost - len(rows):
+            log.warning("samples.damaged", step=stepped.step, left_out=num_damaged)
         try:
             await asyncio.to_thread(self._writer.write, stepped.step, rows)
         except OSError as error:

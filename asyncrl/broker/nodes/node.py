@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from asyncrl.messages import Beat, Hello, Member, Role
+from asyncrl.messages import Beat, Hello, Member, Ready, Role, WeightsVia
 
 
 class Node(Struct, eq=False, gc=False):
@@ -14,6 +14,8 @@ class Node(Struct, eq=False, gc=False):
     incarnation: str
     role: Role
     heard_s: float
+    host: str = ""
+    """Name of a trainer's machine, as it says."""
     beat: Beat = Beat()
     credit_limit: int = 0
     """Latest `Offer`: running total of trajectories it will take."""
@@ -26,6 +28,9 @@ class Node(Struct, eq=False, gc=False):
     is_ready: bool = False
     ranks: int = 1
     """Its processes in a weight transfer."""
+    weights: WeightsVia = "collective"
+    is_fetching: bool = False
+    """True while it fetches a version from the spool."""
     is_draining: bool = False
     is_quiet: bool = False
     """True while it is silent for so long that it gets no new work."""
@@ -56,20 +61,36 @@ class NodeBook:
         self._nodes: dict[str, Node] = {}
         self._by_role: dict[Role, dict[str, Node]] = {}
         self._by_name: dict[str, tuple[Node, ...]] = {}
+        self._fetchers: dict[str, Node] = {}
 
-    def join(self, peer: str, hello: Hello, now_s: float) -> Node:
-        node = self._nodes[peer] = Node(peer, hello.node, hello.incarnation, hello.role, now_s)
+    def join(self, peer: str, hello: Hello, now_s: float, role: Role | None = None) -> Node:
+        """Add a node, in another ``role`` than it says if that is given."""
+        node = Node(peer, hello.node, hello.incarnation, role or hello.role, now_s, hello.host)
+        self._nodes[peer] = node
         self._by_role.setdefault(node.role, {})[peer] = node
         self._by_name[node.name] = (*self.earlier(hello), node)
         return node
 
+    def ready(self, node: Node, message: Ready) -> None:
+        """A node has loaded its model."""
+        node.is_ready, node.ranks, node.weights = True, message.ranks, message.weights
+        if node.role == "rollout" and node.weights == "spool":
+            self._fetchers[node.peer] = node
+
     def leave(self, peer: str) -> Node | None:
+        self._fetchers.pop(peer, None)
         if node := self._nodes.pop(peer, None):
             del self._by_role[node.role][peer]
             others = tuple([other for other in self._by_name.pop(node.name) if other is not node])
             if others:
                 self._by_name[node.name] = others
         return node
+
+    def promote(self, node: Node) -> None:
+        """Make a machine of a trainer of several the trainer."""
+        del self._by_role[node.role][node.peer]
+        node.role = "trainer"
+        self._by_role.setdefault(node.role, {})[node.peer] = node
 
     def get(self, peer: str) -> Node | None:
         return self._nodes.get(peer)
@@ -106,8 +127,16 @@ class NodeBook:
         return list(self._by_role.get(role, {}).values())
 
     def rollouts(self) -> list[Node]:
-        """Rollouts that can take part in transfers."""
+        """Rollouts that can be given weights."""
         return [node for node in self.of("rollout") if node.is_ready]
+
+    def members(self) -> list[Node]:
+        """Rollouts that can take part in transfers."""
+        return [node for node in self.rollouts() if node.weights == "collective"]
+
+    def fetchers(self) -> list[Node]:
+        """Rollouts that fetch weights from the spool."""
+        return list(self._fetchers.values())
 
     def trainer(self) -> Node | None:
         return next(iter(self._by_role.get("trainer", {}).values()), None)

@@ -5,7 +5,13 @@ The live version, and the members of each weight transfer. One transfer at a tim
     a rollout joins ─▶ Transfer of the pair (trainer, joiner), so that no other node waits
     transfers of a pair fail too often ─▶ the joiner is given up, and the run goes on
     a transfer fails for some rollouts only ─▶ the version is live, and these rollouts get it again as joiners do
+    a member is lost, fails or falls silent, and nothing moves any more ─▶ Abort to those that wait for it
     the trainer is lost ─▶ the next one starts at its checkpoint; no transfer until it is at the live version again
+
+A silent member alone does not end a transfer: the event loop of a healthy node may be busy while its weights arrive.
+An abort needs a silent, failed or lost member, a while without any bucket sent, and, if the member is only silent,
+other rollouts that wait. The next try goes without the silent node, which gets the version as joiners do once it is
+heard. Where an abort would end engines, or only silent nodes are left, a silent node is waited for until it is lost.
 
 A transfer group is a process group, kept from one transfer to the next. A transfer with other members, or after one
 that failed, forms a new group. Late members are named and declared lost; the others go on.
@@ -16,10 +22,12 @@ from collections.abc import Collection, Sequence
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Publishing, Transfer
+from asyncrl.messages import Abort, Publishing, Transfer
 
 MAX_FAILURES = 5
 """Failed transfers of one version that end the run; failed transfers to one rollout that end this rollout."""
+VERSIONS_AHEAD = 2
+"""Versions that a trainer may have offered beyond the live one, as far as a restarted broker can know."""
 
 
 class OngoingTransfer:
@@ -31,6 +39,14 @@ class OngoingTransfer:
         """Members by rank, the trainer first."""
         self.next_step = next_step
         self.expires_s = 0.0
+        self.advanced_s = 0.0
+        """Time of the last sign that it goes on: its start, a bucket sent, a report."""
+        self.num_buckets = 0
+        """Buckets sent, by the last beat of the trainer."""
+        self.is_patient = False
+        """True if silent members are waited for until they are lost."""
+        self.had_silent = False
+        """True if it was given up for silent members."""
         self.unreported = set(peers)
         """Members whose side of the transfer has neither ended nor failed."""
         self.swapped = {node.peer for node in receivers if node.policy_version >= message.policy_version}
@@ -48,10 +64,20 @@ class OngoingTransfer:
 
 
 class TransferBook:
-    """Keeps the staged version, the ongoing transfer and the live version."""
+    """
+    Keeps the staged version, the ongoing transfer and the live version.
 
-    def __init__(self, deadline_s: float, *, swaps_at_once: bool = True) -> None:
+    Args:
+        stall_s: Seconds without a bucket or a report after which a transfer that lacks a member is given up.
+        is_patient: Receivers cannot survive an aborted transfer, so silent ones are waited for until they are lost.
+    """
+
+    def __init__(
+        self, deadline_s: float, stall_s: float, *, swaps_at_once: bool = True, is_patient: bool = False
+    ) -> None:
         self._deadline_s = deadline_s
+        self._stall_s = stall_s
+        self._is_patient = is_patient
         self._swaps_at_once = swaps_at_once
         """Rollouts swap without waiting for generations to finish, so the deadline covers the swap too."""
         self._last_group = 0
@@ -61,8 +87,12 @@ class TransferBook:
         self._num_failures = 0
         self._failed_alone: Counter[str] = Counter()
         """Failed transfers by rollout's peer since it last was up to date, without those that failed for all."""
+        self._left_behind: set[str] = set()
+        """Peers of rollouts that fell silent in a transfer since a version last went live."""
         self.ongoing: OngoingTransfer | None = None
         self.live_version = -1
+        self.newest_version = -1
+        """Newest version that any rollout may ever have decoded with."""
 
     @property
     def staged_version(self) -> int:
@@ -71,7 +101,22 @@ class TransferBook:
 
     def stage(self, message: Publishing) -> None:
         self._staged = message
+        self.newest_version = max(self.newest_version, message.policy_version)
         self._num_failures = 0
+
+    def restore(self, live_version: int) -> None:
+        """This version went live in an earlier life of the broker."""
+        self.live_version = live_version
+        self.newest_version = live_version + VERSIONS_AHEAD
+
+    @property
+    def staged(self) -> Publishing | None:
+        """The version that the trainer has ready; None if none."""
+        return self._staged
+
+    def went_live(self, policy_version: int) -> None:
+        """Rollouts outside the collective decode with this version, and there are no others."""
+        self.live_version = max(self.live_version, policy_version)
 
     def unstage(self) -> None:
         """The trainer is gone, and the version it had ready with it."""
@@ -86,15 +131,17 @@ class TransferBook:
         """
         Start the next transfer, if one is due: a new version to all rollouts, or the live one to one that lacks it.
 
-        Returns None while a transfer is ongoing, and while a resumed trainer repeats steps behind the live version.
+        Returns None while a transfer is ongoing, while a resumed trainer repeats steps behind the live version, and
+        while only silent nodes could take part.
         """
-        if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None:
+        if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None or trainer.is_quiet:
             return None
         version = self._staged.policy_version
         if version < self.live_version:
             return None
         keep = version > self.live_version
-        receivers = nodes.rollouts() if keep else self._joiner(nodes.rollouts(), version)
+        able = [node for node in nodes.members() if not node.is_quiet]
+        receivers = self._all(able) if keep else self._joiner(able, version)
         if not receivers:
             return None
         peers = [trainer.peer, *(node.peer for node in receivers)]
@@ -107,12 +154,21 @@ class TransferBook:
         )
         self.ongoing = OngoingTransfer(message, receivers, peers, self._staged.next_step)
         self.ongoing.expires_s = now_s + self.limit_s
+        self.ongoing.advanced_s = now_s
+        self.ongoing.num_buckets = trainer.beat.buckets
+        self.ongoing.is_patient = self._is_patient or not self._left_behind.isdisjoint(peers)
         return self.ongoing
 
-    def reported(self, peer: str, transfer_group: int, failure: str = "") -> None:
+    def sent(self, num_buckets: int, now_s: float) -> None:
+        """Note the number of buckets in a beat of the trainer: the transfer goes on while the number changes."""
+        if (ongoing := self.ongoing) and ongoing.num_buckets != num_buckets:
+            ongoing.num_buckets, ongoing.advanced_s = num_buckets, now_s
+
+    def reported(self, peer: str, transfer_group: int, now_s: float, failure: str = "") -> None:
         if (ongoing := self.ongoing) is None or ongoing.message.transfer_group != transfer_group:
             return
         ongoing.unreported.discard(peer)
+        ongoing.advanced_s = now_s
         if failure:
             ongoing.failures[peer] = failure
             self._kept = None if ongoing.message.keep else self._kept
@@ -125,6 +181,7 @@ class TransferBook:
     def left(self, peer: str, name: str) -> None:
         """A node is gone: a transfer group it was in is not reused."""
         self._failed_alone.pop(peer, None)
+        self._left_behind.discard(peer)
         if self._kept and peer in self._kept[1]:
             self._kept = None
         if (ongoing := self.ongoing) is None or peer not in ongoing.peers:
@@ -135,6 +192,30 @@ class TransferBook:
         ongoing.swapping.discard(peer)
         ongoing.swapped.discard(peer)
 
+    def abort(self, nodes: NodeBook, now_s: float) -> tuple[Abort, list[str]] | None:
+        """
+        Give up a transfer that a member keeps from ending, or give up the silent members that have yet to swap.
+
+        Returns:
+            The message for the members that have not reported, and their peers; None if no member is to be told.
+        """
+        if (ongoing := self.ongoing) is None or now_s - ongoing.advanced_s < self._stall_s:
+            return None
+        silent = self._silent(ongoing, nodes)
+        ongoing.swapping -= silent - ongoing.unreported
+        if not ongoing.unreported or not (silent or ongoing.failures):
+            return None
+        unreported = {peer: node.name for peer in sorted(ongoing.unreported) if (node := nodes.get(peer))}
+        ongoing.failures |= {peer: f"{unreported[peer]} was silent" for peer in silent & ongoing.unreported}
+        cause = "; ".join(ongoing.failures.values())
+        ongoing.failures |= {peer: f"{name} gave up" for peer, name in unreported.items() if peer not in silent}
+        ongoing.unreported.clear()
+        ongoing.had_silent = bool(silent)
+        if ongoing.message.keep:
+            self._left_behind |= silent
+            self._kept = None
+        return Abort(ongoing.message.transfer_group, cause), list(unreported)
+
     def given_up(self) -> list[str]:
         """Peers of rollouts to declare lost: `MAX_FAILURES` transfers to them failed."""
         return [peer for peer, failures in self._failed_alone.items() if failures >= MAX_FAILURES]
@@ -143,6 +224,7 @@ class TransferBook:
         """Push the deadline back, after ``seconds`` in which no report could be heard."""
         if self.ongoing:
             self.ongoing.expires_s += seconds
+            self.ongoing.advanced_s += seconds
 
     def expired(self, now_s: float, held: Collection[str]) -> list[str]:
         """Peers of members to declare lost: they neither met the deadline nor are ``held``."""
@@ -182,6 +264,8 @@ class TransferBook:
             return None  # All receivers were lost after the transfer: the next rollout to join gets the version anew.
         for peer in ongoing.swapped:
             self._failed_alone.pop(peer, None)
+        if ongoing.message.keep:
+            self._left_behind.clear()
         self.live_version = max(self.live_version, ongoing.message.policy_version)
         return ongoing
 
@@ -189,12 +273,31 @@ class TransferBook:
         if not ongoing.message.keep:
             self._failed_alone[ongoing.peers[1]] += 1
             return
+        if ongoing.had_silent:
+            return  # No fault of the version; the next try goes without the silent members.
         self._num_failures += 1
         if self._num_failures >= MAX_FAILURES:
             raise RunFailed(
                 f"version {ongoing.message.policy_version} could not be published in {MAX_FAILURES} tries: "
                 f"{'; '.join(ongoing.failures.values())}"
             )
+
+    def _silent(self, ongoing: OngoingTransfer, nodes: NodeBook) -> set[str]:
+        """Peers of quiet receivers that the transfer waits for, if a rollout that is not quiet waits for it too."""
+        waited_for = ongoing.unreported | ongoing.swapping
+        silent = {peer for peer in waited_for if (node := nodes.get(peer)) and node.is_quiet and node.role == "rollout"}
+        if not silent or ongoing.is_patient:
+            return set()
+        others = [node for node in nodes.members() if not node.is_quiet]
+        if ongoing.message.keep:
+            is_awaited = any(node.peer in ongoing.peers for node in others)
+        else:
+            is_awaited = any(node.received_version < self.staged_version for node in others)
+        return silent if is_awaited else set()
+
+    def _all(self, able: Sequence[Node]) -> list[Node]:
+        """Receivers of a new version: those that did not fall silent in an earlier try, or all if there are none."""
+        return [node for node in able if node.peer not in self._left_behind] or list(able)
 
     def _joiner(self, rollouts: Sequence[Node], version: int) -> list[Node]:
         """[<= 1] Rollout to bring up to date next: the one with the fewest failures."""

@@ -2,6 +2,7 @@
 Path of a policy version: transferred to the rollouts, live, evaluated.
 
     Publishing ─▶ Transfer ─▶ Transferred, Live ─▶ version live ─▶ Published      window freed, evaluation due?
+             └─▶ Upload ─▶ Uploaded ─▶ Transfer to rollouts outside the collective
                                                         └─▶ Hold ─▶ held-out prompts ─▶ Measured ─▶ Release
 """
 
@@ -12,21 +13,34 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.messages import Evaluating, Hold, Live, Published, Publishing, Release, TransferFailed, Transferred, Unit
+from asyncrl.broker.versions.uploads import NO_GROUP, UploadBook
+from asyncrl.messages import (
+    Evaluating,
+    Hold,
+    Live,
+    Published,
+    Publishing,
+    Release,
+    TransferFailed,
+    Transferred,
+    Unit,
+    Uploaded,
+)
 
 
 class Versions:
-    """Turns the decisions of `TransferBook` and `EvaluationBook` into messages, records and events."""
+    """Turns the decisions of `TransferBook`, `UploadBook` and `EvaluationBook` into messages, records and events."""
 
     def __init__(
         self, transfers: TransferBook, evaluation: EvaluationBook, nodes: NodeBook, window: Window, out: Outbox
     ) -> None:
         self._transfers = transfers
+        self.uploads = UploadBook()
         self._evaluation = evaluation
         self._nodes = nodes
         self._window = window
         self._out = out
-        self._has_changed = False
+        self.has_changed = False
 
     @property
     def held(self) -> list[str]:
@@ -44,7 +58,7 @@ class Versions:
 
     def changed(self) -> None:
         """Make the next `advance` look at transfers and evaluations again. Most messages change neither."""
-        self._has_changed = True
+        self.has_changed = True
 
     def offered(self, trainer: Node, message: Publishing) -> None:
         self._transfers.stage(message)
@@ -53,18 +67,22 @@ class Versions:
         if message.policy_version <= live_version:  # A resumed trainer repeats versions up to the live one.
             self._out.send(trainer.peer, Published(live_version))
 
-    def reported(self, node: Node, message: Transferred | TransferFailed | Live) -> None:
+    def reported(self, node: Node, message: Transferred | TransferFailed | Live | Uploaded, now_s: float) -> None:
+        """A side of a transfer, a swap or an upload has ended. Raises `RunFailed` if one version keeps failing."""
         version = message.policy_version
         match message:
             case Transferred(transfer_group=transfer_group):
                 node.received_version = max(node.received_version, version)
-                self._transfers.reported(node.peer, transfer_group)
+                self._reported(node, transfer_group, now_s)
             case TransferFailed(transfer_group=transfer_group, reason=reason):
                 self._out.event("transfer.failed", node=node.name, policy_version=version, cause=reason)
-                self._transfers.reported(node.peer, transfer_group, f"{node.name}: {reason}")
+                self._reported(node, transfer_group, now_s, f"{node.name}: {reason}")
             case Live():
                 node.policy_version = max(node.policy_version, version)
                 self._transfers.live(node.peer, version)
+            case Uploaded():
+                self._tell_upload(message)
+                self.uploads.uploaded(message, now_s)
         self.changed()
 
     def went_live(self, policy_version: int, next_step: int) -> None:
@@ -74,13 +92,15 @@ class Versions:
 
     def advance(self, now_s: float) -> None:
         """Conclude and start transfers and evaluations; raises `RunFailed` if one version keeps failing."""
-        if self._has_changed:
-            self._has_changed = False
-            self._conclude_transfer()
-            self._start_evaluation()
-            if started := self._transfers.start(self._nodes, now_s):
-                for peer in started.peers:
-                    self._out.send(peer, started.message)
+        self.has_changed = False
+        self._abort_transfer(now_s)
+        self._conclude_transfer()
+        self._follow_fetchers()
+        self._start_evaluation()
+        if started := self._transfers.start(self._nodes, now_s):
+            for peer in started.peers:
+                self._out.send(peer, started.message)
+        self._advance_uploads(now_s)
 
     def settle_held_out(self, unit: Unit, *, failed: bool) -> None:
         """Close a held-out completion that was rewarded or failed for good. The last one ends the evaluation."""
@@ -105,6 +125,7 @@ class Versions:
         """A node is gone. Returns the held-out groups of the evaluation that was lost with it."""
         self.changed()
         self._transfers.left(node.peer, node.name)
+        self.uploads.left(node, self._nodes, self._transfers.live_version)
         if node.role == "trainer":
             self._transfers.unstage()
         if (lost := self._evaluation.left(node.peer)) is None:
@@ -112,24 +133,67 @@ class Versions:
         self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
         return lost.groups
 
+    def _abort_transfer(self, now_s: float) -> None:
+        """Tell the members of a transfer that cannot end to give it up."""
+        if (given_up := self._transfers.abort(self._nodes, now_s)) is None:
+            return
+        abort, peers = given_up
+        self._out.event("transfer.aborted", transfer_group=abort.transfer_group, cause=abort.reason)
+        for peer in peers:
+            self._out.send(peer, abort)
+
     def _conclude_transfer(self) -> None:
         before = self._transfers.live_version
         ended = self._transfers.conclude(self.held)
         if ended is None or self._transfers.live_version == before:
             return
-        version = ended.message.policy_version
-        self.went_live(version, ended.next_step)
-        self._out.record(VersionLive(version, ended.next_step))
-        self._out.event("version.live", policy_version=version)
+        self._announce(ended.message.policy_version, ended.next_step)
+
+    def _follow_fetchers(self) -> None:
+        """Without members of a collective, the first rollout that decodes with a version makes it live."""
+        if self._transfers.ongoing or not (found := self.uploads.live(self._nodes, self._transfers.live_version)):
+            return
+        self._transfers.went_live(found[0])
+        self._announce(*found)
+
+    def _announce(self, policy_version: int, next_step: int) -> None:
+        """A version has become live."""
+        self.went_live(policy_version, next_step)
+        self._out.record(VersionLive(policy_version, next_step))
+        self._out.event("version.live", policy_version=policy_version)
         if trainer := self._nodes.trainer():
-            self._out.send(trainer.peer, Published(version))
+            self._out.send(trainer.peer, Published(policy_version))
+
+    def _tell_upload(self, message: Uploaded) -> None:
+        version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
+        if message.problem:
+            self._out.event("upload.failed", policy_version=version, cause=message.problem)
+        else:
+            self._out.event("version.uploaded", policy_version=version, seconds=seconds, num_bytes=num_bytes)
+
+    def _advance_uploads(self, now_s: float) -> None:
+        """Request the upload that is due, and the fetches of what is stored."""
+        live_version = self._transfers.live_version
+        trainer = self._nodes.trainer()
+        if trainer and (upload := self.uploads.upload(self._nodes, self._transfers.staged, live_version, now_s)):
+            self._out.send(trainer.peer, upload)
+        for node, transfer in self.uploads.fetches(self._nodes, now_s):
+            self._out.send(node.peer, transfer)
+
+    def _reported(self, node: Node, transfer_group: int, now_s: float, failure: str = "") -> None:
+        """A side of a transfer has ended."""
+        if transfer_group == NO_GROUP:
+            self.uploads.fetched(node, now_s, failed=bool(failure))
+        else:
+            self._transfers.reported(node.peer, transfer_group, now_s, failure)
 
     def _start_evaluation(self) -> None:
         """Start the evaluation that is due, outside transfers: a node that swaps would sample with two versions."""
         if not self._evaluation.is_waiting or self._transfers.ongoing:
             return
         version = self._transfers.live_version
-        able = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
+        current = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
+        able = (n for n in current if not n.is_fetching)
         if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
             self._out.send(node.peer, Hold(version))
             if trainer := self._nodes.trainer():

@@ -13,19 +13,19 @@ from asyncrl.observe.trackers.catalogue import label
 
 
 def role_process(
-    role: Role, name: str, config: Config, log: Path | None, *options: str, devices: dict[str, str] | None = None
+    role: Role, name: str, config: Config, log: Path | None, *options: str, environment: dict[str, str] | None = None
 ) -> Child:
     """
     The child process of one role; not started.
 
     ``log`` is the file for its output; None uses the standard error of this process. ``options`` go to `asyncrl-node`;
-    ``devices`` are environment variables that select its devices.
+    ``environment`` has further variables, such as those that select its devices.
     """
     command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
     threads = {"rollout": config.rollout.threads, "trainer": config.trainer.threads}.get(role, 1)
     # OpenMP reads the number of threads when it is loaded, too early to set it from Python code.
-    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    return Child(name, command, log, environment | (devices or {}))
+    settings = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    return Child(name, command, log, settings | (environment or {}))
 
 
 def tracker_process(name: str, directory: RunDirectory) -> Child:

@@ -1,17 +1,11 @@
-"""
-Checks the user's own functions, and the reward, before anything starts.
+"""Checks the user's own functions, and the reward, before anything starts."""
 
-Runs in a process of its own, because importing a user's file may do anything: load a model, use a device, or hang.
-"""
-
-import subprocess
 import sys
 
-from asyncrl.actor.supervise import OURS, why
-from asyncrl.algo.advantages.resolve import resolve_advantage
-from asyncrl.config.sections import Config, from_json, to_json
-from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.plug_in import is_path, load_function
+from asyncrl.cli.launch.own_process import answer, check_apart
+from asyncrl.config.sections import Algorithm, Config
+from asyncrl.node.machine.machine import TRAIN, missing_packages
+from asyncrl.plug_in import is_path, load_function, settings_of
 from asyncrl.reward.blend import make_verifier
 
 IMPORT_S = 120.0
@@ -24,34 +18,24 @@ def check_functions(config: Config) -> None:
     if not any(map(is_path, [*names, *(part.function for part in config.reward.parts)])):
         _check(config)
         return
-    command = [sys.executable, "-m", "asyncrl.cli.launch.functions"]
-    try:
-        checked = subprocess.run(command, input=to_json(config), capture_output=True, timeout=IMPORT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"importing {', '.join(filter(is_path, names)) or 'reward.parts'} took longer than {IMPORT_S:g} s; move "
-            f"slow work from the top level of the file into the function"
-        ) from None
-    if checked.returncode:
-        raise ConfigError(why(checked.stderr) or f"checking functions ended with exit code {checked.returncode}")
+    too_slow = (
+        f"importing {', '.join(filter(is_path, names)) or 'reward.parts'} took longer than {IMPORT_S:g} s; move "
+        f"slow work from the top level of the file into the function"
+    )
+    check_apart(__name__, config, limit_s=IMPORT_S, too_slow=too_slow)
 
 
 def _check(config: Config) -> None:
-    resolve_advantage(config.algorithm.advantage)
-    if is_path(config.algorithm.loss):
-        load_function(config.algorithm.loss, setting="algorithm.loss")
+    loss, setting = config.algorithm.loss, "algorithm.loss"
+    if not missing_packages(TRAIN):
+        from asyncrl.algo.advantages.resolve import resolve_advantage
+
+        resolve_advantage(config.algorithm.advantage)
+    if is_path(loss):
+        function = load_function(loss, setting=setting)
+        settings_of(function, takes="tokens", known=Algorithm.__struct_fields__, path=loss, setting=setting)
     make_verifier(config.reward)
 
 
-def main() -> int:
-    """Check the config on standard input; returns the exit code, and prints the error to standard error."""
-    try:
-        _check(from_json(sys.stdin.buffer.read()))
-    except AsyncrlError as error:
-        sys.stderr.write(f"{OURS}{error}\n")
-        return error.exit_code
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(_check))

@@ -11,29 +11,34 @@ import asyncio
 import os
 import signal
 
-import structlog
-
 from asyncrl.actor.supervise import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, keep_alive
 from asyncrl.cli.launch.children import role_process
-from asyncrl.client.handshake import identity, join, leave
+from asyncrl.client.handshake import identity, leave
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, from_json
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
+from asyncrl.log import get_logger
+from asyncrl.messages import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, share
+from asyncrl.node.runner import join_steadily, unless_told
+from asyncrl.node.service_manager import service_manager
 
-log = structlog.get_logger()
+log = get_logger()
 
 CAUSES: dict[int, type[AsyncrlError]] = {kind.exit_code: kind for kind in (ConfigError, LedgerError, LinkError)}
 """Exit code of a replica to the error to raise."""
 
 
 async def run_replicas(
-    address: str,
+    run: RunAddress,
     name: str,
     *,
     count: int | None,
     only: list[str] | None,
     wait_s: float,
     stopping: asyncio.Event,
+    weights: WeightsVia = "collective",
+    may_fetch: bool = True,
 ) -> None:
     """
     Run rollouts until all have left: the run is over, or ``stopping`` was set and they are drained.
@@ -42,7 +47,7 @@ async def run_replicas(
     too few devices, `LinkError` if the broker does not answer within ``wait_s`` seconds, and the first failure after
     which a replica was not restarted.
     """
-    link, welcome = await join(address, identity("supervisor", name), wait_s)
+    _, link, welcome = await unless_told(stopping, join_steadily(run, identity("rollout", name), wait_s))
     await leave(link, "knows the configuration")
     config = from_json(welcome.config)
     found = find(config.rollout.device, os.environ)
@@ -50,9 +55,12 @@ async def run_replicas(
         found = chosen(found, only)
     shares = share(found, config.rollout, count, "--replicas")
     log.info("replicas.starting", **_plan(found, shares, config))
-    options = ("--broker", address, "--wait", f"{wait_s:g}")
+    fetch = "auto" if may_fetch else "never"
+    options = ("--broker", run.broker, "--wait", f"{wait_s:g}", "--weights", weights, "--fetch", fetch)
     children = [
-        role_process("rollout", f"{name}-{i}", config, None, *options, devices=devices.environment())
+        role_process(
+            "rollout", f"{name}-{i}", config, None, *options, environment=devices.environment() | run.environment()
+        )
         for i, devices in enumerate(shares)
     ]
     await Replicas(children, config, stopping).run()
@@ -73,11 +81,16 @@ class Replicas:
         try:
             for child in self._children:
                 await child.start()
+            service_manager().ready(self._status)
             await self._keep_all()
         finally:
             await asyncio.gather(*(child.end(drain_s=LATE_S) for child in self._children))
         if self._first:
             raise CAUSES.get(self._first.code, RunFailed)(f"{self._first.name} {self._first.cause}")
+
+    def _status(self) -> str:
+        running = sum(child.pid is not None for child in self._children)
+        return f"{running} of {len(self._children)} replicas run"
 
     async def _keep_all(self) -> None:
         draining = asyncio.create_task(self._drain())

@@ -7,25 +7,35 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
+from asyncrl.broker.failures import recorded
 from asyncrl.broker.metrics.batch_metrics import RunTotals
+from asyncrl.cli.launch.architecture import check_architecture
 from asyncrl.cli.launch.functions import check_functions
-from asyncrl.cli.launch.screen import Screen
+from asyncrl.cli.launch.screen import Screen, failure_list
 from asyncrl.cli.launch.supervisor import Supervisor
+from asyncrl.config.check_addresses import check_one_machine
+from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.weights import check_weights
+from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import load_config, to_toml
-from asyncrl.config.sections import Config, Model
+from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
+from asyncrl.files.lock import locked
 from asyncrl.node.machine.devices import Devices, apart, find, share
+from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
+from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
@@ -46,48 +56,79 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
         ConfigError: The configuration cannot work; found before the start, or by a node.
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
+    require_train()
     console = Console()
     trainer, shares = _check(config, console)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
-    directory.write_config(to_toml(config))
-    return _execute(config, directory, trainer, shares, console)
+    directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
+    with _held(directory):
+        return _execute(config, directory, trainer, shares, console)
 
 
 def dry_run(config: Config) -> None:
-    """Check all that `run` checks, and print what it would start. Raises `ConfigError` as `run` does."""
+    """
+    Check all that `run` and its nodes check before the first step, and print what it would start.
+
+    Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
+    """
     console = Console()
     trainer, shares = _check(config, console)
+    if missing := missing_packages(TRAIN):
+        unchecked = "the advantage and what trainer and rollouts can compute of model.path were not checked"
+        _print(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
+    else:
+        check_architecture(config)
     _print(console, to_toml(config))
     _print(console, _plan(config, trainer, shares))
 
 
 def resume(path: Path, steps: int | None = None) -> None:
     """
-    Continue a run that stopped; or extend one to a new total of ``steps``.
+    Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
-    Raises as `run`, and `ConfigError` if there is no run, it is complete, or ``steps`` does not exceed the old total.
+    Raises as `run`, and `ConfigError` if there is no run, or ``steps`` does not exceed the old total.
     """
+    require_train()
     directory = RunDirectory(path)
-    if (summary := directory.read_summary()) is not None and summary.status == "finished" and steps is None:
-        raise ConfigError(
+    if (summary := directory.finished_summary()) and steps is None:
+        _print(
+            Console(),
             f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
-            f"asyncrl resume {path} --steps {2 * summary.steps}"
+            f"asyncrl resume {path} --steps {2 * summary.steps}",
         )
-    if steps is not None and directory.config.is_file():
-        directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
-    directory = RunDirectory.reopen(path)
-    directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
-    config = load_config(directory.config)
-    check_trackers(config.trackers)
-    _execute(config, directory, *_shares(config), Console())
+        return
+    if not directory.config.is_file():
+        raise ConfigError(f"no run to resume: {directory.config} does not exist")
+    with _held(directory):
+        check_one_machine(load_config(directory.config).broker)
+        if steps is not None:
+            directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
+        directory = RunDirectory.reopen(path)
+        directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
+        config = load_config(directory.config)
+        check_trackers(config.trackers)
+        _execute(config, directory, *_shares(config), Console())
+
+
+@contextmanager
+def _held(directory: RunDirectory) -> Iterator[None]:
+    """Hold a run that no other process runs or serves, before anything in it is changed; raises `LinkError`."""
+    running = f"the run in {directory.path} is being run already"
+    with locked(directory.supervisor_lock, running, LOCK_WAIT_S):
+        with locked(directory.lock, running, LOCK_WAIT_S):
+            pass  # A broker whose supervisor was killed has ended.
+        yield
 
 
 def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
     """Check everything that is known before the start. Returns what `_shares` does."""
+    check_one_machine(config.broker)
     found = _shares(config)
     check_trackers(config.trackers)
     check_functions(config)
-    check_model(config.model)
+    check_model(config.model.path)
+    if config.critic.path:
+        check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     check_data(config, console)
     return found
 
@@ -134,7 +175,7 @@ def _execute(
     _print(console, _outcome(directory, summary, can_resume=not isinstance(failure, ConfigError)))
     if failure:
         raise failure
-    if summary.status == "failed":
+    if summary.status != "finished":
         raise RunFailed(summary.cause)
     return summary
 
@@ -175,28 +216,6 @@ def _supervise_in_thread(supervisor: Supervisor) -> None:
             running.result()
 
 
-def check_model(model: Model) -> None:
-    """Raise `ConfigError` unless ``model.path`` is a model directory; the message says how to get a model."""
-    path = Path(model.path)
-    if (path / "config.json").exists():
-        return
-    if _is_hub_name(model.path):
-        raise ConfigError(
-            f"model.path {model.path!r} is not a local directory; to use a model of the Hugging Face Hub, download it "
-            f"first, hf download {model.path} --local-dir models/{path.name}, and give that directory"
-        )
-    raise ConfigError(
-        f"model.path {model.path!r} is not a model directory (no config.json in it): give one, or make a toy model "
-        f"with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR`"
-    )
-
-
-def _is_hub_name(path: str) -> bool:
-    """True for ``owner/name`` if there is no local directory ``owner``."""
-    owner, *name = path.split("/")
-    return len(name) == 1 and bool(owner.strip(".~")) and not Path(owner).is_dir()
-
-
 def check_data(config: Config, console: Console) -> None:
     """
     Check every row of the datasets, and print how many cannot be used.
@@ -220,9 +239,9 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     if (summary := directory.read_summary()) is not None:
         return summary
     try:
-        lines = directory.read_metrics()
+        lines, events = directory.read_metrics(), directory.read_events()
     except LedgerError:  # Most likely the cause itself.
-        lines = []
+        lines, events = [], []
     totals = RunTotals(lines)
     summary = RunSummary(
         name=directory.path.name,
@@ -238,6 +257,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
         staleness_max=totals.staleness_max,
         logprob_gap_mean=totals.logprob_gap_mean,
         logprob_gap_max=totals.logprob_gap_max,
+        failed=recorded(events),
     )
     try:
         directory.write_summary(summary)
@@ -258,7 +278,9 @@ def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) 
         f"samples     {directory.samples}",
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
     ]
-    if summary.status == "failed" and can_resume:
+    if summary.failed:
+        lines.insert(1, f"failed      {failure_list(summary.failed)}")
+    if summary.status != "finished" and can_resume:
         lines.append(f"resume      asyncrl resume {directory.path}")
     return "\n".join(lines)
 

@@ -1,7 +1,10 @@
 """Terminal output of a run: one line per step and event, with a progress bar if the console is a terminal."""
 
-from rich.console import Console
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from asyncrl.messages import Evaluated
 from asyncrl.messages import Progress as Step
@@ -13,6 +16,21 @@ columns: v policy version, acc accuracy, len mean tokens of a completion, stale 
 """Explains the abbreviations of `step_line`; printed before the first step."""
 
 
+SHOWN = 3
+"""Causes of failures that are listed; the others are summed."""
+
+
+class Bar(Progress):
+    """A progress bar with a line of failures under it."""
+
+    failed = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.failed:
+            yield Text(self.failed, style="yellow", no_wrap=True, overflow="ellipsis")
+
+
 class Screen:
     """Prints the progress of a run; ``steps`` is its total number of steps."""
 
@@ -21,7 +39,7 @@ class Screen:
         self._steps = steps
         self._first: tuple[int, float] | None = None
         """Number of the first step seen, and its time in seconds since the run's start."""
-        self._bar = Progress(
+        self._bar = Bar(
             TextColumn("[bold]training"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -31,6 +49,8 @@ class Screen:
             transient=True,
             disable=not console.is_terminal,
         )
+        self._printed = 0
+        """Number of failures in the last line about them."""
         self._task = self._bar.add_task("", total=steps)
 
     def __enter__(self) -> "Screen":
@@ -55,6 +75,14 @@ class Screen:
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
 
+    def failures(self, counts: Mapping[str, int]) -> None:
+        """Show failures under the bar; without one, in lines, at the first failure and whenever they have doubled."""
+        self._bar.failed = f"failed: {failure_list(counts)}"
+        total = sum(counts.values())
+        if not self._console.is_terminal and total >= 2 * self._printed:
+            self._printed = total
+            self.say(self._bar.failed)
+
     def exited(self, node: str, cause: str, *, restarting: bool) -> None:
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
 
@@ -68,6 +96,23 @@ class Screen:
             self._first = step.step, now_s
         first_step, first_s = self._first
         return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
+
+
+def failure_list(counts: Mapping[str, int]) -> str:
+    """
+    Failed attempts by cause, the most frequent first.
+
+    Example:
+        12 reward (ValueError: no number), 3 rollout (the engine was closed)
+    """
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    parts = []
+    for name, count in ordered[:SHOWN]:
+        stage, _, cause = name.partition(": ")
+        parts.append(f"{count:,} {stage} ({cause})")
+    if rest := ordered[SHOWN:]:
+        parts.append(f"{sum(count for _, count in rest):,} for other causes")
+    return ", ".join(parts)
 
 
 def eval_line(evaluated: Evaluated) -> str:

@@ -20,11 +20,13 @@ from asyncrl.actor.supervise import FINAL_CODES, AfterExit, Child, Exit, Restart
 from asyncrl.cli.launch.children import keep_tracking, role_process, tracker_process
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.startup import FIRST_S, awaited
-from asyncrl.client.handshake import identity, join, leave, send_beats
+from asyncrl.client.handshake import identity, leave, send_beats
+from asyncrl.client.run_address import locate
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
-from asyncrl.messages import Beat, Evaluated, Exited, Finished, Progress, Role
+from asyncrl.messages import Beat, Evaluated, Exited, Failures, Finished, Interrupt, Progress, Role
 from asyncrl.node.machine.devices import Devices
+from asyncrl.node.runner import join_steadily
 from asyncrl.observe.run_directory import RunDirectory
 
 START_S = 60.0
@@ -35,6 +37,8 @@ NODES_LEAVE_S = 5.0
 """Seconds for the nodes to exit after the broker: they have left the run by then, but vLLM takes seconds to stop."""
 FINISHED_S = 2.0
 """Seconds for the broker to send `Finished`, after a node has left or cannot be restarted."""
+INTERRUPT_S = 160.0
+"""Seconds for the broker to end an interrupted run: longer than it gives its nodes."""
 NODE = "supervisor-0"
 BROKER = "broker-0"
 CAN_BE_DRAINED = ("rollout", "reward")
@@ -63,7 +67,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._trackers: list[Child] = []
         self._link: Link | None = None
-        self._unsent: list[Exited] = []
+        self._unsent: list[Exited | Interrupt] = []
         """Messages for the next link: there was none yet, or they are about the broker itself."""
         self._ended: asyncio.Future[str]
         """Cause of the failure; empty if the run is complete."""
@@ -94,9 +98,10 @@ class Supervisor:
     async def _run(self, stopping: asyncio.Event) -> str:
         self._spawn(self._interrupt(stopping))
         try:
-            address = await self._start_broker()
-            self._spawn(self._attend(address))
-            await self._start_nodes(address)
+            if not await self._start_broker():
+                return ""
+            self._spawn(self._attend())
+            await self._start_nodes()
             self._start_trackers()
             self._spawn(self._report_waiting())
             return await self._ended
@@ -107,25 +112,28 @@ class Supervisor:
 
     # ── start ───────────────────────────────────────────────────────────────────────────────
 
-    async def _start_broker(self) -> str:
+    async def _start_broker(self) -> bool:
+        """Start the broker, and wait until nodes can connect. False if the run was complete already."""
         files = ("--config", str(self._directory.config), "--run-dir", str(self._directory.path))
         broker = await self._start("broker", BROKER, *files)
         deadline = time.monotonic() + START_S
         while not self._directory.address.exists():
+            if self._ended.done() and not self._ended.result():
+                return False
             if self._ended.done():
                 raise (ConfigError if self._is_config_error else RunFailed)(self._ended.result())
             if time.monotonic() > deadline:
                 raise RunFailed(f"the broker did not start within {START_S:g} s; see {broker.log}")
             await self._sleep(0.02)
-        return self._directory.address.read_text().strip()
+        return True
 
-    async def _start_nodes(self, address: str) -> None:
-        to_broker = ("--broker", address)
+    async def _start_nodes(self) -> None:
+        to_broker = ("--run-dir", str(self._directory.path))
         devices_of_trainer = self._trainer.environment() if self._trainer else None
-        await self._start("trainer", "trainer-0", *to_broker, devices=devices_of_trainer)
+        await self._start("trainer", "trainer-0", *to_broker, environment=devices_of_trainer)
         await self._start("reward", "reward-0", *to_broker)
         for i, devices in enumerate(self._shares):
-            await self._start("rollout", f"rollout-{i}", *to_broker, devices=devices.environment())
+            await self._start("rollout", f"rollout-{i}", *to_broker, environment=devices.environment())
 
     def _start_trackers(self) -> None:
         self._trackers = [tracker_process(name, self._directory) for name in self._config.trackers.use]
@@ -133,9 +141,9 @@ class Supervisor:
         for child in self._trackers:
             self._spawn(keep_tracking(child, self._config, exited=self._tracker_exited, is_over=self._is_over))
 
-    async def _start(self, role: Role, name: str, *options: str, devices: dict[str, str] | None = None) -> Child:
+    async def _start(self, role: Role, name: str, *options: str, environment: dict[str, str] | None = None) -> Child:
         log = self._directory.logs / f"{name}.log"
-        child = role_process(role, name, self._config, log, *options, devices=devices)
+        child = role_process(role, name, self._config, log, *options, environment=environment)
         self._children.append(child)
         await child.start()
         self._spawn(self._watch(role, child))
@@ -147,6 +155,8 @@ class Supervisor:
         settings = self._config.supervisor
 
         async def after_exit(code: int) -> AfterExit:
+            if role == "broker" and code == 0 and self._directory.finished_summary():
+                self._end("")
             if code == 0:  # It left on purpose, most often because the run is over; `Finished` then arrives soon.
                 await self._sleep(FINISHED_S)
             if self._is_over():
@@ -155,8 +165,9 @@ class Supervisor:
                 self._screen.left(child.name)
                 return "leave"
             self._is_config_error = self._is_config_error or code == ConfigError.exit_code
-            has_started = self._directory.address.exists()  # Otherwise the broker failed before it wrote its address.
-            return "restart" if has_started and code not in FINAL_CODES else "end"
+            # A broker that exits before it has written its address would do so again; one that was killed would not.
+            may_succeed = code < 0 or self._directory.address.exists()
+            return "restart" if may_succeed and code not in FINAL_CODES else "end"
 
         budget = RestartBudget(settings.max_restarts, settings.window_s)
         await keep_alive(
@@ -179,10 +190,11 @@ class Supervisor:
         await self._send(Exited(left.name, left.cause, restarting=left.restarting, is_needed=False))
         self._screen.exited(left.name, left.cause, restarting=left.restarting)
 
-    async def _attend(self, address: str) -> None:
+    async def _attend(self) -> None:
         """Listen to the broker until `Finished`; reconnect after a restart of the broker."""
         while not self._is_over():
-            link, welcome = await join(address, identity("supervisor", NODE), START_S)
+            run = locate(str(self._directory.path))
+            _, link, welcome = await join_steadily(run, identity("supervisor", NODE), START_S)
             self._link = link
             while self._unsent:
                 await link.send(self._unsent.pop(0))
@@ -198,6 +210,8 @@ class Supervisor:
                 case Progress():
                     self._has_begun = True
                     self._screen.step(message)
+                case Failures(counts=counts):
+                    self._screen.failures(counts)
                 case Evaluated():
                     self._has_begun = True
                     self._screen.evaluated(message)
@@ -219,12 +233,17 @@ class Supervisor:
                 self._screen.waiting(awaited(nodes, self._directory.read_events()), waited_s)
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
+        """On the first signal let the broker end the run; on the second, or without an answer in time, end it here."""
         await stopping.wait()
-        await self._send(Exited("the run", "was interrupted", restarting=False))
-        await self._sleep(FINISHED_S)
+        stopping.clear()
+        self._screen.say("interrupted: saving a checkpoint; once more to end at once")
+        await self._send(Interrupt())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERRUPT_S if self._link else FINISHED_S):
+                await stopping.wait()
         self._end("the run was interrupted")
 
-    async def _send(self, message: Exited) -> None:
+    async def _send(self, message: Exited | Interrupt) -> None:
         if self._link is None:
             self._unsent.append(message)
         else:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from asyncrl.data.dataset import BadRow
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.files.atomic import replacing
+from asyncrl.files.output import output
 
 SHOWN = 5
 """Bad rows listed in an error."""
@@ -112,15 +112,12 @@ def text_of(row: Row, *keys: str) -> list[str]:
 
 
 def write(rows: Sequence[Row], out: Path) -> None:
-    """Write rows as parquet; raises `DataError` if ``out`` cannot be written."""
+    """Write rows as parquet; raises `ConfigError` if ``out`` cannot be written."""
     import pyarrow as pa  # noqa: PLC0415 - takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    try:
-        with replacing(out) as unfinished:
-            pq.write_table(pa.Table.from_pylist(rows), unfinished, compression="zstd")
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}") from error
+    with output(out, durable=True) as unfinished:
+        pq.write_table(pa.Table.from_pylist(rows), unfinished, compression="zstd")
 
 
 def _prompt(prompt: str | Chat, instruction: str, *, is_chat: bool) -> str | Chat:

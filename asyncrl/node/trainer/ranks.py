@@ -1,137 +1,209 @@
 """
-Ranks of a multi-process trainer: the first process starts, monitors and ends the others.
+Ranks of one machine of a trainer: child processes, and on the first machine this process, which is rank 0.
 
     trainer-0 ──┬── starts ─▶ trainer-0-rank-1 ─┐
-                ├── starts ─▶ trainer-0-rank-2 ─┼─ torch.distributed, over a file in a folder of their own
+     = rank 0   ├── starts ─▶ trainer-0-rank-2 ─┼─ torch.distributed; they meet through the hub of rank 0
                 └───────────────────────────────┘
 
-The ranks are one node: the broker knows only the first. If a rank dies or hangs, all ranks end and the node is
-restarted, so ranks never disagree on the progress of the run.
+`asyncrl.node.trainer.machines` has the ranks of other machines. If a rank dies or hangs, all ranks end, so ranks never
+disagree on the progress of the run.
 """
 
 import asyncio
+import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from asyncrl.actor.message import Message
-from asyncrl.actor.supervise import Child, describe_exit
-from asyncrl.actor.zmq_link import ZmqHub
-from asyncrl.client.handshake import Identity
-from asyncrl.config.sections import Config, Trainer
-from asyncrl.errors import ConfigError, RankDied
-from asyncrl.messages import CODEC, Stop, Welcome
-from asyncrl.trainer.ranks.rank_hub import RankHub
-from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
+import msgspec
 
-START_S = 120.0
-"""Time for all ranks to start and import their libraries."""
+from asyncrl.actor.sockets.curve import hub_keys_of, needs_keys
+from asyncrl.actor.supervise import OURS, Child, describe_exit
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.config.addresses import tcp
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
+from asyncrl.files.secret_file import new_secret, write_secret
+from asyncrl.messages import CODEC, Stop
+from asyncrl.node.trainer.first_rank import COLLECTIVE_S, FirstRank, Work
+from asyncrl.node.trainer.place import HubAddress, Place, RankPlace, Session
+from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
+from asyncrl.trainer.ranks.rank_store import rank_store
+from asyncrl.trainer.ranks.ranks import SingleRank
+
 CAUSE_S = 5.0
 """Time to find the dead rank after a collective failed: the collective fails first."""
 LEAVE_S = 10.0
-"""Time for the other ranks to exit when the run is over."""
+"""Time for the other ranks to exit when the run is over, and for this process to leave a collective."""
+MARGIN_S = 2.0
+"""Time for which a silent rank of another machine is left to the broker, which sees if all of the machine is lost."""
 CHECK_S = 1.0
 """Interval between checks for silent ranks."""
-COLLECTIVE_S = 600.0
-"""Timeout of a collective. A hung rank is detected, and killed, much sooner."""
-
-Broadcast = Callable[[Message], None]
-"""Sends a message to the other ranks."""
-Work = Callable[[Callable[[], Ranks], Broadcast], Awaitable[None]]
-"""The first rank's part: takes a function that forms the group, to be called on the thread that loads the model."""
+Failure = RankDied | ConfigError
 
 
-async def with_ranks(config: Config, who: Identity, welcome: Welcome, work: Work) -> None:
+async def with_ranks(
+    session: Session,
+    work: Work,
+    place: Place,
+    *,
+    announce: Callable[[HubAddress], Awaitable[None]] | None = None,
+    lost: Awaitable[MachineLost] | None = None,
+) -> None:
     """
-    Run ``work`` as the first rank, and start and end the other ranks around it; they get the same ``welcome``.
+    Run ``work`` as the first rank, and start and end the other ranks of this machine around it.
+
+    Args:
+        announce: Called with the address of the hub that the ranks of other machines join.
+        lost: Ends with the error when the group of machines ends; None if there is only one.
 
     Raises:
-        RankDied: Another rank died or hung; names it and the cause.
+        MachineLost: The group has ended because of another machine.
+        RankDied: Another rank of this machine died or hung; names it and the cause.
         ConfigError: Another rank cannot run the configuration.
         AsyncrlError: Raised by ``work``.
     """
-    size = config.trainer.ranks
-    if size == 1:
-        await work(lambda: SingleRank(config.trainer.device), lambda _: None)
+    config = session.config
+    if place.size == 1 and lost is None:
+        await work(lambda: SingleRank(config.trainer.device), NoOtherRanks())
         return
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncrl-ranks-")))
-        hub = ZmqHub(f"ipc://{folder}/hub", CODEC)
+        folder = stack.enter_context(TemporaryDirectory(prefix="asyncrl-ranks-"))
+        secret = new_secret()
+        hub = ZmqHub(_bind(session, place, folder), CODEC, keys=hub_keys_of(secret))
         stack.push_async_callback(hub.aclose)
-        rank_hub = RankHub(hub, size=size, welcome=welcome, silence_s=config.broker.node_ttl_s)
-        children = [_child(who, rank, hub.address, folder / "store") for rank in range(1, size)]
-        for child in children:
-            stack.push_async_callback(child.end, LEAVE_S)
-            await child.start()
-        first_rank = _run_first_rank(rank_hub, folder / "store", config.trainer, work)
-        await _while_ranks_live(children, rank_hub, first_rank)
+        silence_s = config.broker.node_ttl_s + (MARGIN_S if lost else 0.0)
+        rank_hub = RankHub(hub, names=place.names[1:], welcome=session.welcome, silence_s=silence_s)
+        address = HubAddress(hub.address, secret)
+        children = await start_ranks(stack, session, place, address, leave_s=LEAVE_S)
+        if announce:
+            await announce(address)
+        meeting = hub.connect_local(f"{session.who.peer}.store")
+        store = await stack.enter_async_context(rank_store(meeting, place.labels, COLLECTIVE_S))
+        kind = RankDied if lost is None else MachineLost
+        patience = patience_s(config, place)
+        watching = [exit_error(child, patience) for child in children]
+        watching += [_silence_error(rank_hub, kind), *([_result(lost)] if lost else [])]
+        rank_place = RankPlace(0, 0, place.size, session.interface, session.run.broker)
+        first_rank = FirstRank(rank_hub, store, config.trainer, rank_place, work)
+        hearing = asyncio.create_task(rank_hub.listen())
+        try:
+            await _while_ranks_live(first_rank, watching, children, lambda error: kind(str(error)), patience)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
         rank_hub.broadcast(Stop("the run is over"))
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(child.wait() for child in children)), LEAVE_S)
 
 
-def rank_group(trainer: Trainer, store: Path, *, rank: int, is_over: Callable[[], bool]) -> RankGroup:
-    """Join the group of all ranks; raises `RankDied` if one does not join before ``is_over``."""
-    return RankGroup(store, rank=rank, size=trainer.ranks, timeout_s=COLLECTIVE_S, kind=trainer.device, is_over=is_over)
+async def start_ranks(
+    stack: AsyncExitStack, session: Session, place: Place, hub: HubAddress, *, leave_s: float
+) -> list[Child]:
+    """Start all ranks of this machine except rank 0, to join ``hub``; ``stack`` ends them."""
+    secret_file = ""
+    if needs_keys(hub.address):
+        secret_file = f"{stack.enter_context(TemporaryDirectory(prefix='asyncrl-ranks-'))}/secret"
+        write_secret(Path(secret_file), hub.secret)
+    children = []
+    for local_rank, rank in enumerate(place.own):
+        if rank:
+            name = place.names[rank]
+            own = RankPlace(
+                rank, local_rank, place.size, session.interface, session.run.broker, secret_file, dict(session.copies)
+            )
+            where = msgspec.json.encode(own).decode()
+            command = [sys.executable, "-m", "asyncrl.node.trainer.shard", hub.address, name, where]
+            children.append(Child(name, command, None, session.run.environment()))
+    for child in children:
+        stack.push_async_callback(child.end, leave_s)
+        await child.start()
+    return children
 
 
-async def _run_first_rank(rank_hub: RankHub, store: Path, trainer: Trainer, work: Work) -> None:
-    loop = asyncio.get_running_loop()
-    is_over = threading.Event()
-    with ExitStack() as stack:
-        stack.callback(is_over.set)
-
-        def form() -> RankGroup:
-            all_joined = asyncio.run_coroutine_threadsafe(rank_hub.wait_for_all(START_S), loop)
-            stack.callback(all_joined.cancel)
-            all_joined.result()
-            group = rank_group(trainer, store, rank=0, is_over=is_over.is_set)
-            stack.callback(group.close)
-            return group
-
-        await work(form, rank_hub.broadcast)
+def patience_s(config: Config, place: Place) -> float:
+    """Seconds to find out who is gone, after a rank noticed that one is: the time after which a machine is lost."""
+    return CAUSE_S + (config.broker.node_ttl_s if len(place.machines) > 1 else 0.0)
 
 
-async def _while_ranks_live(children: list[Child], rank_hub: RankHub, work: Awaitable[None]) -> None:
-    """
-    Await ``work``, and end all ranks as soon as one dies.
-
-    Raises:
-        RankDied, ConfigError: A rank ended; takes precedence over the `RankDied` that ``work`` raises as a result.
-    """
-    working = asyncio.ensure_future(work)
-    watching = [asyncio.create_task(_exit_error(child)) for child in children]
-    watching.append(asyncio.create_task(_silence_error(rank_hub)))
-    hearing = asyncio.create_task(rank_hub.listen())
-    try:
-        done, _ = await asyncio.wait({working, *watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working in done and not isinstance(working.exception(), RankDied):
-            return working.result()
-        dead, _ = await asyncio.wait(watching, timeout=CAUSE_S, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.gather(*(child.end(0.0) for child in children))  # also ends a collective that waits for them
-        working.cancel()
-        with suppress(asyncio.CancelledError, RankDied):
-            await working
-        if dead:
-            raise dead.pop().result()
-        return working.result()
-    finally:
-        for task in (*watching, hearing):
-            task.cancel()
-        await asyncio.gather(*watching, hearing, return_exceptions=True)
-
-
-async def _exit_error(child: Child) -> RankDied | ConfigError:
-    """Wait for the exit of a rank, and return it as an error."""
+async def exit_error(
+    child: Child, patience_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> Failure:
+    """Wait for the exit of a rank, and return it as an error. One that left because of another leaves it time."""
     code = await child.wait()
+    if code in (RankDied.exit_code, LinkError.exit_code):
+        await sleep(patience_s)
     kind = ConfigError if code == ConfigError.exit_code else RankDied
     return kind(f"{child.name} {describe_exit(code)}" + (f": {child.last_line()}" if code > 0 else ""))
 
 
-async def _silence_error(rank_hub: RankHub) -> RankDied:
+def _bind(session: Session, place: Place, folder: str) -> str:
+    """Address for the hub: a TCP port if there are other machines, which a broker at a unix socket cannot have."""
+    if len(place.machines) == 1 or not needs_keys(session.run.broker):
+        return f"ipc://{folder}/hub"
+    return tcp(session.interface, 0)
+
+
+async def _while_ranks_live(
+    first_rank: FirstRank,
+    watching: Sequence[Coroutine[object, object, Failure]],
+    children: Sequence[Child],
+    unnamed: Callable[[BaseException | None], Failure],
+    patience_s: float,
+) -> None:
+    """
+    Run the first rank, and end all ranks as soon as one dies.
+
+    Args:
+        watching: Each ends with an error when a rank has died.
+        unnamed: Makes the error if only the `RankDied` of the first rank is known after ``patience_s``.
+
+    Raises:
+        RankDied, ConfigError: A rank ended; takes precedence over the resulting `RankDied` of the first rank.
+    """
+    working = asyncio.create_task(first_rank.run())
+    watchers = [asyncio.create_task(watcher) for watcher in watching]
+    try:
+        done, _ = await asyncio.wait({working, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+        if working in done and not isinstance(working.exception(), RankDied):
+            return working.result()
+        dead, _ = await asyncio.wait(watchers, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        error = dead.pop().result() if dead else unnamed(working.exception())
+        await asyncio.gather(*(child.end(0.0) for child in children))
+        await _leave_collectives(first_rank, working, error)
+        raise error
+    finally:
+        for task in watchers:
+            task.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+
+async def _leave_collectives(first_rank: FirstRank, working: "asyncio.Task[None]", error: Failure) -> None:
+    """Wait for the end of ``working``; end this process if a library does not let go of its thread."""
+    timer = threading.Timer(LEAVE_S, _exit, [error])
+    timer.daemon = True
+    timer.start()  # A thread: the actor blocks the loop while it waits for the end of its own threads.
+    first_rank.abort(str(error))
+    working.cancel()
+    with suppress(asyncio.CancelledError, RankDied):
+        await working
+    timer.cancel()
+
+
+def _exit(error: Failure) -> None:
+    sys.stderr.write(f"{OURS}{error}\n")
+    sys.stderr.flush()
+    os._exit(error.exit_code)
+
+
+async def _result(lost: Awaitable[MachineLost]) -> Failure:
+    return await lost
+
+
+async def _silence_error(rank_hub: RankHub, kind: type[RankDied]) -> Failure:
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + CHECK_S
@@ -141,11 +213,4 @@ async def _silence_error(rank_hub: RankHub) -> RankDied:
         try:
             rank_hub.require_all()
         except RankDied as error:
-            return error
-
-
-def _child(who: Identity, rank: int, address: str, store: Path) -> Child:
-    name = f"{who.node}-rank-{rank}"
-    return Child(
-        name, [sys.executable, "-m", "asyncrl.node.trainer.shard", address, name, str(rank), str(store)], None, {}
-    )
+            return kind(str(error))

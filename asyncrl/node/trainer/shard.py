@@ -1,65 +1,103 @@
-"""``python -m asyncrl.node.trainer.shard``: a further rank of a trainer; only the first rank starts it."""
+"""``python -m asyncrl.node.trainer.shard``: a further rank of a trainer; only a trainer's node starts it."""
 
 import asyncio
+import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from asyncrl.client.handshake import Identity, identity, join, spool_link
+import msgspec
+
+from asyncrl.actor.failpoints import reach
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.client.handshake import Identity, identity, join, spool_links
+from asyncrl.client.run_address import RunAddress, configured_key
 from asyncrl.config.sections import from_json
+from asyncrl.messages import CODEC
+from asyncrl.node.model_files import require_same_models, with_copies
 from asyncrl.node.process import run_process
 from asyncrl.node.runner import load_with_beats, serve
+from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
+from asyncrl.node.trainer.first_rank import COLLECTIVE_S, START_S, end_waits, form_group
 from asyncrl.node.trainer.learner import load_learner
-from asyncrl.node.trainer.ranks import START_S, rank_group
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.node.trainer.machines import machine_hello
+from asyncrl.node.trainer.place import RankPlace
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks.rank_store import rank_store
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.shard import ShardActor
+from asyncrl.weights.groups.store import LinkStore
 
 
-async def run_shard(address: str, who: Identity, rank: int, store: Path, stopping: asyncio.Event) -> None:
+async def run_shard(
+    first_rank: RunAddress, run: RunAddress, who: Identity, place: RankPlace, stopping: asyncio.Event
+) -> None:
     """
     Follow the first rank until it sends Stop.
 
     Args:
-        address: Address of the first rank's hub.
-        store: File for the rendezvous of the ranks.
+        first_rank: Address of the first rank's hub, and the group's secret.
+        run: Address of the broker, and the credentials for the spools.
+        place: Of this rank.
 
     Raises:
         RankDied: Another rank is gone.
         LinkError, ConfigError: The rank could not start.
     """
-    link, welcome = await join(address, who, START_S)
+    link, welcome = await join(first_rank, who, START_S, machine_hello)
+    welcome = with_copies(welcome, place.copies)
     config = from_json(welcome.config)
     groups: list[RankGroup] = []
+    names = [f"rank {rank}" for rank in range(place.size)]
+    meeting = ZmqLink(first_rank.broker, f"{who.peer}.store", CODEC, keys=first_rank.keys(), is_there=True)
+    async with rank_store(meeting, names, COLLECTIVE_S) as store, _ended_by(stopping, store, groups):
 
-    def form() -> RankGroup:
-        groups.append(rank_group(config.trainer, store, rank=rank, is_over=stopping.is_set))
-        return groups[-1]
+        def form() -> RankGroup:
+            groups.append(form_group(config.trainer, store, place))
+            reach("shard.loading")
+            return groups[-1]
 
-    def load() -> Learner:
-        return load_learner(config, RunDirectory(Path(welcome.run_dir)), form)[0]
+        def load() -> Learner:
+            require_same_models(welcome)
+            folder, is_reader = checkpoint_folder(welcome), place.local_rank == 0
+            return load_learner(config, folder, form, welcome.run_id, is_reader=is_reader)[0]
 
-    learner = await load_with_beats(link, welcome.beat_s, load)
-    spool = spool_link(welcome, who)
+        learner = await load_with_beats(link, welcome.beat_s, load)
+        try:
+            actor = ShardActor(learner, place.rank, config, link, spool_links(welcome.spools, who, run))
+            await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
+        finally:
+            for group in groups:
+                group.close()
+
+
+@asynccontextmanager
+async def _ended_by(stopping: asyncio.Event, store: LinkStore, groups: list[RankGroup]) -> AsyncIterator[None]:
+    """End the waits for other ranks when ``stopping`` is set: an orphan would stay in a collective."""
+
+    async def end() -> None:
+        await stopping.wait()
+        end_waits(store, groups[-1] if groups else None, "this rank was told to stop")
+
+    ending = asyncio.create_task(end())
     try:
-        await serve(
-            ShardActor(learner, rank, config.schedule.group_size, link, spool),
-            link,
-            beat_s=welcome.beat_s,
-            stopping=stopping,
-        )
+        yield
     finally:
-        await spool.aclose()
-        for group in groups:
-            group.close()
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
 
 
-def main(address: str, name: str, rank: int, store: Path) -> int:
+def main(address: str, name: str, place: str) -> int:
+    rank_place = msgspec.json.decode(place, type=RankPlace)
+
     async def job(stopping: asyncio.Event) -> None:
-        await run_shard(address, identity("shard", name), rank, store, stopping)
+        first_rank = RunAddress(address, Path(rank_place.secret_file) if rank_place.secret_file else None)
+        run = RunAddress(rank_place.broker, configured_key(os.environ))
+        await run_shard(first_rank, run, identity("shard", name), rank_place, stopping)
 
     return run_process(job, name=name)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))
+    sys.exit(main(*sys.argv[1:]))

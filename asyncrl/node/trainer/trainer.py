@@ -2,69 +2,116 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
+from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity, join, spool_link
+from asyncrl.client.handshake import Identity, spool_links, weights_links
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.messages import Member, Welcome
-from asyncrl.node.runner import load_with_beats, run_sessions, serve
+from asyncrl.node.machine.local_address import local_address
+from asyncrl.node.model_files import local_copies, require_same_models, with_copies
+from asyncrl.node.runner import (
+    await_with_beats,
+    join_steadily,
+    load_with_beats,
+    run_sessions,
+    serve,
+    unless_told,
+)
+from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
+from asyncrl.node.trainer.first_rank import Work
 from asyncrl.node.trainer.learner import load_learner
-from asyncrl.node.trainer.ranks import Broadcast, with_ranks
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.node.trainer.machines import machine_hello, train_together
+from asyncrl.node.trainer.place import Session, only_machine
+from asyncrl.node.trainer.ranks import with_ranks
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.trainer.trainable import Trainable
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.publish import Publisher
+from asyncrl.weights.stored.upload import Uploader
+
+DRAIN_S = 60.0
+"""Time limit to finish the step in training and to save a checkpoint, before the trainer leaves."""
 
 
-async def run_trainer(address: str, who: Identity, *, wait_s: float, stopping: asyncio.Event) -> None:
+async def run_trainer(
+    run: RunAddress, who: Identity, *, wait_s: float, stopping: asyncio.Event, may_fetch: bool = True
+) -> None:
     """
     Train until the run is over or ``stopping`` is set, from the newest checkpoint of the run if there is one.
 
-    If the broker restarts, all ranks start again from the newest checkpoint.
+    If the broker restarts, or another machine of the trainer is lost, all ranks start again from the newest checkpoint.
+
+    Args:
+        may_fetch: Fetch a model that this machine lacks from the broker's.
 
     Raises:
         LinkError, ConfigError: The trainer could not start, or the broker is gone.
-        RankDied: Another rank is gone.
+        RankDied: Another rank of this machine is gone.
     """
 
     async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
-        work = partial(_train, who=who, link=link, welcome=welcome, stopping=stopping)
-        await with_ranks(from_json(welcome.config), who, welcome, work)
+        fetching = local_copies(welcome, run, who, may_fetch=may_fetch)
+        copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, fetching))
+        local = with_copies(welcome, copies)
+        config = from_json(local.config)
+        interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
+        joined = Session(config, run, who, welcome, interface, copies)
 
-    link, welcome = await join(address, who, wait_s)
-    await run_sessions(session, who, link, welcome, wait_s)
+        def work(link: Link) -> Work:
+            return partial(_train, run=run, who=who, link=link, welcome=local, interface=interface, stopping=stopping)
+
+        if config.trainer.nodes == 1:
+            await with_ranks(joined, work(link), only_machine(who.node, config.trainer.ranks))
+        else:
+            await train_together(joined, link, work, stopping)
+
+    who, link, welcome = await unless_told(stopping, join_steadily(run, who, wait_s, machine_hello))
+    await run_sessions(session, who, link, welcome, run=run, wait_s=wait_s, stopping=stopping, make_hello=machine_hello)
 
 
 async def _train(
     form: Callable[[], Ranks],
-    broadcast: Broadcast,
+    others: OtherRanks,
     *,
+    run: RunAddress,
     who: Identity,
-    link: ZmqLink,
+    link: Link,
     welcome: Welcome,
+    interface: str,
     stopping: asyncio.Event,
 ) -> None:
     config = from_json(welcome.config)
-    directory = RunDirectory(Path(welcome.run_dir))
-    load = partial(load_learner, config, directory, form)
+    checkpoints = checkpoint_folder(welcome)
+
+    def load() -> tuple[Learner, Tokenizer, Start]:
+        require_same_models(welcome)
+        return load_learner(config, checkpoints, form, welcome.run_id)
+
     learner, tokenizer, start = await load_with_beats(link, welcome.beat_s, load)
     await serve_trainer(
         learner,
         learner.specs(),
         tokenizer,
         start,
+        run=run,
         who=who,
         link=link,
         welcome=welcome,
+        interface=interface,
+        checkpoints=checkpoints,
         stopping=stopping,
-        broadcast=broadcast,
+        others=others,
     )
 
 
@@ -74,31 +121,41 @@ async def serve_trainer(
     tokenizer: Tokenizer,
     start: Start,
     *,
+    run: RunAddress,
     who: Identity,
-    link: ZmqLink,
+    link: Link,
     welcome: Welcome,
+    interface: str,
+    checkpoints: Path,
     stopping: asyncio.Event,
-    broadcast: Broadcast = lambda _: None,
+    others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
 ) -> None:
-    """Run the trainer's actor for one session, with a publisher and a spool link that close with it."""
+    """
+    Run the trainer's actor for one session, with a publisher and spool links that close with it.
+
+    Args:
+        interface: Address of this machine on which its process groups listen.
+        checkpoints: Folder of the run's checkpoints.
+    """
     config = from_json(welcome.config)
     layout = Layout(specs, config.weights.bucket_bytes)
     device = staging_device(config.weights.backend)
-    publisher = Publisher(layout, Member(who.node, who.incarnation), link.send, config.weights, device=device)
-    spool = spool_link(welcome, who)
+    member = Member(who.node, who.incarnation)
+    publisher = Publisher(layout, member, link.send, config.weights, interface=interface, device=device)
+    uploader = Uploader(layout, publisher.copies, config.weights.anchor_every, weights_links(welcome.spools, who, run))
     actor = TrainerActor(
         config,
         learner,
         publisher,
-        Connection(who, link, spool),
+        Connection(who, link, spool_links(welcome.spools, who, run)),
         tokenizer=tokenizer,
         layout_hash=layout.hash,
-        checkpoints=RunDirectory(Path(welcome.run_dir)).checkpoints,
+        checkpoints=checkpoints,
         start=start,
-        broadcast=broadcast,
+        run_id=welcome.run_id,
+        uploader=uploader,
+        others=others,
+        on_drain=stopping.set,
     )
-    try:
-        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
-    finally:
-        await publisher.aclose()
-        await spool.aclose()
+    async with aclosing(publisher), aclosing(uploader):
+        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping, drain=actor.drain, drain_s=DRAIN_S)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import ConfigError
-from asyncrl.files.atomic import replacing
+from asyncrl.files.output import output
 from asyncrl.observe.formatting import UNKNOWN
 from asyncrl.observe.report import page
 from asyncrl.observe.report.curves import draw
@@ -34,7 +34,7 @@ ROUTINE = {
 SHOWN = 200
 """Number of events listed per run: the newest."""
 
-STATUS = {"finished": "✓ finished", "failed": "✗ failed", "open": "… no end recorded"}
+STATUS = {"finished": "✓ finished", "failed": "✗ failed", "interrupted": "⏸ interrupted", "open": "… no end recorded"}
 
 SETTINGS = (
     "model.path",
@@ -60,12 +60,12 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     Write the report about ``runs`` to ``out``, replacing it atomically; several runs share the charts.
 
     A run that failed or still continues is shown up to its last record; missing files are named.
-    Raises `ConfigError` if ``runs`` is empty, or one of them is not a directory.
+    Raises `ConfigError` if ``runs`` is empty, one of them is not a directory, or ``out`` cannot be written.
     """
     if not runs:
         raise ConfigError("a report needs at least one run directory")
     content = render([read_run(path) for path in runs])
-    with replacing(out, durable=False) as unfinished:
+    with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
 
 

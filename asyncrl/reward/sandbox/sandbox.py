@@ -1,8 +1,8 @@
 """
 Sandbox for hostile programs: the policy is rewarded for what they print.
 
-    worker ──▶ unshare ──▶ jail.py ──▶ python program.py          a session of its own, killed whole
-               namespaces  limits      in an empty folder, with an empty environment
+    worker ──▶ bwrap or unshare ──▶ jail.py ──▶ python program.py     a session of its own, killed whole
+               namespaces           limits      in an empty folder, with an empty environment
 
 Always guaranteed: limits on CPU time, wall time, address space, size of each file and number of processes; the program
 sees no environment variable of this process; its folder is removed; its session is killed in any case.
@@ -10,12 +10,15 @@ sees no environment variable of this process; its folder is removed; its session
 Guaranteed with namespaces, if the kernel permits them (`Sandbox.find` tries): no network, not even loopback; every
 process the program started is dead when `run` returns, even one that left the session.
 
+Guaranteed with bubblewrap, if ``bwrap`` is installed and works here: that, and the program can write nowhere but in its
+own folder, in empty temporary folders and in ``/dev``; it still reads what its user can.
+
 If this process is root: with namespaces the program runs as nobody, if nobody may run the interpreter (an interpreter
 below root's home often forbids it). Otherwise it runs as root, whose processes the kernel does not limit. If this
 process is an ordinary user, so is the program.
 
-Not guaranteed: the program reads and writes every file that its user can, in any number. So run reward nodes as a user,
-or in a container, that can do no harm. Bugs of the kernel are out of scope.
+Not guaranteed without bubblewrap: the program reads and writes every file that its user can, in any number. So run
+reward nodes as a user, or in a container, that can do no harm. Bugs of the kernel are out of scope.
 """
 
 import os
@@ -39,6 +42,14 @@ NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--ipc", "--
 Commands of util-linux. If worker or unshare dies, the jail dies too; it is the first process of its namespace, so the
 kernel then kills all others there.
 """
+BUBBLEWRAP = (
+    "bwrap", "--die-with-parent", "--new-session",
+    "--unshare-ipc", "--unshare-net", "--unshare-pid", "--unshare-uts",
+    "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
+)  # fmt: skip
+"""Its own first process reaps orphans; everything in the namespace dies with bwrap, and bwrap with the worker."""
+BUBBLEWRAP_ROOT = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+"""For the jail, so that it can become nobody."""
 PROBE_S = 10.0
 
 
@@ -62,6 +73,9 @@ class ProgramResult(Struct, frozen=True, kw_only=True):
 
 class Sandbox(Struct, frozen=True, kw_only=True):
     has_namespaces: bool
+    """The program runs in namespaces, of bubblewrap or of unshare."""
+    has_bubblewrap: bool = False
+    """Bubblewrap makes the namespaces, and shows the program a file system that it can only read."""
     user_id: int = 0
     """User id to run as; 0 keeps the current user."""
     python: str = sys.executable
@@ -69,9 +83,13 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     @classmethod
     def find(cls, python: str = sys.executable) -> "Sandbox | None":
         """Return the strictest sandbox that works on this machine; None if none does."""
-        candidates = [cls(has_namespaces=True, python=python), cls(has_namespaces=False, python=python)]
-        if os.geteuid() == 0:
-            candidates.insert(0, cls(has_namespaces=True, user_id=NOBODY, python=python))
+        users = (NOBODY, 0) if os.geteuid() == 0 else (0,)
+        candidates = [
+            cls(has_namespaces=True, has_bubblewrap=has_bubblewrap, user_id=user_id, python=python)
+            for user_id in users
+            for has_bubblewrap in (True, False)
+        ]
+        candidates.append(cls(has_namespaces=False, python=python))
         return next((sandbox for sandbox in candidates if sandbox._works()), None)
 
     def run(self, program: str, stdin: str, limits: Limits) -> ProgramResult:
@@ -118,11 +136,18 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         return code == 0
 
     def _command(self, folder: Path, limits: Limits, ready: int) -> list[str]:
-        prefix = list(NAMESPACES) if self.has_namespaces else []
-        if self.has_namespaces and os.geteuid() != 0:
-            prefix += ["--user", "--map-current-user"]
         numbers = (self.user_id, limits.cpu_s, limits.memory_bytes, limits.file_bytes, limits.processes, ready)
-        return [*prefix, self.python, "-I", "-S", str(JAIL), str(folder), *map(str, numbers)]
+        return [*self._walls(folder), self.python, "-I", "-S", str(JAIL), str(folder), *map(str, numbers)]
+
+    def _walls(self, folder: Path) -> list[str]:
+        """Return the command that makes namespaces, to be followed by the one that runs in them."""
+        if self.has_bubblewrap:
+            root = BUBBLEWRAP_ROOT if self.user_id else ()
+            files = ("--tmpfs", tempfile.gettempdir(), "--ro-bind", JAIL, JAIL, "--bind", folder, folder)
+            return [*BUBBLEWRAP, *root, *map(str, files), "--"]
+        if not self.has_namespaces:
+            return []
+        return [*NAMESPACES] if os.geteuid() == 0 else [*NAMESPACES, "--user", "--map-current-user"]
 
     def _works(self) -> bool:
         try:

@@ -2,9 +2,10 @@
 Messages between a pool and a worker, over the worker's stdin and stdout.
 
     pool ── Load ─▶ worker          Loaded | Refused
-    pool ── Judge [i0, i1, i2] ─▶   Judged(1) Judged(0) Judged(2)     one for each input, as soon as it is judged
+    pool ── Judge(5, [i, j, k]) ─▶   Judged(6) Judged(5) Judged(7)     one for each input, as soon as it is judged
 
-A frame is a length (4 bytes, little-endian) and that many bytes of msgpack.
+A frame is a length (4 bytes, little-endian) and that many bytes of msgpack. The verifier runs in the process that
+answers, so it can write what it likes there: the pool trusts neither a length nor a number.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ from asyncrl.config.sections import Reward
 from asyncrl.reward.verifier import Verdict
 
 HEADER_BYTES = 4
+MAX_ANSWER_BYTES = 1 << 16
+"""Longest frame from a worker: above 64 metrics with names of 100 characters of 4 bytes."""
 
 
 class PipeMessage(Struct, frozen=True, array_like=True, tag=True): ...
@@ -29,6 +32,8 @@ class Load(PipeMessage, frozen=True):
 class Judge(PipeMessage, frozen=True):
     """Judge these inputs. The next `Judge` comes after the last `Judged`."""
 
+    first: int
+    """Number of the first input; numbers go on over the whole life of a worker, so that a late answer is noticed."""
     inputs: list[Raw]
     """An encoded `VerifierInput` each: the pool encodes them one by one, so that a bad one fails alone."""
 
@@ -47,8 +52,8 @@ class Refused(PipeMessage, frozen=True):
 class Judged(PipeMessage, frozen=True):
     """Verdict on one input of the last `Judge`, or the reason why there is none."""
 
-    index: int
-    """Position in ``Judge.inputs``."""
+    number: int
+    """Number of the input: ``Judge.first`` plus its position."""
     verdict: Verdict | None
     reason: str = ""
     retryable: bool = False
@@ -86,8 +91,10 @@ def read(stream: BinaryIO) -> ToWorker | None:
 async def receive(reader: asyncio.StreamReader) -> FromWorker | None:
     """Read the next frame, in the pool; None if the worker has exited or wrote something else than a frame."""
     try:
-        header = await reader.readexactly(HEADER_BYTES)
-        body = await reader.readexactly(int.from_bytes(header, "little"))
+        length = int.from_bytes(await reader.readexactly(HEADER_BYTES), "little")
+        if length > MAX_ANSWER_BYTES:
+            return None
+        body = await reader.readexactly(length)
         message: FromWorker = _from_worker.decode(body)
     except (asyncio.IncompleteReadError, msgspec.DecodeError, UnicodeDecodeError, ConnectionError):
         return None

@@ -2,36 +2,35 @@
 ``python -m asyncrl.reward.workers.worker``: a process that runs a verifier, and may be killed while it does.
 
 It exchanges the messages of `pipe` over stdin and stdout; what the verifier prints goes to stderr. It exits when stdin
-ends, and on Linux also when the process that started it dies, even if the verifier hangs.
+ends, and on Linux also when the process that started it dies, even if the verifier hangs. A `keeper` starts it with its
+limits, and ends what its verifier leaves behind.
 """
 
 import asyncio
-import ctypes
+import errno
 import inspect
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Raw
 
+from asyncrl.checks.reward_limits import MAX_REASON_CHARS
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import describe
 from asyncrl.reward import blend
 from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
-from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, PipeMessage, Refused, encode, hung_message, read
-
-PR_SET_PDEATHSIG = 1
-"""``prctl(2)``."""
+from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, Refused, encode, hung_message, read
+from asyncrl.reward.workers.prctl import PR_SET_PDEATHSIG, prctl
 
 OURS = (__file__, blend.__file__, str(Path(asyncio.__file__).parent))
 """Files whose traceback frames are left out of messages: they are not the verifier's."""
 
 
 def main() -> None:
-    _die_with_parent()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # Without Linux, only the end of stdin ends it.
     inbox, outbox = _take_pipes()
     load = read(inbox)
     if not isinstance(load, Load):
@@ -39,15 +38,15 @@ def main() -> None:
     try:
         function = blend.make_verifier(load.reward)
     except ConfigError as error:
-        _write(outbox, Refused(str(error)))
+        _write(outbox, encode(Refused(_clean(str(error)))))
         return
-    _write(outbox, Loaded(is_async(function)))
+    _write(outbox, encode(Loaded(is_async(function))))
     with asyncio.Runner() as runner:
         Worker(function, load.reward.timeout_s, outbox, runner).serve(inbox)
 
 
 class Worker:
-    """Judges inputs; an exception of the verifier becomes a `Judged` with a reason."""
+    """Judges inputs; an exception of the verifier becomes a `Judged` with a reason. Judgements are encoded."""
 
     def __init__(self, function: Verifier, timeout_s: float, outbox: BinaryIO, runner: asyncio.Runner) -> None:
         self._function = function
@@ -56,62 +55,74 @@ class Worker:
         self._runner = runner
         self._concurrent = is_async(function)
         self._decoder = msgspec.msgpack.Decoder(VerifierInput)
+        self._pid = os.getpid()
 
     def serve(self, inbox: BinaryIO) -> None:
         while isinstance(request := read(inbox), Judge):
             if self._concurrent:
-                self._runner.run(self._judge_concurrently(request.inputs))
+                self._runner.run(self._judge_concurrently(request))
             else:
-                for index, encoded in enumerate(request.inputs):
-                    _write(self._outbox, self._judge(index, self._decoder.decode(encoded)))
+                for number, encoded in enumerate(request.inputs, request.first):
+                    self._answer(self._judge(number, self._decoder.decode(encoded)))
 
-    def _judge(self, index: int, inputs: VerifierInput) -> Judged:
+    def _answer(self, judged: bytes) -> None:
+        if os.getpid() != self._pid:  # the verifier forked, and this is the copy
+            os._exit(1)
+        _write(self._outbox, judged)
+
+    def _judge(self, number: int, inputs: VerifierInput) -> bytes:
         try:
             value = self._function(inputs)
             if inspect.isawaitable(value):
                 value = self._runner.run(_awaited(value))
-            return Judged(index, verdict_of(value))
+            return encode(Judged(number, verdict_of(value)))
         except BaseException as error:  # noqa: BLE001  user code may raise anything, SystemExit included
-            return _failed(index, error)
+            return _failed(number, error)
 
-    async def _judge_concurrently(self, batch: list[Raw]) -> None:
-        async def judge(index: int, inputs: VerifierInput) -> None:
-            _write(self._outbox, await self._judge_async(index, inputs))
+    async def _judge_concurrently(self, request: Judge) -> None:
+        async def judge(number: int, encoded: Raw) -> None:
+            self._answer(await self._judge_async(number, self._decoder.decode(encoded)))
 
-        await asyncio.gather(*(judge(index, self._decoder.decode(encoded)) for index, encoded in enumerate(batch)))
+        await asyncio.gather(*(judge(*numbered) for numbered in enumerate(request.inputs, request.first)))
 
-    async def _judge_async(self, index: int, inputs: VerifierInput) -> Judged:
+    async def _judge_async(self, number: int, inputs: VerifierInput) -> bytes:
         """Like `_judge`, but cancel a slow verifier here, so that the rest of its batch need not be judged again."""
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
-                return Judged(index, verdict_of(await self._function(inputs)))
+                return encode(Judged(number, verdict_of(await self._function(inputs))))
         except BaseException as error:  # noqa: BLE001  as above
             if deadline.expired():
-                return Judged(index, None, hung_message(self._timeout_s), retryable=True)
-            return _failed(index, error)
+                return encode(Judged(number, None, hung_message(self._timeout_s), retryable=True))
+            return _failed(number, error)
 
 
 async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _failed(index: int, error: BaseException) -> Judged:
+def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, VerifierError):
-        return Judged(index, None, str(error), error.retryable)
-    return Judged(index, None, f"the function raised {describe(error, *OURS)}", retryable=True)
+        return encode(Judged(number, None, _clean(_text(error)), bool(error.retryable)))
+    reason = f"the function raised {describe(error, *OURS)}"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        reason += "; reward.file_bytes limits the size of a file"
+    return encode(Judged(number, None, _clean(reason), retryable=True))
 
 
-def _write(outbox: BinaryIO, message: PipeMessage) -> None:
-    outbox.write(encode(message))
+def _text(error: VerifierError) -> str:
+    """Text of our own error, or of a subclass that a verifier made."""
+    return str(error) if type(error) is VerifierError else describe(error, *OURS)
+
+
+def _clean(reason: str) -> str:
+    return reason[:MAX_REASON_CHARS].encode("utf-8", "replace").decode()
+
+
+def _write(outbox: BinaryIO, frame: bytes) -> None:
+    outbox.write(frame)
     outbox.flush()
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies; on other systems only the end of stdin ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

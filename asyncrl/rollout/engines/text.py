@@ -1,12 +1,16 @@
 """Tokenizer functions shared by the engines."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from asyncrl.config.model.directory import require_directory
+from asyncrl.config.model.tokenizer import check_tokenizer
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
+from asyncrl.plug_in import describe
 
 TemplateKwargs = Mapping[str, str | int | float | bool]
 """``data.chat_template_kwargs``."""
@@ -14,11 +18,16 @@ NO_KWARGS: TemplateKwargs = MappingProxyType({})
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model directory. Raises `ConfigError` if it has none."""
+    """Load the tokenizer of a model directory. Raises `ConfigError` if it has none: transformers makes an empty one."""
+    if not (model := Path(model_path)).is_dir():
+        require_directory(model_path, "model.path")
+    check_tokenizer(model, "model.path")
     try:
-        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {model_path!r} cannot be loaded: {error}") from error
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a damaged file may raise anything
+        raise ConfigError(
+            f"model.path={model_path}: its tokenizer cannot be loaded: {describe(error, __file__)}"
+        ) from error
 
 
 def encode(

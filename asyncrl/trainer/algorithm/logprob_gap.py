@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.config.sections import Config
+from asyncrl.log import get_logger
 from asyncrl.messages import Span
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Comparable:

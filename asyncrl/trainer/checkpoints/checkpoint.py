@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import structlog
 import torch
 from msgspec import Struct
 from safetensors import SafetensorError
@@ -34,10 +33,11 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import flush
 from asyncrl.files.disk import needed
+from asyncrl.log import get_logger
 from asyncrl.messages import Stepped
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
-log = structlog.get_logger()
+log = get_logger()
 
 MANIFEST = "manifest.json"
 TENSORS = "trainer"
@@ -76,6 +76,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     state: dict[str, float] = {}
     """`Snapshot.state`."""
     files: dict[str, FileEntry]
+    run_id: str = ""
+    """Identity of the run; empty if it is unknown."""
 
 
 def write(
@@ -85,6 +87,7 @@ def write(
     policy_version: int,
     frontier: Mapping[str, int],
     stepped: Sequence[Stepped] = (),
+    run_id: str = "",
     snapshot: Snapshot,
     tokenizer: Tokenizer,
 ) -> Path:
@@ -111,6 +114,7 @@ def write(
             policy_version=policy_version,
             frontier=dict(frontier),
             stepped=list(stepped),
+            run_id=run_id,
             state=snapshot.state,
             random_state=snapshot.random_state,
             files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
@@ -185,6 +189,15 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: expected format {FORMAT}, got {manifest.format}; use the version of asyncrl that wrote it"
         )
     return manifest
+
+
+def require_run(folder: Path, manifest: Manifest, run_id: str) -> None:
+    """Raise `LedgerError` if a checkpoint belongs to another run; an empty id is unknown and fits any."""
+    if manifest.run_id and run_id and manifest.run_id != run_id:
+        raise LedgerError(
+            f"{folder / MANIFEST} belongs to another run: expected run {run_id}, got {manifest.run_id}; remove the "
+            f"checkpoint, or put back the ledger of its run"
+        )
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:

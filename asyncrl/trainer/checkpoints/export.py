@@ -42,7 +42,10 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
     """
     if step is None:
         if (found := checkpoint.newest_intact(directory)) is None:
-            raise ConfigError(f"there is no intact checkpoint in {directory}")
+            raise ConfigError(
+                f"there is no intact checkpoint in {directory}; if the trainer ran on another machine, the event "
+                f"checkpoint.written has the folder there"
+            )
         return found
     number = _best(directory) if step == "best" else step
     folder = directory / f"step_{number:06d}"

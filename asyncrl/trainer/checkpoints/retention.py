@@ -10,17 +10,17 @@ from math import isfinite
 from pathlib import Path
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
 from asyncrl.files.disk import needed
+from asyncrl.log import get_logger
 from asyncrl.messages import Evaluated
 from asyncrl.trainer.checkpoints import checkpoint
 
-log = structlog.get_logger()
+log = get_logger()
 
 BEST = "best.json"
 

@@ -16,23 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
-
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.config.sections import Checkpoint
+from asyncrl.log import get_logger
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.retention import Retention
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
-log = structlog.get_logger()
+log = get_logger()
 Result = TypeVar("Result")
 
 
 class CheckpointWriter:
     """
-    Checkpoints of one run, announced over ``link`` to the broker.
+    Checkpoints of the run with this id, announced over ``link`` to the broker.
 
     Leaving its ``with`` block waits until the current checkpoint is complete.
     """
@@ -44,11 +43,13 @@ class CheckpointWriter:
         *,
         tokenizer: checkpoint.Tokenizer,
         link: Link,
+        run_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._tokenizer = tokenizer
         self._link = link
+        self._run_id = run_id
         self._clock = clock
         self._retention = Retention(directory, config)
         self._writing: asyncio.Task[None] | None = None
@@ -83,6 +84,7 @@ class CheckpointWriter:
             policy_version=policy_version,
             frontier={"next_step": step},
             stepped=list(stepped),
+            run_id=self._run_id,
             snapshot=snapshot,
             tokenizer=self._tokenizer,
         )

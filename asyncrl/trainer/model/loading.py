@@ -8,7 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asyncrl.config.model.directory import require_directory
+from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import describe
+from asyncrl.trainer.model.architecture import lacking, mismatch, read_architecture
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
@@ -36,31 +40,36 @@ def load(
         may_lack: Weights that may be missing from the directory, and are zero then.
 
     Raises:
-        ConfigError: There is no complete model of this kind, or packed sequences would see each other.
+        ConfigError: There is no complete model of this kind with finite weights, or packed sequences would see each
+            other.
     """
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{setting}={path}: no config.json there; expected a Hugging Face model directory")
+    source = f"{setting}={path}"
+    check_weights(require_directory(str(path), setting), setting)
+    read_architecture(path, setting)
     try:
         model, info = kind.from_pretrained(
             path,
             local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
             dtype=torch.float32,
             attn_implementation="sdpa",
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
             **options,
         )
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: mismatched shapes
+    except Exception as error:  # a wrong value in config.json may raise anything
         what = "a causal language model" if "Causal" in kind.__name__ else "a critic"
-        raise ConfigError(f"{setting}={path}: cannot load {what}: {error}") from error
+        raise ConfigError(f"{source}: cannot load {what}: {describe(error, __file__)}") from error
+    if wrong := sorted(info["mismatched_keys"]):
+        raise ConfigError(mismatch(source, *wrong[0]))
     for name in set(may_lack) & info["missing_keys"]:
         nn.init.zeros_(model.get_parameter(name))
     if missing := sorted(set(info["missing_keys"]) - set(may_lack)):
-        raise ConfigError(
-            f"{setting}={path}: {len(missing)} weights are missing from its safetensors and would start random, first "
-            f"{missing[0]!r}; copy the directory again"
-        )
+        raise ConfigError(lacking(source, missing))
+    _refuse_non_finite(model, source)
     model.eval()  # no dropout: its noise in the ratio would be clipped like a policy update
-    _pack(model, f"{setting}={path}")
+    _pack(model, source)
     return model.to(device)
 
 
@@ -84,6 +93,17 @@ def enable_checkpointing(model: Any, source: str) -> None:
 def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
     """[W, H] last hidden states of the packed row, each sequence computed as if it were alone."""
     return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row)[0]
+
+
+@torch.no_grad()
+def _refuse_non_finite(model: nn.Module, source: str) -> None:
+    """Raise `ConfigError` if a weight is NaN or infinite: every trajectory would be garbage, and every step skipped."""
+    for name, weight in model.named_parameters():
+        if not weight.sum().isfinite() and not (finite := weight.isfinite()).all():
+            raise ConfigError(
+                f"{source}: the weight {name!r} has {(~finite).sum()} values that are NaN or infinite; copy the "
+                f"directory again, or use an earlier checkpoint"
+            )
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Rewards and lengths are enough for most advantage estimators, so every rank comp
 without the tokens of the others. The *place* of a trajectory is its index in `Step.infos`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -39,7 +39,7 @@ class TrajectoryInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One training step: S >= 1 trajectories in whole groups, those of a group adjacent."""
+    """One training step: S trajectories in whole groups, those of a group adjacent. None if every group is left out."""
 
     infos: Sequence[TrajectoryInfo]
     """[S], in the broker's order."""
@@ -50,7 +50,7 @@ class Step:
 
     def __post_init__(self) -> None:
         runs = [group_id for group_id, _ in groupby(self.infos, key=lambda info: info.outcome.group_id)]
-        if not runs or len(set(runs)) != len(runs):
+        if len(set(runs)) != len(runs):
             raise AsyncrlError(
                 f"train: expected whole groups, trajectories of a group adjacent; got {len(self.infos)} trajectories "
                 f"of {len(set(runs))} groups in {len(runs)} runs"
@@ -67,6 +67,17 @@ class Step:
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
 
+    def without(self, group_ids: Collection[int]) -> "Step":
+        """The step without these groups. The others keep their order and their ranks."""
+        if not group_ids:
+            return self
+        kept = [place for place, info in enumerate(self.infos) if info.outcome.group_id not in group_ids]
+        return Step(
+            [self.infos[place] for place in kept],
+            {new: self.trajectories[old] for new, old in enumerate(kept) if old in self.trajectories},
+            [self.owners[place] for place in kept],
+        )
+
     def at(self, places: Sequence[int]) -> list[TrainingTrajectory]:
         """Trajectories at ``places``; all of them must be of this rank."""
         return [self.trajectories[place] for place in places]
@@ -82,6 +93,8 @@ class Step:
 def local_step(trajectories: Iterable[TrainingTrajectory]) -> Step:
     """Step of which this process, rank 0, trains every trajectory."""
     trajectories = list(trajectories)
+    if not trajectories:
+        raise AsyncrlError("train: expected whole groups, got 0 trajectories")
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     return Step(infos, dict(enumerate(trajectories)), [0] * len(trajectories))
 

@@ -1,43 +1,76 @@
 """
 Control of the further ranks by the first one: welcome them, send them work, and notice when one is gone.
 
-    shard ── Hello, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
+    shard ── Hello, Checked, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
+    every rank's store ── StoreSet, StoreGet ─▶ RankHub ── StoreValue ─▶ store
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, RankDied
-from asyncrl.messages import Hello, Welcome
+from asyncrl.messages import Checked, Hello, Refusal, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.weights.groups.rendezvous import Rendezvous
+
+
+class OtherRanks(Protocol):
+    """The further ranks, as the first one uses them."""
+
+    def broadcast(self, message: Message, /) -> None:
+        """Send a message to every further rank."""
+
+    async def refused(self, step: int, /) -> list[Refusal]:
+        """Wait until every further rank has checked its trajectories of ``step``. Returns what they refuse."""
+
+
+class NoOtherRanks:
+    """`OtherRanks` of a trainer of one process."""
+
+    def broadcast(self, _message: Message) -> None: ...
+
+    async def refused(self, _step: int) -> list[Refusal]:
+        return []
 
 
 class RankHub:
     """
-    Connections to ranks 1 to ``size - 1`` over ``hub``, which the caller owns.
+    Connections to ranks 1 and higher over ``hub``, which the caller owns.
 
-    A rank that sends nothing for ``silence_s`` counts as dead.
+    Args:
+        names: Node name of each of these ranks.
+        silence_s: A rank that sends nothing for so long counts as dead.
     """
 
     def __init__(
         self,
         hub: Hub,
         *,
-        size: int,
+        names: Sequence[str],
         welcome: Welcome,
         silence_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub = hub
-        self._num_expected = size - 1
+        self._names = names
         self._welcome = welcome
         self._silence_s = silence_s
         self._clock = clock
         self._all_joined = asyncio.Event()
+        if not names:
+            self._all_joined.set()
+        self._rendezvous = Rendezvous()
+        self._ranks: dict[str, str] = {}
+        """Name and host of each rank that has joined, by peer."""
         self._heard_s: dict[str, float] = {}
         """Time of the last message, by peer."""
+        self._refused: defaultdict[int, dict[str, list[Refusal]]] = defaultdict(dict)
+        """Refusals in each step that is not trained yet, by peer."""
+        self._has_checked = asyncio.Event()
 
     async def listen(self) -> None:
         """Welcome ranks and receive their beats until the hub is closed."""
@@ -46,28 +79,58 @@ class RankHub:
                 peer, message = await self._hub.receive()
             except LinkClosed:
                 return
-            self._heard_s[peer] = self._clock()
-            if isinstance(message, Hello):
-                self._hub.send(peer, self._welcome)
-                if len(self._heard_s) == self._num_expected:
-                    self._all_joined.set()
+            if peer in self._ranks:
+                self._heard_s[peer] = self._clock()
+            match message:
+                case Hello():
+                    self._join(peer, message)
+                case Checked(step=step, refused=refused) if peer in self._ranks:
+                    self._refused[step][peer] = refused
+                    self._has_checked.set()
+                case StoreSet(group=group, key=key, value=value):
+                    for waiting in self._rendezvous.set(group, key, value):
+                        self._hub.send(waiting, StoreValue(group, key, value))
+                case StoreGet(group=group, key=key):
+                    if (found := self._rendezvous.get(group, key, peer)) is not None:
+                        self._hub.send(peer, StoreValue(group, key, found))
 
     async def wait_for_all(self, deadline_s: float) -> None:
         """Wait until all ranks have joined; raises `RankDied` after ``deadline_s``."""
         try:
             await asyncio.wait_for(self._all_joined.wait(), deadline_s)
         except TimeoutError:
+            joined = {peer.rpartition(".")[0] for peer in self._ranks}
+            missing = [name for name in self._names if name not in joined]
             raise RankDied(
-                f"{len(self._heard_s)} of the trainer's {self._num_expected} further ranks joined in {deadline_s:g} s"
+                f"{', '.join(missing)} of the trainer's {len(self._names)} further ranks did not join in "
+                f"{deadline_s:g} s"
             ) from None
 
     def broadcast(self, message: Message) -> None:
         """Send a message to every rank that has joined."""
-        for peer in self._heard_s:
+        for peer in self._ranks:
             self._hub.send(peer, message)
+
+    async def refused(self, step: int) -> list[Refusal]:
+        """See `OtherRanks`. Called for one step at a time."""
+        while len(self._refused[step]) < len(self._names):
+            self._has_checked.clear()
+            await self._has_checked.wait()
+        return [refusal for refused in self._refused.pop(step).values() for refusal in refused]
 
     def require_all(self) -> None:
         """Raise `RankDied`, which names the rank, if one has been silent for too long."""
         for peer, heard_s in self._heard_s.items():
             if (silent_s := self._clock() - heard_s) > self._silence_s:
-                raise RankDied(f"{peer.rpartition('.')[0]} has been silent for {silent_s:.0f} s: it is dead or stuck")
+                raise RankDied(f"{self._ranks[peer]} has been silent for {silent_s:.0f} s: it is dead or stuck")
+
+    def _join(self, peer: str, hello: Hello) -> None:
+        """Welcome a rank, unless it is none of this group, such as one of an earlier group."""
+        if hello.role != "shard" or hello.node not in self._names:
+            self._hub.send(peer, Reject(f"{hello.node} is no rank of this trainer"))
+            return
+        self._ranks[peer] = f"{hello.node} on {hello.host}" if hello.host else hello.node
+        self._heard_s[peer] = self._clock()
+        self._hub.send(peer, self._welcome)
+        if len(self._ranks) == len(self._names):
+            self._all_joined.set()

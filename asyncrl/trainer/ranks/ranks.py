@@ -3,29 +3,31 @@ Processes that train one model together.
 
     rank 0 ─┐
     rank 1 ─┼─ torch.distributed    all_gather   every rank gets the bytes of all ranks
-    rank 2 ─┘                       mesh         parameters and gradients are sharded over it
+    rank 2 ─┘                       broadcast    every rank gets the bytes of one
+                                    mesh         parameters and gradients are sharded over it
 
-A single process is `SingleRank`, without communication.
+``rank`` counts the processes of all machines, the local rank those of one machine: it is the number of the device. A
+single process is `SingleRank`, without communication.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from asyncrl.errors import RankDied
+from asyncrl.config.addresses import LOOPBACK
+from asyncrl.errors import RankDied, TransferError
 from asyncrl.weights.groups.device import BACKENDS, device_name, torch_device
-from asyncrl.weights.groups.network_interface import interface_name
+from asyncrl.weights.groups.network_interface import INTERFACE, interface_name
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-POLL_S = 0.05
+INTERFACES = INTERFACE | {"gloo": "GLOO_SOCKET_IFNAME"}
+"""Variable of the network interface, by library."""
 
 
 class Ranks(Protocol):
@@ -43,6 +45,9 @@ class Ranks(Protocol):
     def all_gather(self, data: bytes) -> list[bytes]:
         """Bytes of every rank, ordered by rank."""
 
+    def broadcast(self, data: bytes, source: int) -> bytes:
+        """The ``data`` of rank ``source``; that of the others is ignored."""
+
 
 class SingleRank:
     """`Ranks` of a single process."""
@@ -57,50 +62,56 @@ class SingleRank:
     def all_gather(self, data: bytes) -> list[bytes]:
         return [data]
 
+    def broadcast(self, data: bytes, source: int) -> bytes:
+        if source:
+            raise ValueError(f"a single rank has no rank {source}")
+        return data
+
 
 class RankGroup:
     """
     `Ranks` over the process's default torch.distributed group: created here, destroyed by `close`.
 
     Args:
-        store: File that the ranks, and no other process, can open; removed once all have formed the group.
+        store: Shared by the ranks alone; used until the group is formed, and for the first time.
+        device_index: Number of this rank's device on its machine.
         timeout_s: Longest time that a collective, or forming the group, waits for another rank.
-        kind: Type of device; each rank uses the device with its own number.
-        is_over: Polled while waiting for the others; True gives up, because the group is no longer needed.
+        kind: Type of device.
+        interface: Address whose network interface the libraries use, unless the environment names one.
 
     Raises:
-        RankDied: Not all ranks joined in time.
+        RankDied: Not all ranks joined in time; raised by the store too.
+        ConfigError: There is no such device or interface.
     """
 
     def __init__(
         self,
-        store: Path,
+        store: c10d.Store,
         *,
         rank: int,
         size: int,
         timeout_s: float,
+        device_index: int = 0,
         kind: str = "cpu",
-        is_over: Callable[[], bool] = lambda: False,
+        interface: str = LOOPBACK,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.device = torch_device(device_name(kind, rank))
+        self.device = torch_device(device_name(kind, device_index))
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # host tensors travel as well
-        with _loopback():
+        with _interface(kind, interface):
             try:
                 if kind != "cpu":
                     torch.get_device_module(kind).set_device(self.device)
-                shared = dist.FileStore(str(store), size)  # type: ignore[attr-defined]  # public, but not in the stubs
-                self._wait_for_all(shared, timeout_s, is_over)
+                _wait_for_all(store, rank, size)
                 dist.init_process_group(
-                    backend,
-                    store=shared,
-                    rank=rank,
-                    world_size=size,
-                    timeout=timedelta(seconds=timeout_s),
+                    backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
                 )
                 self.mesh: DeviceMesh = init_device_mesh(kind, (size,))
-            except (RuntimeError, dist.DistError) as error:
+                if kind != "cpu":  # Connect now: at its first use, the library would lack variables and store.
+                    dist.all_reduce(torch.zeros(1, device=self.device))
+            except (TransferError, RuntimeError, dist.DistError) as error:
+                self.close()
                 raise RankDied(f"the {size} ranks of the trainer could not form a group: {error}") from error
 
     def all_gather(self, data: bytes) -> list[bytes]:
@@ -118,19 +129,36 @@ class RankGroup:
             dist.all_gather(received, own)
         return [bytes(part[: int(length)].numpy()) for part, length in zip(received, lengths, strict=True)]
 
+    def broadcast(self, data: bytes, source: int) -> bytes:
+        length = torch.tensor([len(data)])
+        with collective():
+            dist.broadcast(length, source)
+        received = torch.empty(int(length), dtype=torch.uint8)
+        if not len(received):
+            return b""
+        if self.rank == source:
+            received.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        with collective():
+            dist.broadcast(received, source)
+        return received.numpy().tobytes()
+
+    def abort(self) -> None:
+        """End a device's collective that another thread waits for; gloo's end with `shut_down`. The group is dead."""
+        if self.device.type != "cpu" and dist.is_initialized():
+            backend: Any = c10d._get_default_group()._get_backend(self.device)  # the stubs lack `abort`
+            backend.abort()
+
     def close(self) -> None:
         """Destroy the group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _wait_for_all(self, store: Any, timeout_s: float, is_over: Callable[[], bool]) -> None:
-        """Wait for the other ranks. `init_process_group` would wait as well, but cannot be interrupted."""
-        store.set(f"here/{self.rank}", b"")
-        deadline_s = time.monotonic() + timeout_s
-        while missing := [rank for rank in range(self.size) if not store.check([f"here/{rank}"])]:
-            if is_over() or time.monotonic() > deadline_s:
-                raise RankDied(f"rank {missing[0]} of the trainer's {self.size} did not join")
-            time.sleep(POLL_S)
+
+def _wait_for_all(store: c10d.Store, rank: int, size: int) -> None:
+    """Wait for the other ranks. `init_process_group` would wait as well, but cannot be interrupted."""
+    store.set(f"here/{rank}", "here")
+    for other in range(size):
+        store.get(f"here/{other}")
 
 
 @contextmanager
@@ -147,12 +175,17 @@ def collective() -> Iterator[None]:
 
 
 @contextmanager
-def _loopback() -> Iterator[None]:
-    """Make gloo listen on the loopback interface unless the environment names one; by default it resolves the host."""
-    before = os.environ.get(GLOO_INTERFACE)
-    os.environ.setdefault(GLOO_INTERFACE, interface_name("127.0.0.1"))
+def _interface(kind: str, address: str) -> Iterator[None]:
+    """
+    Make the libraries use the interface of ``address`` unless the environment names one.
+
+    By default gloo resolves the name of the host, and the others take any interface.
+    """
+    variables = {INTERFACES["gloo"], INTERFACES[BACKENDS[kind]]} - os.environ.keys()
+    for variable in variables:  # NCCL and HCCL take "=" for "exactly this one".
+        os.environ[variable] = ("" if variable == INTERFACES["gloo"] else "=") + interface_name(address)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[GLOO_INTERFACE]
+        for variable in variables:
+            os.environ.pop(variable, None)

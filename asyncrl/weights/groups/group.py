@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import SHORTEST_S, Deadline
-from asyncrl.weights.groups.network_interface import collective_environment
+from asyncrl.weights.groups.network_interface import collective_environment, why_unreachable
 
 CPU = torch.device("cpu")
 
@@ -80,18 +80,18 @@ def form(
 
     Args:
         backend: ``gloo``, ``nccl`` or ``hccl``, as `device.backend_for` returns it.
-        interface: The only address that this rank listens on.
+        interface: The only address on which this rank listens.
 
     Raises:
         ConfigError: The backend is unknown or not in this build of torch, or no interface has the address.
-        TransferError: A rank did not join (raised by the store), or joined with another backend.
+        TransferError: A rank did not join (raised by the store), joined with another backend, or cannot reach this one.
         RuntimeError: A rank joined, but could not be connected to by the deadline, or no byte arrived.
     """
     if backend == "gloo":
-        _rendezvous(store, rank, size, backend)
+        _rendezvous(store, rank, size, backend, interface)
         return Group(_gloo(store, rank, size, interface, deadline), lambda work, _: work.wait())
     construct = _constructor(backend)
-    _rendezvous(store, rank, size, backend)
+    _rendezvous(store, rank, size, backend, interface)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)  # the current device is per thread
     with collective_environment(backend, interface):
@@ -104,16 +104,18 @@ def form(
     return group
 
 
-def _rendezvous(store: Store, rank: int, size: int, backend: str) -> None:
+def _rendezvous(store: Store, rank: int, size: int, backend: str, interface: str) -> None:
     """Every rank waits for every other rank, so that an error can name the ranks that did not join."""
-    store.set(f"library/{rank}", backend)
+    store.set(f"rank/{rank}", f"{backend} {interface}")
     for other in range(size):
-        theirs = store.get(f"library/{other}").decode()
+        theirs, _, address = store.get(f"rank/{other}").decode().partition(" ")
         if theirs != backend:
             raise TransferError(
                 f"rank {other} uses {theirs}, rank {rank} uses {backend}: set weights.backend to the same value on "
                 f"both machines, and use the same kind of device on both"
             )
+        if reason := why_unreachable(interface, address):
+            raise TransferError(f"rank {other}, at {address}, cannot connect to rank {rank}, at {interface}: {reason}")
 
 
 def _gloo(store: Store, rank: int, size: int, interface: str, deadline: Deadline) -> _Backend:
@@ -159,7 +161,7 @@ def _plugged_in(create: Any, store: Store, rank: int, size: int, timeout: timede
 def _poll(work: c10d.Work, deadline: Deadline) -> None:
     """Wait for a device's library, whose ``wait`` may only order streams and does not report a lost peer."""
     while not work.is_completed():
-        if deadline.elapsed_s() >= deadline.seconds:
+        if deadline.has_passed:
             raise RuntimeError(f"timed out: a broadcast did not finish within {deadline.seconds:g} s")
         time.sleep(POLL_S)
     work.wait()

@@ -8,20 +8,31 @@ Process groups of weight transfers, and the thread that runs the transfers.
 
 ``transfer_group`` numbers the process groups; the broker assigns the numbers.
 
+`abort` ends a transfer before its deadline, in every phase:
+
+    not begun       `run` raises
+    rendezvous      the store raises
+    connecting      the thread is left behind, and closes its group when the library returns
+    broadcasting    gloo: its connections are shut down; other libraries: the deadline is over, and the group is aborted
+
 Invariants: transfers run one after another, in order of arrival; no part of a transfer waits longer than its deadline;
-a failed group is never used again; a one-off group, failed or not, does not affect the kept group.
+a failed group is never used again; a one-off group, failed or not, does not affect the kept group; a thread that was
+left behind touches neither staging memory nor the other groups.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import torch
 
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member, StoreValue, Transfer
+from asyncrl.messages import Abort, Member, StoreValue, Transfer
+from asyncrl.weights.groups.connections import shut_down
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for
 from asyncrl.weights.groups.group import CPU, Group, form
@@ -33,9 +44,24 @@ Exchange = Callable[[Group, Deadline], None]
 GRACE_S = 1.0
 """Time that the caller waits after the deadline. The thread may wait longer: a broadcast to n ranks waits for up to
 log2(n) peers in turn, each until the deadline."""
-LEAVE_S = 1.0
-"""Time for the thread to leave an abandoned rendezvous. A thread that takes longer is inside the library."""
+LEAVE_S = 0.5
+"""Time for the thread to leave an aborted transfer. A thread that takes longer is inside the library."""
 CLOSING = "this node is closing"
+THREAD = "asyncrl-weights"
+
+
+class _Running:
+    """A transfer from the call of `GroupKeeper.run` to its end."""
+
+    def __init__(self, transfer: Transfer, limit: asyncio.Timeout) -> None:
+        self.transfer = transfer
+        self.deadline = Deadline(transfer.deadline_s)
+        self.limit = limit
+        """Time at which the caller gives up."""
+        self.is_forming = False
+        """True while its group is being formed."""
+        self.aborted = ""
+        """Reason for which it was aborted."""
 
 
 class GroupKeeper:
@@ -44,6 +70,7 @@ class GroupKeeper:
 
     Args:
         member: This node, as listed in transfers.
+        interface: Address of this machine on which its groups listen.
         local_rank: Index of this process among the member's processes.
 
     Raises:
@@ -51,20 +78,29 @@ class GroupKeeper:
     """
 
     def __init__(
-        self, member: Member, send: Send, config: Weights, *, local_rank: int = 0, device: torch.device = CPU
+        self,
+        member: Member,
+        send: Send,
+        config: Weights,
+        *,
+        interface: str = LOOPBACK,
+        local_rank: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         self._member = member
         self._local_rank = local_rank
         self._send = send
         self._backend = backend_for(config.backend, device.type)
         self._device = device
-        self._interface = config.interface
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="asyncrl-weights")
+        self._interface = interface
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._groups: dict[int, Group] = {}
         """The kept group and, during its transfer, a one-off group, by ``transfer_group``."""
-        self._failed: set[int] = set()
-        self._store: LinkStore | None = None
-        """Store of the group that is being formed."""
+        self._stores: dict[int, LinkStore] = {}
+        """Store of each of these groups, and of groups that are being formed."""
+        self._failed: dict[int, str] = {}
+        """Reason by ``transfer_group``."""
+        self._running: list[_Running] = []
         self._closed = False
 
     async def run(self, transfer: Transfer, rank: int, exchange: Exchange) -> float:
@@ -74,18 +110,30 @@ class GroupKeeper:
         Raises:
             TransferError: The transfer failed, or exceeded its deadline; names the members and the reason.
         """
-        deadline = Deadline(transfer.deadline_s)
         loop = asyncio.get_running_loop()
+        async with self._limited(transfer) as running:
+            await loop.run_in_executor(self._thread, self._run, running, rank, exchange, loop)
+        return running.deadline.elapsed_s()
+
+    @asynccontextmanager
+    async def _limited(self, transfer: Transfer) -> AsyncIterator[_Running]:
+        """Raise `TransferError` if the block does not end by the transfer's deadline, or soon after an abort."""
+        limit = asyncio.timeout(transfer.deadline_s + GRACE_S)
+        running = _Running(transfer, limit)
+        self._running.append(running)
         try:
-            async with asyncio.timeout(transfer.deadline_s + GRACE_S):
-                await loop.run_in_executor(self._thread, self._run, transfer, rank, exchange, deadline, loop)
+            async with limit:
+                yield running
         except TimeoutError:
-            self._abandon(transfer.transfer_group)
-            raise self._error(transfer, "the deadline has passed") from None
+            self._end(running, "the deadline has passed")
+            self._leave(running)
+            raise self._error(transfer, running.aborted) from None
         except asyncio.CancelledError:
-            self._abandon(transfer.transfer_group)
+            self._end(running, "the transfer was cancelled")
+            self._leave(running)
             raise
-        return deadline.elapsed_s()
+        finally:
+            self._running.remove(running)
 
     def rank(self, transfer: Transfer) -> int:
         """This process's rank in the transfer's group; raises `TransferError` if this node is not a member."""
@@ -96,24 +144,35 @@ class GroupKeeper:
 
     def deliver(self, value: StoreValue) -> None:
         """Handle the broker's answer to a rendezvous; answers to an earlier one are ignored."""
-        store = self._store
-        if store is not None and store.group == value.group:
+        if store := self._stores.get(int(value.group)):
             store.deliver(value)
+
+    def abort(self, abort: Abort) -> None:
+        """
+        Fail the transfer of a group for the given reason: `run` raises within `LEAVE_S`, or at once if not begun.
+
+        An abort of a group that is not, or no longer, in use has no further effect.
+        """
+        self._failed.setdefault(abort.transfer_group, abort.reason)
+        for running in self._running:
+            if running.transfer.transfer_group == abort.transfer_group and not running.aborted:
+                self._end(running, abort.reason)
+                if not running.limit.expired():  # As it is in a process that was frozen beyond its deadline.
+                    running.limit.reschedule(asyncio.get_running_loop().time() + LEAVE_S)
 
     async def aclose(self) -> None:
         """
-        Abandon a rendezvous, wait for a running exchange until its deadline, and end the thread. Idempotent.
+        Abort a running transfer, wait until its thread has left it, and end the thread. Idempotent.
 
-        A connection attempt cannot be abandoned. It is not waited for, and ends by its deadline if the library has one
+        A connection attempt cannot be aborted. It is not waited for, and ends by its deadline if the library has one
         (see `group`); the exit of the process does wait for it.
         """
         if self._closed:
             return
         self._closed = True
-        limit_s = None
-        if self._store is not None:
-            self._store.abandon(CLOSING)
-            limit_s = LEAVE_S
+        limit_s = LEAVE_S if any(running.is_forming for running in self._running) else None
+        for running in self._running:
+            self._end(running, CLOSING)
         closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close, list(self._groups))
         closed, _ = await asyncio.wait([closing], timeout=limit_s)
         self._thread.shutdown(wait=bool(closed))
@@ -122,62 +181,78 @@ class GroupKeeper:
 
     # ── on the thread ───────────────────────────────────────────────────────────────────────
 
-    def _run(
-        self, transfer: Transfer, rank: int, exchange: Exchange, deadline: Deadline, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _run(self, running: _Running, rank: int, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
+        transfer = running.transfer
         try:
-            group = self._group(transfer, rank, deadline, loop)
-            if self._closed:
-                raise TransferError(CLOSING)
-            exchange(group, deadline)
+            exchange(self._group(running, rank, loop), running.deadline)
         except BaseException as error:
-            self._failed.add(transfer.transfer_group)
+            reason = running.aborted or _reason(error)
+            self._failed.setdefault(transfer.transfer_group, reason)
             if isinstance(error, TransferError | RuntimeError):  # torch raises RuntimeError for every failure
-                raise self._error(transfer, _reason(error)) from error
+                raise self._error(transfer, reason) from error
             raise
         finally:
             if not transfer.keep or transfer.transfer_group in self._failed:
                 self._close([transfer.transfer_group])
 
-    def _group(self, transfer: Transfer, rank: int, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> Group:
-        if transfer.transfer_group in self._failed:
-            raise TransferError("this transfer group failed before; use a new one")
-        if transfer.transfer_group not in self._groups:
-            if transfer.keep:
+    def _group(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> Group:
+        transfer_group = running.transfer.transfer_group
+        if reason := self._failed.get(transfer_group):
+            raise TransferError(f"this transfer group failed before ({reason}); use a new one")
+        if transfer_group not in self._groups:
+            if running.transfer.keep:
                 self._close(list(self._groups))
-            self._groups[transfer.transfer_group] = self._form(transfer, rank, deadline, loop)
-        return self._groups[transfer.transfer_group]
+            group = self._form(running, rank, loop)
+            if running.aborted:  # Another thread may have taken over.
+                group.close()
+                raise TransferError(running.aborted)
+            self._groups[transfer_group] = group
+        return self._groups[transfer_group]
 
-    def _form(self, transfer: Transfer, rank: int, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> Group:
+    def _form(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> Group:
+        transfer = running.transfer
         names = [member.node for member in transfer.members for _ in range(member.ranks)]
-        self._store = store = LinkStore(str(transfer.transfer_group), names, self._send, loop, deadline)
+        store = LinkStore(str(transfer.transfer_group), names, self._send, loop, running.deadline)
+        self._stores[transfer.transfer_group] = store
+        running.is_forming = True
         try:
-            if self._closed:  # checked after `_store` is set, so that aclose either sees the store or is seen here
-                raise TransferError(CLOSING)
+            if running.aborted or self._closed:  # Checked now, so that `_end` sees the store or is seen here.
+                raise TransferError(running.aborted or CLOSING)
             return form(
                 self._backend,
                 store,
                 rank,
                 len(names),
                 interface=self._interface,
-                deadline=deadline,
+                deadline=running.deadline,
                 device=self._device,
             )
         finally:
-            self._store = None
+            running.is_forming = False
 
     def _close(self, transfer_groups: list[int]) -> None:
         for transfer_group in transfer_groups:
+            self._stores.pop(transfer_group, None)
             if group := self._groups.pop(transfer_group, None):
                 group.close()
 
-    # ── from any thread ─────────────────────────────────────────────────────────────────────
+    # ── on the event loop ───────────────────────────────────────────────────────────────────
 
-    def _abandon(self, transfer_group: int) -> None:
-        self._failed.add(transfer_group)
-        store = self._store
-        if store is not None and store.group == str(transfer_group):
-            store.abandon("the transfer was cancelled")
+    def _end(self, running: _Running, reason: str) -> None:
+        """Make every wait of the thread raise, except for one inside a library that connects."""
+        running.aborted = running.aborted or reason
+        self._failed.setdefault(running.transfer.transfer_group, running.aborted)
+        running.deadline.expire()
+        if store := self._stores.get(running.transfer.transfer_group):
+            store.abandon(running.aborted)
+            if self._backend == "gloo":
+                shut_down(store.values())
+
+    def _leave(self, running: _Running) -> None:
+        """Leave a thread behind that is stuck while it connects; the next transfer gets another."""
+        if running.is_forming and not self._closed:
+            self._thread.shutdown(wait=False)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
 
     def _error(self, transfer: Transfer, reason: str) -> TransferError:
         others = ", ".join(member.node for member in transfer.members if member != self._member)

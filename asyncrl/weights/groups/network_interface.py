@@ -1,22 +1,27 @@
 """
 Environment variables that configure NCCL and HCCL, which have no other interface for this.
 
-Network interface: both libraries select one by name. ``weights.interface`` is an address, so its interface is looked up
-(ioctl SIOCGIFADDR, /proc/net/if_inet6) and set, for an exact match, in NCCL_SOCKET_IFNAME or HCCL_SOCKET_IFNAME.
+Network interface: both libraries select one by name. A node knows the address at which it listens, so its interface is
+looked up (ioctl SIOCGIFCONF, /proc/net/if_inet6) and set, for an exact match, in NCCL_SOCKET_IFNAME or
+HCCL_SOCKET_IFNAME.
 Watchdog: both end the process when a collective is late, unless their waits are set to block; here the deadlines of
 `asyncrl.weights.groups` handle late collectives.
 
-Invariants: the variables are set only while a group is formed; a variable that the user set is not changed. NCCL reads
-its interface once per process: an earlier group of other code has already chosen it.
+Invariants: the variables are set only while groups are formed, and stay until the last of them, since groups of one
+process are formed in several threads; a variable that the user set is not changed. NCCL reads its interface once per
+process: an earlier group of other code has already chosen it.
 """
 
 import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 from asyncrl.errors import ConfigError
@@ -24,22 +29,41 @@ from asyncrl.errors import ConfigError
 INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "hccl": "HCCL_SOCKET_IFNAME"}
 BLOCKING = {"nccl": "TORCH_NCCL_BLOCKING_WAIT", "hccl": "TORCH_HCCL_BLOCKING_WAIT"}
 
-SIOCGIFADDR = 0x8915
-"""linux/sockios.h: the IPv4 address of an interface."""
+SIOCGIFCONF = 0x8912
+"""linux/sockios.h: the IPv4 addresses of all interfaces."""
+IFREQ_BYTES = 40
+"""Size of ``struct ifreq``, one entry of the answer, on a machine of 64 bits."""
+MAX_ADDRESSES = 1024
 
 IPV6_INTERFACES = Path("/proc/net/if_inet6")
+
+_changing = threading.Lock()
+_forming: Counter[str] = Counter()
+"""Variables set here -> groups that are being formed with them."""
 
 
 @contextmanager
 def collective_environment(backend: str, address: str) -> Iterator[None]:
-    """Set the variables of ``nccl`` or ``hccl`` during the block; raises as `interface_name` does."""
-    values = settings(backend, address, os.environ)
-    os.environ.update(values)
+    """
+    Set the variables of ``nccl`` or ``hccl`` during the block; raises as `interface_name` does.
+
+    Groups of one process that are formed at the same time share the first one's interface, as a process has one.
+    """
+    with _changing:
+        theirs = {name: value for name, value in os.environ.items() if name not in _forming}
+        values = settings(backend, address, theirs)
+        for name, value in values.items():
+            os.environ.setdefault(name, value)
+        _forming.update(values.keys())
     try:
         yield
     finally:
-        for name in values:
-            os.environ.pop(name, None)
+        with _changing:
+            _forming.subtract(values.keys())
+            for name in values:
+                if not _forming[name]:
+                    del _forming[name]
+                    os.environ.pop(name, None)
 
 
 def settings(backend: str, address: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -57,26 +81,50 @@ def settings(backend: str, address: str, environment: Mapping[str, str]) -> dict
 
 def interface_name(address: str) -> str:
     """Name of the network interface that has an address; raises `ConfigError` with all addresses if none has."""
-    found = _ipv6_addresses() if ":" in address else _ipv4_addresses()
+    found = interface_addresses()
     for name, candidate in found:
         if candidate == address:
             return name
-    raise ConfigError(
-        f"weights.interface is {address!r}, which no network interface of this machine has; expected one of "
-        f"{', '.join(f'{candidate} ({name})' for name, candidate in found)}"
-    )
+    raise ConfigError(f"no network interface of this machine has the address {address}; it has {listed(found)}")
+
+
+def why_unreachable(mine: str, theirs: str) -> str:
+    """Reason for which a process at ``theirs`` cannot connect to this machine's ``mine``; empty if none is known."""
+    here, there = ip_address(mine), ip_address(theirs)
+    if here.version != there.version:
+        return "they use two versions of IP; name a network of one version in weights.interface"
+    if here.is_loopback and not there.is_loopback and all(theirs != address for _, address in interface_addresses()):
+        return (
+            "only its own machine reaches a loopback address; start it with the --broker address that other machines "
+            "use, or with --interface"
+        )
+    return ""
+
+
+def interface_addresses() -> list[tuple[str, str]]:
+    """Name and address of every address of this machine's network interfaces, IPv4 first."""
+    return _ipv4_addresses() + _ipv6_addresses()
+
+
+def listed(found: Sequence[tuple[str, str]]) -> str:
+    """
+    Names and addresses, for messages.
+
+    Example:
+        listed([("lo", "127.0.0.1"), ("lo", "::1")]) == "127.0.0.1 (lo), ::1 (lo)"
+    """
+    return ", ".join(f"{address} ({name})" for name, address in found)
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
-    found = []
+    """Every address, also further ones of one interface."""
+    answer = array("B", bytes(MAX_ADDRESSES * IFREQ_BYTES))
+    start, size = answer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has no IPv4 address
-                continue
-            found.append((name, socket.inet_ntoa(answer[20:24])))
-    return found
+        used, _ = struct.unpack("iP", fcntl.ioctl(query, SIOCGIFCONF, struct.pack("iP", size, start)))
+    entries = (answer[at : at + IFREQ_BYTES].tobytes() for at in range(0, used, IFREQ_BYTES))
+    # struct ifreq: 16 bytes of name, to which an alias adds ":" and a label, then a sockaddr_in.
+    return [(entry[:16].rstrip(b"\0").decode().partition(":")[0], socket.inet_ntoa(entry[20:24])) for entry in entries]
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:

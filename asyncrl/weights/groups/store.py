@@ -1,7 +1,7 @@
 """
-Rendezvous of a transfer group over the link to the broker.
+Rendezvous of a process group over a link: of a transfer group to the broker, of the trainer's ranks to the first one.
 
-    group's thread ── set, get ─▶ LinkStore ── StoreSet, StoreGet ─▶ event loop ─▶ broker
+    group's thread ── set, get ─▶ LinkStore ── StoreSet, StoreGet ─▶ event loop ─▶ broker, or rank 0's hub
           ▲                          │  ▲                                            │
           └────────── value ─────────┘  └───────────── StoreValue ◀──────────────────┘
 
@@ -28,7 +28,7 @@ Send = Callable[[Message], Coroutine[object, object, None]]
 
 class LinkStore(Store):
     """
-    Implements only `set`, `get` and `wait`, which collective libraries need to find peers; other methods raise.
+    Implements only what collective libraries need to find peers; other methods raise.
 
     Args:
         group: Namespace of the keys; must never be used twice.
@@ -49,10 +49,19 @@ class LinkStore(Store):
         self._deadline = deadline
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
+        self._own: list[bytes] = []
+        """Values that this rank set."""
         self._abandoned = ""
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._post(StoreSet(self.group, key, value.encode() if isinstance(value, str) else bytes(value)))
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self._own.append(content)
+        self._post(StoreSet(self.group, key, content))
+
+    def values(self) -> list[bytes]:
+        """All values that this rank has set or received. Thread-safe."""
+        with self._changed:
+            return [*self._own, *self._values.values()]
 
     def get(self, key: str) -> bytes:
         """
@@ -70,6 +79,10 @@ class LinkStore(Store):
             raise TransferError(
                 self._abandoned or f"{self._owner(key)} did not join the rendezvous within {self._deadline.seconds:g} s"
             )
+
+    def check(self, keys: list[str]) -> bool:
+        """True if this rank has received every key. Asks nobody: libraries poll for alarms, which no rank sets."""
+        return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until every key is set; raises as `get` does. ``timeout`` is ignored in favour of the deadline."""

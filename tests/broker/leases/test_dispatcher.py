@@ -11,6 +11,7 @@ from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.ledger.records import Progressed, Reissued
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
@@ -44,7 +45,10 @@ class Desk:
         self.out = Outbox()
         self.nodes = NodeBook(2.0, node_ttl_s)
         self.evaluation = EvaluationBook(Evaluation(), [], 4, self.groups)
-        self.dispatcher = Dispatcher(self.config, self.groups, self.evaluation, self.out, 2)
+        self.spools = SpoolBook(60.0)
+        self.dispatcher = Dispatcher(
+            self.config, self.groups, self.evaluation, self.spools, out=self.out, broker_term=2
+        )
 
     def group(self, group_id: int, min_version: int = 0) -> Group:
         """Open one more group."""
@@ -79,6 +83,50 @@ def leased(desk: Desk, group_id: int = 0) -> tuple[Group, Node, Lease]:
 
 def progress(index: int, lease_id: int, num_tokens: int = 5) -> StoredItem:
     return StoredItem(Unit(0, index), lease_id, REF, replace(SUMMARY, num_tokens=num_tokens))
+
+
+# ── silent ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_silent_node_that_is_heard_gets_back_what_nobody_has_taken_over() -> None:
+    desk = Desk()
+    group, node, lease = leased(desk)
+    desk.dispatcher.suspend(node)
+    _, records, _ = desk.out.drain()
+    reissued = [(record.unit, record.cause) for record in records if isinstance(record, Reissued)]
+    assert reissued == [(Unit(0, 0), "silent"), (Unit(0, 1), "silent")]
+    group.slots[0].lease(lease.lease_id + 1)
+
+    desk.dispatcher.resume(node, 1.0)
+
+    assert group.slots[0].is_leased_by(lease.lease_id + 1)
+    assert group.slots[1].is_leased_by(lease.lease_id)
+    assert desk.dispatcher.leases.revoke(node.peer)[0].open == (1,)
+    assert desk.sent() == []
+
+
+def test_a_silent_node_that_is_heard_is_told_what_is_not_wanted_any_more() -> None:
+    desk = Desk()
+    (restarted, node, _), (stored, *_), removed = leased(desk), leased(desk, 1), leased(desk, 2)[0]
+    node = desk.nodes.all()[0]
+    desk.dispatcher.suspend(node)
+    desk.out.drain()
+    restarted.restart(1)
+    stored.slots[1].store(REF, replace(SUMMARY, finish_reason="stop"))
+    desk.groups.remove(removed)
+
+    desk.dispatcher.resume(node, 1.0)
+
+    unwanted = [Unit(0, 0), Unit(0, 1), Unit(1, 1), Unit(2, 0), Unit(2, 1)]
+    assert desk.sent() == [(node.peer, Cancelled([], unwanted))]
+
+
+def test_a_node_that_was_not_silent_long_enough_loses_nothing() -> None:
+    desk = Desk()
+    group, node, lease = leased(desk)
+    desk.dispatcher.resume(node, 1.0)
+    assert all(slot.is_leased_by(lease.lease_id) for slot in group.slots)
+    assert desk.sent() == []
 
 
 # ── resumed ────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.messages import Prompt, Unit
+from asyncrl.messages import Prompt, SpoolRef, Unit
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def test_trajectories_of_a_lost_node_are_graded_next_in_their_old_order(book: Gr
 
 def test_a_node_is_assigned_no_more_than_it_takes(book: GradeBook, slots: list[Slot]) -> None:
     assert [book.assign("r", 1) for _ in range(3)] == [[slots[0]], [slots[1]], [slots[2]]]
-    assert book.is_waiting
+    assert book.waiting
     assert book.assign("r", 1) == [slots[3]]
-    assert (book.is_waiting, bool(book)) == (False, True)
+    assert (bool(book.waiting), bool(book)) == (False, True)
 
 
 def test_nothing_of_a_dropped_group_is_queued_or_graded(book: GradeBook, slots: list[Slot]) -> None:
@@ -56,3 +56,30 @@ def test_nothing_of_a_dropped_group_is_queued_or_graded(book: GradeBook, slots: 
 
     assert book.settle(Unit(0, 0)) is None
     assert [book.assign("r", 8) for _ in range(2)] == [slots[2:], [held_out]]
+
+
+def test_trajectories_of_a_parked_spool_wait_for_it_and_those_of_a_dropped_group_do_not() -> None:
+    book = GradeBook()
+    group, other = Group(0, Prompt(text="?"), 2, min_version=0), Group(1, Prompt(text="?"), 1, min_version=0)
+    for slot, spool in zip((*group.slots, *other.slots), ("a", "b", "a"), strict=True):
+        slot.ref = SpoolRef(spool, 0, 16, 8, 0)
+        book.add(slot)
+
+    book.park("a")
+    assert (len(book), book.num_waiting) == (3, 1)
+    assert book.assign("r", 8) == [group.slots[1]]
+    book.add(group.slots[0])
+    assert not book.waiting, "what is added later waits too"
+
+    book.drop(group)
+    book.unpark("a")
+    assert book.assign("r", 8) == [other.slots[0]]
+    assert len(book) == 1
+
+
+def test_a_removed_trajectory_is_neither_queued_nor_graded(book: GradeBook, slots: list[Slot]) -> None:
+    book.remove(slots[0])
+    assert book.assign("r", 8) == [slots[1]]
+    book.remove(slots[1])
+    assert book.settle(slots[1].unit) is None
+    assert len(book) == 2

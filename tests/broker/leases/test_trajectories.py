@@ -2,27 +2,33 @@
 
 from msgspec.structs import replace
 
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
-from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Reissued, Result, Rewarded
+from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.node import Node
+from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import (
     Failed,
     Grade,
     GradeItem,
+    Held,
     Leased,
     Prompt,
+    Publishing,
     ScoredItem,
     Settled,
     SpoolRef,
     Stored,
     StoredItem,
+    TrajectoryLimits,
     TrajectorySummary,
     Unit,
 )
@@ -36,12 +42,23 @@ class Desk:
     """Group 0 of two trajectories, both leased with id 5, and a reward node with two credits."""
 
     def __init__(self) -> None:
+        self.failures = FailureBook()
         groups, self.out, config = GroupBook(), Outbox(), a_config(schedule={"max_attempts": 2})
         evaluation = EvaluationBook(Evaluation(), [], 4, groups)
         self.group = Group(0, Prompt(text="?"), 2, min_version=0)
         groups.add(self.group)
+        self.transfers = TransferBook(deadline_s=60.0, stall_s=1.0)
+        self.transfers.newest_version = 3
+        self.grading = GradeBook()
+        self.dispatcher = Dispatcher(config, groups, evaluation, SpoolBook(60.0), out=self.out, broker_term=1)
         self.trajectories = Trajectories(
-            config, groups, Dispatcher(config, groups, evaluation, self.out, 1), GradeBook(), self.out
+            config,
+            groups,
+            dispatcher=self.dispatcher,
+            grading=self.grading,
+            transfers=self.transfers,
+            out=self.out,
+            failures=self.failures,
         )
         self.judge = Node("r.0", "r", "0", "reward", 0.0, credit_limit=2)
         self.trajectories.credits.update(self.judge)
@@ -62,16 +79,35 @@ def test_every_report_is_settled_and_the_first_result_counts() -> None:
     unfinished = replace(STOPPED, unit=Unit(0, 1), summary=replace(STOPPED.summary, finish_reason="unfinished"))
 
     desk.trajectories.stored(Stored("a", "0", [STOPPED, unfinished]))
-    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=9)]))
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=4)]))
 
     outbox, records, _ = desk.out.drain()
     assert [(o.peer, o.message, o.once_durable) for o in outbox] == [
         ("a.0", Settled([Leased(Unit(0, 0), 5)], [Leased(Unit(0, 1), 5)]), True),
-        ("b.0", Settled([Leased(Unit(0, 0), 9)]), True),
+        ("b.0", Settled([Leased(Unit(0, 0), 4)]), True),
     ]
     assert [type(record).__name__ for record in records] == ["Progressed", "Result", "Duplicate"]
-    assert records[1:] == [Result(Unit(0, 0), 5, REF, STOPPED.summary), Duplicate(Unit(0, 0), 9, 8)]
+    assert records[1:] == [Result(Unit(0, 0), 5, REF, STOPPED.summary), Duplicate(Unit(0, 0), 4, 8)]
     assert [slot.state for slot in desk.group.slots] == [State.STORED, State.LEASED]
+
+
+def test_a_trajectory_that_its_node_sends_again_is_no_second_one() -> None:
+    """The answer to the first was lost when the broker was restarted; nothing is thrown away."""
+    desk = Desk()
+    desk.graded()
+    desk.trajectories.stored(Stored("a", "1", [STOPPED]))
+    outbox, records, _ = desk.out.drain()
+    assert [o.message for o in outbox] == [Settled([Leased(Unit(0, 0), 5)])]
+    assert [type(record).__name__ for record in records] == []
+
+
+def test_a_trajectory_of_a_restarted_group_is_thrown_away_though_it_was_stored_before() -> None:
+    desk = Desk()
+    desk.graded()
+    desk.group.restart(3)
+    desk.group.slots[0].lease(6)
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    assert [type(record).__name__ for record in desk.out.drain()[1]][-1] == "Duplicate"
 
 
 def test_a_reward_counts_once_and_only_for_its_own_grading() -> None:
@@ -104,6 +140,20 @@ def test_a_failed_grading_is_repeated_until_the_last_attempt() -> None:
     ]
 
 
+def test_a_grading_whose_spool_is_away_is_no_attempt_and_waits_for_the_spool() -> None:
+    desk = Desk()
+    away = Failed(Unit(0, 0), desk.graded().lease_id, "payload", "the spool is away", True, is_unreachable=True)
+    desk.grading.park(REF.spool)
+    assert desk.trajectories.failed(away) == ""
+    desk.trajectories.grade()
+    assert desk.out.drain()[:2] == ([], [])
+
+    desk.grading.unpark(REF.spool)
+    desk.trajectories.grade()
+    assert [type(o.message) for o in desk.out.drain()[0]] == [Grade]
+    assert desk.group.slots[0].attempts == 0
+
+
 def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> None:
     desk = Desk()
     failed = Failed(Unit(0, 1), 5, "rollout", "out of memory", True)
@@ -114,6 +164,16 @@ def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> 
     records = desk.out.drain()[1]
     assert [type(record) for record in records] == [FailedAttempt, Reissued]
     assert desk.group.indices(State.MISSING) == [1]
+
+
+def test_failures_are_counted_by_stage_and_cause() -> None:
+    desk = Desk()
+    grading = Failed(Unit(0, 0), desk.graded().lease_id, "reward", "no number in 17", True)
+    desk.trajectories.failed(grading)
+    desk.trajectories.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
+    desk.trajectories.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
+
+    assert desk.failures.counts == {"reward: no number in 17": 1, "rollout: out of memory": 1}
 
 
 def test_a_lost_reward_node_gives_its_trajectories_back() -> None:
@@ -130,3 +190,87 @@ def test_a_lost_reward_node_gives_its_trajectories_back() -> None:
     assert isinstance(grade, Grade)
     assert (peer, grade.items[0].unit) == ("s.0", Unit(0, 0))
     assert grade.items[0].lease_id > first.lease_id
+
+
+DAMAGED = "impossible log-prob: nan at position 3, expected -1000 .. 0"
+
+
+def test_a_grade_names_the_summary_and_the_limits_of_what_it_sends() -> None:
+    desk = Desk()
+    desk.transfers.stage(Publishing(3, 3))
+    desk.trajectories.vocab_size = 100
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.trajectories.grade()
+
+    (grade,) = [o.message for o in desk.out.drain()[0] if isinstance(o.message, Grade)]
+    assert grade.items[0].summary == STOPPED.summary
+    assert grade.limits == TrajectoryLimits(100, 128, 512, 3)
+
+
+def test_a_damaged_payload_is_sampled_again_and_its_result_is_void() -> None:
+    desk = Desk()
+    grading = desk.graded().lease_id
+    failed = Failed(Unit(0, 0), grading, "payload", DAMAGED, True)
+
+    assert desk.trajectories.failed(failed) == ""
+    assert desk.trajectories.failed(failed) == "", "told twice"
+
+    assert desk.out.drain()[1] == [
+        FailedAttempt(Unit(0, 0), "payload", DAMAGED, 1, False),
+        Refused(Unit(0, 0), grading, DAMAGED, 8),
+    ]
+    slot = desk.group.slots[0]
+    assert (slot.state, slot.ref, slot.summary) == (State.MISSING, None, None)
+    assert desk.dispatcher.unleased.first() is desk.group
+
+
+def test_a_refused_result_that_is_put_again_is_a_duplicate_and_the_next_lease_gives_a_new_one() -> None:
+    desk = Desk()
+    grading = desk.graded().lease_id
+    desk.trajectories.failed(Failed(Unit(0, 0), grading, "payload", DAMAGED, True))
+    desk.out.drain()
+    lease_id = desk.dispatcher.leases.next_id()
+
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=lease_id)]))
+
+    records = desk.out.drain()[1]
+    assert records == [
+        Duplicate(Unit(0, 0), 5, 8),
+        Result(Unit(0, 0), lease_id, REF, STOPPED.summary, num_refused=1),
+    ]
+
+
+def test_a_rollout_that_still_holds_a_refused_result_is_told_to_forget_it() -> None:
+    desk = Desk()
+    desk.trajectories.failed(Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True))
+    rollout = Node("a.1", "a", "1", "rollout", 0.0)
+    desk.dispatcher.adopt(rollout, [Held(Unit(0, 0), 5, 0)], now_s=0.0)
+    assert desk.group.slots[0].state is State.MISSING
+
+
+def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease() -> None:
+    desk = Desk()
+    desk.group.min_version = 3
+    assert desk.trajectories.stored(Stored("a", "0", [STOPPED])) == []
+    records = desk.out.drain()[1]
+    reason = "impossible policy version: 0 as the oldest one, expected 3 or newer"
+    assert records[0] == FailedAttempt(Unit(0, 0), "rollout", reason, 1, False)
+    assert desk.group.indices(State.MISSING) == [0], "it is leased again, and no lease is left open for ever"
+
+    desk.group.slots[0].lease(6)
+    again = Stored("a", "0", [replace(STOPPED, lease_id=6)])
+    assert desk.trajectories.stored(again) == [(Unit(0, 0), f"rollout: {reason}")]
+
+
+def test_a_unit_that_is_damaged_each_time_is_given_up_with_the_cause() -> None:
+    desk = Desk()
+    failed = Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True)
+    desk.trajectories.failed(failed)
+    desk.judge.credit_limit += 1
+    desk.trajectories.credits.update(desk.judge)
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=desk.dispatcher.leases.next_id())]))
+    desk.trajectories.grade()
+    again = desk.group.slots[0].lease_id
+
+    assert desk.trajectories.failed(replace(failed, lease_id=again)) == f"payload: {DAMAGED}"

@@ -14,6 +14,7 @@ from asyncrl.broker.ledger.records import (
     Taken,
     VersionLive,
 )
+from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
 
@@ -57,8 +58,8 @@ def test_staleness_is_counted_from_the_version_that_the_step_trained():
         Taken(1, [1]),
         Taken(2, [0]),
     )
-    assert counts.staleness(group_size=2, steps_per_publish=2) == Counter({0: 3, 1: 1})
-    assert counts.staleness(group_size=2, steps_per_publish=1) == Counter({1: 3, 2: 1})
+    assert counts.staleness(2, TrainedVersions(steps_per_publish=2)) == Counter({0: 3, 1: 1})
+    assert counts.staleness(2, TrainedVersions(steps_per_publish=1)) == Counter({1: 3, 2: 1})
 
 
 def test_a_restart_voids_the_results_and_rewards_of_a_group():
@@ -73,6 +74,7 @@ def test_a_restart_voids_the_results_and_rewards_of_a_group():
     )
     assert counts.results == {Unit(0, 0): 1}
     assert counts.rewards == {Unit(0, 0): 1}
+    assert counts.num_void_rewards == 1
     assert [summary.oldest_version for summary in counts.summaries_of(0, 2)] == [1]
     assert (counts.restarts, counts.restarted_lengths) == ({0: 1}, [10, 20])
     assert counts.discarded_tokens["restarted"] == 30

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncrl.broker.ledger.ledger import ROWS_PER_STATEMENT, Ledger
-from asyncrl.broker.ledger.reader import read_records
+from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -198,6 +198,30 @@ def test_each_opening_is_a_new_broker_term(tmp_path: Path) -> None:
     assert (first.broker_term, second.broker_term) == (1, 2)
 
 
+def test_a_ledger_counts_its_records_on_disk_over_all_terms(tmp_path: Path) -> None:
+    async def main() -> None:
+        for term in range(2):
+            ledger = Ledger(tmp_path / "ledger.sqlite")
+            assert ledger.num_records == term * 2
+            await ledger.commit([admitted(term * 2), admitted(term * 2 + 1)])
+            assert ledger.num_records == term * 2 + 2
+            ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_ledger_has_one_run_id_and_remembers_the_first_value_of_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    first = Ledger(path)
+    assert first.remember("train_digest", "aa") == "aa"
+    first.close()
+    second = Ledger(path)
+    assert second.remember("train_digest", "bb") == "aa"
+    second.close()
+    assert second.run_id == first.run_id
+    assert read_ledger_meta(path) == LedgerMeta(first.run_id, 2, "aa", "")
+
+
 def test_an_older_broker_cannot_write_once_a_newer_one_has_opened_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
 
@@ -295,7 +319,7 @@ def other_schema(path: Path) -> None:
     [
         pytest.param(lambda path: path.write_text("dear diary\n" * 99), "not a database", id="not a database"),
         pytest.param(foreign_database, "not an asyncrl ledger", id="another program's"),
-        pytest.param(other_schema, "has ledger schema 99, this asyncrl uses 2", id="another schema"),
+        pytest.param(other_schema, "has ledger schema 99, this asyncrl uses 3", id="another schema"),
         pytest.param(lambda path: path.mkdir(), "ledger", id="a directory"),
     ],
 )

@@ -15,11 +15,13 @@ from asyncrl.broker.ledger.records import (
     FailedAttempt,
     Measured,
     NodeEvent,
+    Refused,
     Reissued,
     Restarted,
     Result,
     Rewarded,
     Taken,
+    Untrained,
     VersionLive,
     decode,
     encode,
@@ -55,6 +57,7 @@ LIFE: list[AnyRecord] = [
 
 
 IDS = st.integers(0, 2**63 - 1)
+STAGES = st.sampled_from(["rollout", "reward", "payload", "trainer"])
 NUMBERS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=8)
 METRICS = st.dictionaries(NAMES, NUMBERS, max_size=2)
@@ -66,8 +69,10 @@ RECORDS = st.one_of(
     st.builds(Result, UNITS, IDS, REFS, SUMMARIES),
     st.builds(Duplicate, UNITS, IDS, IDS),
     st.builds(Rewarded, UNITS, NUMBERS, METRICS),
-    st.builds(FailedAttempt, UNITS, st.sampled_from(["rollout", "reward"]), NAMES, IDS, st.booleans()),
+    st.builds(FailedAttempt, UNITS, STAGES, NAMES, IDS, st.booleans()),
     st.builds(Reissued, UNITS, IDS, NAMES, IDS),
+    st.builds(Refused, UNITS, IDS, NAMES, IDS),
+    st.builds(Untrained, IDS, IDS, NAMES, IDS),
     st.builds(Dropped, IDS, NAMES, IDS),
     st.builds(Taken, IDS, st.lists(IDS, max_size=3)),
     st.builds(Committed, IDS, NAMES),
@@ -141,3 +146,12 @@ def test_an_audit_needs_nothing_but_the_records() -> None:
     assert [lengths[r.group_id] for r in dropped] == [900]
     assert sum(r.num_tokens for r in LIFE if isinstance(r, Dropped | Duplicate | Reissued)) == 931
     assert max(v.policy_version for v in versions if v.next_step <= 0) - 0 == 0
+
+
+def test_a_unit_has_one_result_and_one_reward_more_for_each_refusal() -> None:
+    first = result(3, 1)
+    keys = [unique_key(replace(first, num_restarts=r, num_refused=n)) for r in (0, 1) for n in (0, 1)]
+    assert keys == ["result/train/3/1", "result/train/3/1~1", "result/train/3~1/1", "result/train/3~1/1~1"]
+    assert unique_key(Rewarded(Unit(3, 1), 1.0, num_refused=2)) == "rewarded/train/3/1~2"
+    assert unique_key(Untrained(4, 3, "NaN", 9)) == "untrained/3"
+    assert unique_key(Refused(Unit(3, 1), 7, "NaN", 9)) is None

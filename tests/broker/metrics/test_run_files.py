@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from asyncrl.broker.failures import EVENT
+from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Live, Stepped
+from asyncrl.messages import Live, Prompt, Stepped
 from asyncrl.observe.run_directory import RunDirectory
 from tests.broker.driver import a_config, a_scheduler
 
@@ -19,7 +21,9 @@ class Life:
         config = a_config()
         self.directory = directory
         self.now_s = now_s
-        self.report = RunFiles(config, a_scheduler(config), directory, lambda: self.now_s)
+        scheduler = a_scheduler(config)
+        self.failures = scheduler.failures
+        self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
 
     def event(self, kind: str) -> dict[str, Any]:
         return [event for event in self.directory.read_events() if event["event"] == kind][-1]
@@ -48,6 +52,7 @@ def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -
     line = first.report.step(Stepped(0, 0, {"loss": 0.5}), [])
     assert line is not None
     assert (line["step"], line["loss"], line["pause_s"], line["receive_s"]) == (0, 0.5, 0.25, 0.5)
+    assert line["ledger_records"] == 17
     assert first.report.step(Stepped(0, 0, {"loss": 0.5}), []) is None
 
     second = Life(directory, now_s=0.0)
@@ -71,6 +76,24 @@ def test_the_summary_is_written_once_and_covers_all_restarts(directory: RunDirec
     assert len([event for event in directory.read_events() if event["event"] == "run.finished"]) == 1
 
 
+def test_failures_are_in_the_line_of_a_step_and_in_the_summary_of_all_lives(directory: RunDirectory) -> None:
+    first = Life(directory, now_s=0.0)
+    first.failures.count("reward", "no number in 17", 3)
+    for fields in first.failures.events(0.0):
+        first.report.event(EVENT, **fields)
+    assert (first.report.step(Stepped(0, 0, {}), []) or {})["failed"] == 3.0
+
+    second = Life(directory, now_s=0.0)
+    second.failures.count("reward", "no number in 18")
+    assert (second.report.step(Stepped(1, 1, {}), []) or {})["failed"] == 1.0
+    second.report.conclude("")
+
+    summary = directory.read_summary()
+    assert summary is not None
+    assert summary.failed == {"reward: no number in 17": 4}
+    assert second.event(EVENT)["count"] == 4
+
+
 def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,3 +103,19 @@ def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(
     monkeypatch.setattr(directory, "write_summary", full)
     assert Life(directory, now_s=0.0).report.conclude("") == "cannot write summary.json: No space left on device"
     assert Life(directory, now_s=0.0).report.conclude("the trainer died") == "the trainer died"
+
+
+def test_a_skipped_update_is_an_event_with_its_cause_once(directory: RunDirectory) -> None:
+    life, group = Life(directory, now_s=0.0), Group(0, Prompt(text="?"), 2, min_version=0)
+    life.report.step(Stepped(0, 0, {"skipped": 0.0}), [group])
+    assert not [event for event in directory.read_events() if event["event"] == "step.skipped"]
+
+    life.report.step(Stepped(1, 1, {"skipped": 2.0}), [group])
+    life.report.step(Stepped(1, 1, {"skipped": 2.0}), [group])
+    life.report.step(Stepped(2, 2, {"skipped": 1.0}), [])
+
+    skipped = [event for event in directory.read_events() if event["event"] == "step.skipped"]
+    assert [(event["step"], event["updates"], event["cause"]) for event in skipped] == [
+        (1, 2, "a loss or a gradient was not finite"),
+        (2, 1, "every group of the step was refused"),
+    ]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,10 +19,10 @@ from asyncrl.observe.samples import SamplesWriter
 class Payloads:
     """A spool with the given trajectories, or none."""
 
-    def __init__(self, *trajectories: Trajectory) -> None:
+    def __init__(self, *trajectories: Trajectory | None) -> None:
         self._trajectories = list(trajectories)
 
-    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory]:
+    async def fetch_all(self, refs: Sequence[SpoolRef], deadline_s: float) -> list[Trajectory | None]:
         if len(refs) != len(self._trajectories):
             raise DecodeError("the spool no longer has the payload")
         return self._trajectories
@@ -67,6 +68,13 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
     assert row["completion_ids"] == [2, 3]
 
 
+def test_a_step_has_its_file_once_it_is_written(tmp_path: Path) -> None:
+    files = SampleFiles(Payloads(TRAJECTORY), SamplesWriter(tmp_path))  # type: ignore[arg-type]
+    assert not files.has(3)
+    asyncio.run(files.write(Stepped(3, 5, {}), [a_group(Prompt(text="2 + 2?"))]))
+    assert files.has(3)
+
+
 def test_a_step_without_payloads_is_skipped(tmp_path: Path) -> None:
     assert written(tmp_path, a_group(Prompt(text="2 + 2?"))) == []
 
@@ -79,3 +87,16 @@ def test_a_full_disk_skips_the_samples_of_the_step(tmp_path: Path) -> None:
         assert written(folder, a_group(Prompt(text="2 + 2?")), TRAJECTORY) == []
 
     assert [(line["event"], line["step"]) for line in said] == [("samples.skipped", 3)]
+
+
+def test_trajectories_that_were_lost_with_their_spool_are_counted_and_left_out(tmp_path: Path) -> None:
+    group = Group(7, Prompt(text="2 + 2?"), 2, min_version=0)
+    for slot in group.slots:
+        slot.ref = SpoolRef("spool", 0, 0, 1, 0)
+    lost: list[tuple[int, int]] = []
+    payloads: Any = Payloads(TRAJECTORY, None)
+    files = SampleFiles(payloads, SamplesWriter(tmp_path), lost=lambda *what: lost.append(what))
+    asyncio.run(files.write(Stepped(3, 5, {}), [group]))
+    assert lost == [(3, 1)]
+    (file,) = tmp_path.glob("*.parquet")
+    assert pq.read_table(file).num_rows == 1

@@ -1,7 +1,7 @@
 """Connected nodes, their order, credits and silence."""
 
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.messages import PROTOCOL, Hello, Role
+from asyncrl.messages import PROTOCOL, Hello, Ready, Role
 
 
 def hello(role: Role, name: str, incarnation: str = "0") -> Hello:
@@ -46,6 +46,17 @@ def test_roles_are_kept_in_the_order_of_joining() -> None:
     assert book.leave("b.0") is None
 
 
+def test_a_machine_joins_as_one_and_may_become_the_trainer() -> None:
+    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    first, second = (book.join(f"{name}.0", hello("trainer", name), 0.0, "machine") for name in "ab")
+    assert (book.trainer(), book.of("machine")) == (None, [first, second])
+
+    book.promote(second)
+    assert (book.trainer(), book.of("machine")) == (second, [first])
+    book.leave("b.0")
+    assert book.trainer() is None
+
+
 def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
     book = NodeBook(notice_s=2.0, ttl_s=10.0)
     loading, ready = join(book, "rollout", "a"), join(book, "rollout", "b")
@@ -83,3 +94,21 @@ def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_ha
     assert node.is_able
     node.is_draining = True
     assert (node.credits, node.is_able) == (0, False)
+
+
+def test_rollouts_that_fetch_weights_are_no_members_of_transfers_and_loading_ones_are_neither() -> None:
+    book = NodeBook(2.0, 10.0)
+    near, far, _loading = (join(book, "rollout", name) for name in ("near", "far", "new"))
+    book.ready(near, Ready(ranks=2))
+    book.ready(far, Ready(weights="spool"))
+
+    assert (book.rollouts(), book.members(), book.fetchers()) == ([near, far], [near], [far])
+    assert near.ranks == 2
+    book.leave(far.peer)
+    assert book.fetchers() == []
+
+
+def test_a_trainer_that_is_ready_is_no_rollout() -> None:
+    book = NodeBook(2.0, 10.0)
+    book.ready(join(book, "trainer", "t"), Ready(weights="spool"))
+    assert book.fetchers() == []

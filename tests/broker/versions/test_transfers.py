@@ -5,17 +5,19 @@ import pytest
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, OngoingTransfer, TransferBook
 from asyncrl.errors import RunFailed
-from asyncrl.messages import PROTOCOL, Hello, Member, Publishing, Role
+from asyncrl.messages import PROTOCOL, Abort, Hello, Member, Publishing, Role
 
 DEADLINE_S = 30.0
+NOTICE_S, STALL_S = 2.0, 1.0
 
 
 class Stage:
     """A TransferBook, a trainer, and obedient rollouts."""
 
-    def __init__(self, *rollouts: str, swaps_at_once: bool = True) -> None:
-        self.book = TransferBook(DEADLINE_S, swaps_at_once=swaps_at_once)
-        self.nodes = NodeBook(notice_s=2.0, ttl_s=10.0)
+    def __init__(self, *rollouts: str, swaps_at_once: bool = True, is_patient: bool = False) -> None:
+        self.book = TransferBook(DEADLINE_S, STALL_S, swaps_at_once=swaps_at_once, is_patient=is_patient)
+        self.nodes = NodeBook(NOTICE_S, ttl_s=10.0)
+        self.now_s = 0.0
         self.join("trainer", "trainer")
         for name in rollouts:
             self.join("rollout", name)
@@ -24,6 +26,19 @@ class Stage:
         node = self.nodes.join(name, Hello(PROTOCOL, role, name, "0"), 0.0)
         node.is_ready = True
         return node
+
+    def silence(self, name: str) -> None:
+        node = self.nodes.get(name)
+        assert node
+        node.is_quiet = True
+
+    def hear(self, name: str) -> None:
+        node = self.nodes.get(name)
+        assert node
+        node.is_quiet = False
+
+    def abort(self, now_s: float) -> tuple[Abort, list[str]] | None:
+        return self.book.abort(self.nodes, now_s)
 
     def leave(self, name: str) -> None:
         self.nodes.leave(name)
@@ -47,7 +62,7 @@ class Stage:
             node = self.nodes.get(name)
             if node and not failure:
                 node.received_version = ongoing.message.policy_version
-            self.book.reported(name, ongoing.message.transfer_group, failure)
+            self.book.reported(name, ongoing.message.transfer_group, self.now_s, failure)
 
     def swap(self, *names: str) -> None:
         for name in names:
@@ -302,6 +317,153 @@ def test_a_rollout_lost_after_its_side_was_done_breaks_nothing() -> None:
     assert stage.book.live_version == 0
 
 
+def test_a_member_that_fell_silent_is_named_to_the_others_and_the_next_try_goes_without_it() -> None:
+    stage = Stage("a", "b")
+    first = transfer_group(stage.publish(0))
+    stage.silence("b")
+
+    assert stage.abort(NOTICE_S) == (Abort(first, "b was silent"), ["a", "b", "trainer"])
+    assert stage.book.conclude([]) is None
+    again = stage.start(NOTICE_S)
+
+    assert members(again) == ["trainer", "a"]
+    assert transfer_group(again) > first
+    assert stage.finish()
+    stage.hear("b")
+    assert members(stage.start()) == ["trainer", "b"], "it gets the version as a joiner"
+
+
+def test_an_abort_is_sent_once() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.silence("b")
+    assert stage.abort(NOTICE_S)
+    assert stage.abort(NOTICE_S) is None
+
+
+@pytest.mark.parametrize("sign", ["bucket", "report"])
+def test_a_transfer_that_goes_on_is_not_aborted_for_a_silent_member(sign: str) -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.silence("b")
+    for beat in range(20):
+        if sign == "bucket":
+            stage.book.sent(beat + 1, 0.5 * beat)
+        else:
+            stage.now_s = 0.5 * beat
+            stage.report("a")
+        assert stage.abort(0.5 * beat + STALL_S / 2) is None
+    assert stage.abort(10.0 + STALL_S)
+
+
+def test_a_slow_transfer_with_every_member_heard_is_never_aborted() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    assert stage.abort(DEADLINE_S) is None
+
+
+def test_a_silent_member_that_has_yet_to_swap_does_not_delay_the_version() -> None:
+    stage = Stage("a", "b")
+    started = stage.publish(0)
+    stage.report("trainer", "a", "b")
+    stage.swap("a")
+    stage.silence("b")
+    assert stage.book.conclude([]) is None
+
+    assert stage.abort(NOTICE_S) is None, "nobody is inside the transfer"
+    assert stage.book.conclude([]) is started
+    stage.hear("b")
+    assert stage.start() is None, "it has the version, and swaps when it goes on"
+
+
+def test_a_version_that_arrived_at_one_rollout_is_live_after_an_abort() -> None:
+    stage = Stage("a", "b", "c")
+    started = stage.publish(0)
+    stage.report("trainer", "a")
+    stage.swap("a")
+    stage.silence("b")
+
+    assert stage.abort(NOTICE_S) == (Abort(1, "b was silent"), ["b", "c"])
+    assert stage.book.conclude([]) is started
+    assert members(stage.start()) == ["trainer", "c"]
+
+
+def test_a_lost_member_is_named_to_those_that_are_still_inside_the_transfer() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.leave("b")
+    assert stage.abort(STALL_S / 2) is None, "they may fail by themselves, or arrive"
+    assert stage.abort(STALL_S) == (Abort(1, "b was lost"), ["a", "trainer"])
+
+
+def test_a_lost_trainer_is_named_to_all_rollouts() -> None:
+    stage = Stage("a", "b")
+    stage.publish(0)
+    stage.leave("trainer")
+    assert stage.abort(STALL_S) == (Abort(1, "trainer was lost"), ["a", "b"])
+
+
+def test_a_silent_trainer_is_waited_for_and_asked_for_nothing() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.silence("trainer")
+    assert stage.abort(DEADLINE_S) is None
+    stage.fail()
+    assert stage.start() is None
+    stage.hear("trainer")
+    assert stage.start()
+
+
+def test_a_silent_member_is_waited_for_if_no_other_rollout_waits() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.silence("a")
+    assert stage.abort(DEADLINE_S) is None
+
+
+def test_a_silent_joiner_delays_a_new_version_no_longer_than_others_do() -> None:
+    stage = Stage("a")
+    stage.publish(0)
+    stage.finish()
+    stage.join("rollout", "joiner")
+    pair = transfer_group(stage.start())
+    stage.silence("joiner")
+    assert stage.abort(DEADLINE_S) is None, "nobody else waits"
+
+    stage.book.stage(Publishing(1, next_step=1))
+
+    assert stage.abort(DEADLINE_S) == (Abort(pair, "joiner was silent"), ["joiner", "trainer"])
+    assert stage.book.conclude([]) is None
+    assert members(stage.start()) == ["trainer", "a"]
+
+
+def test_receivers_that_an_abort_would_end_wait_until_the_silent_one_is_lost() -> None:
+    stage = Stage("a", "b", is_patient=True)
+    stage.publish(0)
+    stage.silence("b")
+    assert stage.abort(DEADLINE_S) is None
+    stage.leave("b")
+    assert stage.abort(DEADLINE_S)
+
+
+def test_rollouts_that_fall_silent_in_turn_neither_end_the_run_nor_are_aborted_for_ever() -> None:
+    stage = Stage(*"abcdefgh")
+    stage.publish(0)
+    for name in "abcdefg":
+        stage.silence(name)
+        assert stage.abort(NOTICE_S)
+        stage.book.conclude([])
+        stage.hear(name)
+        assert members(stage.start())[1:] == list("abcdefgh"["abcdefgh".index(name) + 1 :])
+    stage.leave("h")
+    stage.book.reported("trainer", 8, 0.0, "connection closed")
+    stage.book.conclude([])
+
+    assert members(stage.start())[1:] == list("abcdefg")
+    stage.silence("a")
+    assert stage.abort(DEADLINE_S) is None, "this time they are waited for"
+
+
 def test_if_all_receivers_are_lost_the_next_to_join_gets_the_version_anew() -> None:
     stage = Stage("a")
     stage.publish(0)
@@ -322,8 +484,8 @@ def test_reports_of_an_earlier_transfer_group_are_ignored() -> None:
     stage.fail()
     stage.start()
 
-    stage.book.reported("trainer", old)
-    stage.book.reported("a", old, "late")
+    stage.book.reported("trainer", old, 0.0)
+    stage.book.reported("a", old, 0.0, "late")
 
     assert stage.book.ongoing
     assert stage.book.ongoing.unreported == {"trainer", "a"}

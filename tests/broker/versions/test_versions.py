@@ -7,6 +7,7 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
+from asyncrl.broker.versions.uploads import NO_GROUP
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import (
@@ -18,12 +19,15 @@ from asyncrl.messages import (
     Prompt,
     Published,
     Publishing,
+    Ready,
     Release,
     Role,
     Transfer,
     TransferFailed,
     Transferred,
     Unit,
+    Upload,
+    Uploaded,
 )
 
 
@@ -32,7 +36,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook(2.0, 10.0)
-        self.transfers = TransferBook(30.0)
+        self.transfers = TransferBook(30.0, 2.0)
         self.evaluation = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")], 4, self.groups)
         self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
         self.trainer, self.rollout = self.join("trainer", "t"), self.join("rollout", "a")
@@ -58,8 +62,8 @@ class Desk:
     def receive(self, transfer: Transfer) -> None:
         """Both sides of the transfer end, and the rollout swaps."""
         for node in (self.trainer, self.rollout):
-            self.versions.reported(node, Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 8))
-        self.versions.reported(self.rollout, Live(transfer.policy_version, 0.1, 0.1))
+            self.versions.reported(node, Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 8), 0.0)
+        self.versions.reported(self.rollout, Live(transfer.policy_version, 0.1, 0.1), 0.0)
 
 
 def test_a_version_goes_live_and_is_evaluated_on_a_held_node() -> None:
@@ -111,7 +115,7 @@ def test_a_failed_transfer_is_an_event_and_starts_again() -> None:
     desk = Desk()
     transfer = desk.offer()
     for node in (desk.trainer, desk.rollout):
-        desk.versions.reported(node, TransferFailed(transfer.transfer_group, 0, "connection closed"))
+        desk.versions.reported(node, TransferFailed(transfer.transfer_group, 0, "connection closed"), 0.0)
     desk.versions.advance(0.0)
 
     outbox, records, events = desk.out.drain()
@@ -135,7 +139,117 @@ def test_a_trainer_behind_the_live_version_is_answered_at_once() -> None:
 def test_nothing_is_sent_unless_something_changed() -> None:
     desk = Desk()
     desk.offer()
-    desk.versions.reported(desk.rollout, Live(0, 0.1, 0.1))
+    desk.versions.reported(desk.rollout, Live(0, 0.1, 0.1), 0.0)
     desk.sent()
 
     assert desk.sent() == []
+
+
+# ── rollouts outside the collective ─────────────────────────────────────────────────────────
+
+
+class FarDesk(Desk):
+    """A desk whose rollout ``a`` is in the collective, and a rollout ``far`` that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.far = self.join("rollout", "far")
+        self.nodes.ready(self.far, Ready(weights="spool"))
+
+    def publish(self, version: int) -> list[tuple[str, object]]:
+        self.versions.offered(self.trainer, Publishing(version, version))
+        return self.sent()
+
+    def uploaded(self, version: int) -> None:
+        self.versions.reported(self.trainer, Uploaded(version, 0.1, 8), 0.0)
+
+    def fetched(self, version: int) -> None:
+        self.versions.reported(self.far, Transferred(NO_GROUP, version, 0.1, 0), 0.0)
+        self.versions.reported(self.far, Live(version, 0.1, 0.1), 0.0)
+
+
+def test_a_rollout_outside_the_collective_is_no_member_and_fetches_the_version() -> None:
+    desk = FarDesk()
+
+    sent = desk.publish(0)
+    transfer = sent[0][1]
+    desk.uploaded(0)
+
+    assert isinstance(transfer, Transfer)
+    assert [member.node for member in transfer.members] == ["t", "a"]
+    assert sent[2:] == [("t.0", Upload(0))]
+    assert desk.sent() == [("far.0", Transfer(NO_GROUP, 0, [], keep=False, deadline_s=0.0))]
+
+
+def test_the_members_make_a_version_live_without_waiting_for_the_others() -> None:
+    desk = FarDesk()
+    transfer = desk.publish(0)[0][1]
+    assert isinstance(transfer, Transfer)
+    desk.uploaded(0)
+    desk.receive(transfer)
+
+    assert ("t.0", Published(0)) in desk.sent()
+    assert desk.far.policy_version == -1
+
+
+def test_a_rollout_outside_the_collective_that_is_first_does_not_make_a_version_live() -> None:
+    desk = FarDesk()
+    desk.publish(0)
+    desk.uploaded(0)
+    desk.fetched(0)
+
+    assert all(message != Published(0) for _, message in desk.sent())
+    assert (desk.far.policy_version, desk.transfers.live_version) == (0, -1)
+
+
+def test_without_members_the_first_that_decodes_with_a_version_makes_it_live() -> None:
+    desk = FarDesk()
+    desk.nodes.leave("a.0")
+    desk.versions.left(desk.rollout)
+    assert desk.publish(0) == [("t.0", Upload(0))]
+    desk.uploaded(0)
+    desk.sent()
+    desk.fetched(0)
+
+    sent = desk.sent()
+
+    assert ("t.0", Published(0)) in sent
+    assert ("far.0", Hold(0)) in sent, "and version 0 is evaluated there"
+    assert desk.window.num_open == 0
+
+
+def test_a_rollout_that_lags_or_is_fetching_is_not_held_for_an_evaluation() -> None:
+    desk = FarDesk()
+    desk.rollout.is_draining = True
+    transfer = desk.publish(0)[0][1]
+    assert isinstance(transfer, Transfer)
+    desk.uploaded(0)
+    desk.receive(transfer)
+    assert all(not isinstance(message, Hold) for _, message in desk.sent())
+    desk.versions.reported(desk.far, Live(0, 0.1, 0.1), 0.0)
+    desk.far.received_version = 0
+    assert desk.far.is_fetching
+    assert all(not isinstance(message, Hold) for _, message in desk.sent())
+
+    desk.versions.reported(desk.far, Transferred(NO_GROUP, 0, 0.1, 0), 0.0)
+
+    assert ("far.0", Hold(0)) in desk.sent()
+
+
+def test_a_failed_fetch_and_a_failed_upload_are_events() -> None:
+    desk = FarDesk()
+    desk.publish(0)
+    desk.versions.reported(desk.trainer, Uploaded(0, 0.1, 0, "No space left on device"), 0.0)
+    desk.versions.advance(2.0)
+    desk.uploaded(0)
+    desk.versions.advance(2.0)
+    desk.versions.reported(desk.far, TransferFailed(NO_GROUP, 0, "part 3 of 7 is damaged"), 2.0)
+
+    events = [(event.kind, event.fields) for event in desk.out.drain()[2]]
+
+    assert events == [
+        ("upload.failed", {"policy_version": 0, "cause": "No space left on device"}),
+        ("version.uploaded", {"policy_version": 0, "seconds": 0.1, "num_bytes": 8}),
+        ("transfer.failed", {"node": "far", "policy_version": 0, "cause": "part 3 of 7 is damaged"}),
+    ]
+    assert desk.transfers.ongoing, "the transfer of the members goes on"

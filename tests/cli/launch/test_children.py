@@ -27,7 +27,7 @@ def test_threads_devices_and_options_reach_the_child(
     shell.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(shell))
     child = role_process(
-        role, "gpu-1", CONFIG, tmp_path / "log", "--broker", "tcp://x", devices={"CUDA_VISIBLE_DEVICES": "4,5"}
+        role, "gpu-1", CONFIG, tmp_path / "log", "--broker", "tcp://x", environment={"CUDA_VISIBLE_DEVICES": "4,5"}
     )
 
     async def scene() -> int:

@@ -19,6 +19,12 @@ def loss(tokens):
 def advantage(outcomes, *, gama=1.0):
     return []
 
+def old_loss(logprobs, advantages, mask):
+    return 0
+
+def odd_loss(tokens, *, clip_hihg=0.2):
+    return 0
+
 def score(sample):
     return 1.0
 
@@ -52,6 +58,8 @@ def test_built_in_names_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"algorithm": {"advantage": "MINE:advantage"}}, "there is no setting 'gama': did you mean 'gamma'?"),
         ({"algorithm": {"loss": "MINE:los"}}, "has no function 'los': did you mean 'loss'?"),
+        ({"algorithm": {"loss": "MINE:old_loss"}}, "must be def old_loss(tokens, *, <settings>), but 'advantages'"),
+        ({"algorithm": {"loss": "MINE:odd_loss"}}, "there is no setting 'clip_hihg': did you mean 'clip_high'?"),
         ({"reward": {"function": "MINE:score", "options": {"form": 1.0}}}, "form"),
         ({"reward": {"function": "gsm8"}}, "unknown reward function 'gsm8': did you mean 'gsm8k'?"),
     ],

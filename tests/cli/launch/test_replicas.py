@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.supervise import Child
-from asyncrl.actor.zmq_link import ZmqHub
+from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.cli.launch.replicas import Replicas, run_replicas
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
-from asyncrl.messages import CODEC, Hello, Welcome
+from asyncrl.messages import CODEC, Hello, SpoolSet, Welcome
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))
 WAIT = 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done'
@@ -82,11 +83,11 @@ def ask(config: Config, *, count: int | None = None, only: list[str] | None = No
     """Start replicas with the configuration that a fake broker sends."""
 
     async def scene() -> None:
-        hub = ZmqHub("tcp://127.0.0.1:0", CODEC)
+        hub = ZmqHub("ipc://*", CODEC)
         answering = asyncio.create_task(answer(hub, config))
         try:
             stopping = asyncio.Event()
-            await run_replicas(hub.address, "gpu", count=count, only=only, wait_s=5.0, stopping=stopping)
+            await run_replicas(RunAddress(hub.address), "gpu", count=count, only=only, wait_s=5.0, stopping=stopping)
         finally:
             answering.cancel()
             await hub.aclose()
@@ -98,7 +99,7 @@ async def answer(hub: ZmqHub, config: Config) -> None:
     while True:
         peer, message = await hub.receive()
         if isinstance(message, Hello):
-            hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), "tcp://127.0.0.1:1", 0.5))
+            hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), SpoolSet(), 0.5))
 
 
 def vllm(each: int) -> Config:
@@ -123,12 +124,15 @@ def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     asked = []
 
-    def role_process(role, name, config, log, *options, devices):
-        asked.append((role, name, log, devices))
-        return Child(name, ["true"], log, devices)
+    def role_process(role, name, config, log, *options, environment):
+        asked.append((role, name, log, environment))
+        weights.add(options[options.index("--weights") + 1])
+        return Child(name, ["true"], log, environment)
 
+    weights: set[str] = set()
     monkeypatch.setattr("asyncrl.cli.launch.replicas.role_process", role_process)
     ask(vllm(2))
+    assert weights == {"collective"}
     assert asked == [
         ("rollout", "gpu-0", None, {"CUDA_VISIBLE_DEVICES": "4,5"}),
         ("rollout", "gpu-1", None, {"CUDA_VISIBLE_DEVICES": "6,7"}),

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from asyncrl.cli.launch import run as run_module
 from asyncrl.cli.launch.run import dry_run, resume, run
+from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import decode, load_config, to_toml
 from asyncrl.config.sections import Config
-from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
+from asyncrl.files.lock import locked
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 METRICS: dict[str, float] = {
@@ -59,7 +61,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """Receives the terminal output; datasets, models and functions are not checked."""
     text = StringIO()
     monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
-    for check in ("check_functions", "check_model", "check_data"):
+    for check in ("check_functions", "check_model", "check_data", "check_architecture"):
         monkeypatch.setattr(run_module, check, lambda *_: None)
     return text
 
@@ -84,6 +86,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Install:
 def failing(error: AsyncrlError) -> Callable[[RunDirectory], None]:
     def action(directory: RunDirectory) -> None:
         directory.append_metrics(METRICS)
+        directory.append_event("units.failed", stage="reward", cause="boom", count=7)
         raise error
 
     return action
@@ -96,11 +99,18 @@ def test_a_finished_run_ends_with_a_report_and_the_paths_of_its_results(
     run(config)
 
     directory = RunDirectory(tmp_path / "runs" / "tiny")
-    assert load_config(directory.config) == config
+    assert load_config(directory.config) == with_absolute_paths(config, Path.cwd())
     lines = printed.getvalue().splitlines()
     assert lines[1].startswith("finished: 3 of 3 steps in 6.0 s, held-out accuracy 25.0% -> 75.0%")
     assert f"report      {directory.report}" in lines
     assert not any(line.startswith("resume") for line in lines)
+
+
+def test_failures_are_in_the_last_lines(config: Config, supervised: Install, printed: StringIO) -> None:
+    summary = structs.replace(SUMMARY, failed={"reward: ValueError: no number": 12})
+    supervised(lambda directory: directory.write_summary(summary))
+    run(config)
+    assert "failed      12 reward (ValueError: no number)" in printed.getvalue().splitlines()
 
 
 def test_a_run_is_possible_inside_a_running_event_loop(config: Config, supervised: Install, printed: StringIO) -> None:
@@ -135,6 +145,7 @@ def test_without_a_summary_of_the_broker_one_is_made_from_the_metrics(
     assert summary is not None
     assert (summary.status, summary.cause, summary.steps, summary.versions) == ("failed", "the broker died", 1, 1)
     assert (summary.trained_tokens, summary.wall_s) == (100, 2.5)
+    assert summary.failed == {"reward: boom": 7}
     assert f"resume      asyncrl resume {directory.path}" in printed.getvalue().splitlines()
 
 
@@ -171,6 +182,32 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_outcome(
     assert "finished: 3 of 3 steps" in printed.getvalue()
 
 
+@pytest.mark.parametrize("lock", ["supervisor_lock", "lock"])
+def test_a_second_resume_leaves_a_running_run_alone(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
+    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 0.0)
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+    directory.address.write_text("tcp://127.0.0.1:5570\n")
+    before = {path: path.read_bytes() for path in directory.path.iterdir() if path.is_file()}
+    with (
+        locked(getattr(directory, lock), "held"),
+        pytest.raises(LinkError, match="old is being run already \\(process"),
+    ):
+        resume(directory.path, 9)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_of_several_machines_is_not_resumed_on_one(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(structs.replace(config, broker=structs.replace(config.broker, bind="tcp://*:1"))))
+    before = directory.config.read_text()
+    with pytest.raises(ConfigError, match=r"listens on tcp://\*:1, which needs keys"):
+        resume(directory.path, 9)
+    assert directory.config.read_text() == before
+
+
 def test_a_finished_run_is_resumed_only_to_extend_it(
     config: Config, supervised: Install, printed: StringIO, tmp_path: Path
 ) -> None:
@@ -178,8 +215,9 @@ def test_a_finished_run_is_resumed_only_to_extend_it(
     directory.write_config(to_toml(config))
     directory.write_summary(SUMMARY)
     directory.address.write_text("tcp://127.0.0.1:5570\n")
-    with pytest.raises(ConfigError, match=r"is complete \(3 steps\): there is nothing to resume"):
-        resume(directory.path)
+    resume(directory.path)
+    assert f"{directory.path} is complete (3 steps): there is nothing to resume" in printed.getvalue()
+    assert directory.read_summary() == SUMMARY
 
     def action(resumed: RunDirectory) -> None:
         assert load_config(resumed.config).run.steps == 9
@@ -189,11 +227,3 @@ def test_a_finished_run_is_resumed_only_to_extend_it(
     supervised(action)
     resume(directory.path, 9)
     assert "finished" in printed.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("path", "is_hub"),
-    [("Qwen/Qwen3-0.6B", True), ("./model", False), ("model", False), ("a/b/c", False), ("/m", False)],
-)
-def test_owner_and_name_without_such_a_directory_is_a_name_on_the_hub(path: str, is_hub: bool) -> None:
-    assert run_module._is_hub_name(path) == is_hub

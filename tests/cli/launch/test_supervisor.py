@@ -1,16 +1,25 @@
 """The end of a run, with fake children. Whole runs are in tests/integration."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.message import Message
 from asyncrl.cli.launch import supervisor
 from asyncrl.cli.launch.supervisor import Supervisor
-from asyncrl.messages import Exited
+from asyncrl.config.sections import Config, Data, Model
+from asyncrl.errors import RunFailed
+from asyncrl.messages import Exited, Failures, Finished
 from asyncrl.observe.run_directory import RunDirectory
+
+SUMMARY = (
+    '{"name": "run", "status": "%s", "seed": 0, "steps": 3, "steps_planned": 3, "versions": 3, "wall_s": 1.0, '
+    '"trained_tokens": 9, "staleness_mean": 0.0, "staleness_max": 0}'
+)
 
 
 class FakeChild:
@@ -87,6 +96,32 @@ def test_messages_before_the_first_link_are_sent_on_it() -> None:
     asyncio.run(main())
 
 
+def test_failures_are_shown_before_any_step(tmp_path: Path) -> None:
+    shown: list[dict[str, int]] = []
+
+    class FakeScreen:
+        def failures(self, counts: dict[str, int]) -> None:
+            shown.append(counts)
+
+    class FakeLink:
+        async def __aiter__(self) -> AsyncIterator[Message]:
+            yield Failures({"reward: boom": 2})
+            yield Finished("failed", "boom")
+
+    nothing: Any = None
+    screen: Any = FakeScreen()
+    link: Any = FakeLink()
+    made = Supervisor(nothing, RunDirectory(tmp_path), screen, None, [])
+
+    async def main() -> None:
+        made._ended = asyncio.get_running_loop().create_future()
+        await made._listen(link)
+        assert made._ended.result() == "boom"
+
+    asyncio.run(main())
+    assert shown == [{"reward: boom": 2}]
+
+
 def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(tmp_path: Path) -> None:
     slept: list[float] = []
     waited: list[tuple[str, float]] = []
@@ -111,3 +146,39 @@ def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(
     asyncio.run(main())
     assert slept == [5.0, 5.0, 10.0, 20.0]
     assert waited == [("trainer-0 to start", seconds) for seconds in (5.0, 10.0, 20.0)]
+
+
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_a_broker_that_finds_its_run_complete_ends_it_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str
+) -> None:
+    directory = RunDirectory.create(tmp_path, "run")
+    started: list[str] = []
+
+    class Broker(FakeChild):
+        log = None
+
+        async def start(self) -> None:
+            started.append(self.name)
+            directory.summary.write_text(SUMMARY % status)
+
+        def last_line(self) -> str:
+            return ""
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+
+    class FakeScreen:
+        def exited(self, *_: object, **__: object) -> None:
+            """Show nothing."""
+
+    screen: Any = FakeScreen()
+    config = Config(model=Model(path="model"), data=Data(train="train.jsonl"))
+    monkeypatch.setattr(supervisor, "role_process", lambda _role, name, *_, **__: Broker(name))
+    made = Supervisor(config, directory, screen, None, [], sleep=sleep)
+    if status == "finished":
+        asyncio.run(made.run(asyncio.Event()))
+    else:
+        with pytest.raises(RunFailed, match="broker-0 exited with 0"):
+            asyncio.run(made.run(asyncio.Event()))
+    assert started == ["broker-0"], "no other node"

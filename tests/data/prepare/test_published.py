@@ -10,7 +10,7 @@ from asyncrl.data.dataset import BadRow
 from asyncrl.data.prepare.published import PrepareResult, Problem, PublishedDataset, prepare, text_of
 from asyncrl.data.prompts import train_stream
 from asyncrl.data.table import Row, open_rows
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "why?"}]
 
@@ -116,7 +116,7 @@ def test_a_dataset_of_bad_rows_alone_is_not_written_even_so(tmp_path: Path) -> N
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(DataError, match=r"cannot write .*taken"):
+    with pytest.raises(ConfigError, match=r"cannot write .*taken"):
         prepare(TOY, toy(tmp_path, BAD[0]), tmp_path / "taken")
 
 

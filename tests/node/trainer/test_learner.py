@@ -1,4 +1,4 @@
-"""A learner starts from the base model in a new run, and rank 0 chooses the checkpoint to resume from."""
+"""A learner starts from the base model in a new run, and from a checkpoint of its own run otherwise."""
 
 from pathlib import Path
 
@@ -6,27 +6,16 @@ import pytest
 import torch
 
 from asyncrl.config.run_file import decode
-from asyncrl.node.trainer import learner
+from asyncrl.errors import LedgerError
 from asyncrl.node.trainer.learner import load_learner
-from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.ranks.ranks import SingleRank
-
-
-class SecondRank(SingleRank):
-    """Rank 1 of two, whose first rank found a checkpoint."""
-
-    rank = 1
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        return [b"step_000003", data]
 
 
 def test_a_new_run_starts_from_the_base_model(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     config = decode({"model": {"path": str(toy / "model")}, "data": {"train": "t"}})
-    directory = RunDirectory.create(tmp_path, "run")
-    loaded, tokenizer, start = load_learner(config, directory, lambda: SingleRank("cpu"))
+    loaded, tokenizer, start = load_learner(config, tmp_path / "checkpoints", lambda: SingleRank("cpu"))
 
     assert (start.step, start.policy_version, start.checkpoint) == (0, 0, "")
     assert "model.embed_tokens.weight" in {spec.name for spec in loaded.specs()}
@@ -34,11 +23,19 @@ def test_a_new_run_starts_from_the_base_model(toy: Path, tmp_path: Path, monkeyp
     assert (tmp_path / "saved" / "tokenizer.json").exists()
 
 
-def test_other_ranks_take_the_checkpoint_of_rank_0_without_reading_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_of_another_run_is_not_resumed_from(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(_: Path) -> None:
-        raise AssertionError("only rank 0 reads the checkpoints")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    config = decode({"model": {"path": str(toy / "model")}, "data": {"train": "t"}})
+    fresh, tokenizer, _ = load_learner(config, tmp_path, lambda: SingleRank("cpu"))
+    checkpoint.write(
+        tmp_path, step=3, policy_version=3, frontier={}, run_id="a", snapshot=fresh.snapshot(), tokenizer=tokenizer
+    )
 
-    monkeypatch.setattr(checkpoint, "newest_intact", read)
-    assert learner._newest_checkpoint(tmp_path, SecondRank()) == tmp_path / "step_000003"
+    def resume(run_id: str) -> int:
+        return load_learner(config, tmp_path, lambda: SingleRank("cpu"), run_id)[2].step
+
+    assert (resume("a"), resume("")) == (3, 3)
+    with pytest.raises(LedgerError, match=r"manifest\.json belongs to another run: expected run b, got a"):
+        resume("b")

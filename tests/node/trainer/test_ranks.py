@@ -1,48 +1,112 @@
-"""A trainer of several processes fails at once when a rank dies before the group is formed."""
+"""A trainer of several processes fails at once when a rank dies before the group is formed, and names it."""
 
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
 from asyncrl.actor.supervise import Child
 from asyncrl.client.handshake import identity
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
-from asyncrl.errors import RankDied
-from asyncrl.messages import Welcome
+from asyncrl.errors import ConfigError, MachineLost, RankDied
+from asyncrl.messages import SpoolSet, TrainerMachine, Welcome
 from asyncrl.node.trainer import ranks
-from asyncrl.node.trainer.ranks import with_ranks
+from asyncrl.node.trainer.place import HubAddress, Place, Session, only_machine
+from asyncrl.node.trainer.ranks import exit_error, patience_s, with_ranks
 from asyncrl.trainer.ranks.ranks import Ranks
 
-WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
+WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)
+CONFIG = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
+SESSION = Session(CONFIG, RunAddress("ipc://x"), identity("trainer", "trainer-0"), WELCOME, "127.0.0.1")
 JOINS_AND_DIES = """
 import asyncio, os, sys
 from asyncrl.client.handshake import identity, join
+from asyncrl.client.run_address import RunAddress
 
 async def main():
-    await join(sys.argv[1], identity("shard", "trainer-0-rank-1"), 30.0)
+    await join(RunAddress(sys.argv[1]), identity("shard", "trainer-0-rank-1"), 30.0)
     os._exit(3)
 
 asyncio.run(main())
 """
 
 
+async def load(form: Callable[[], Ranks], _: object) -> None:
+    await asyncio.to_thread(form)
+
+
 @pytest.mark.timeout(60)
 def test_a_rank_that_dies_before_the_group_is_formed_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
-
-    def dying(_who: object, rank: int, address: str, _store: object) -> Child:
-        return Child(f"trainer-0-rank-{rank}", [sys.executable, "-c", JOINS_AND_DIES, address], None, {})
-
-    async def load(form: Callable[[], Ranks], _: object) -> None:
-        await asyncio.to_thread(form)
+    async def dying(
+        stack: AsyncExitStack, _session: object, _place: object, hub: HubAddress, *, leave_s: float
+    ) -> list[Child]:
+        child = Child("trainer-0-rank-1", [sys.executable, "-c", JOINS_AND_DIES, hub.address], None, {})
+        stack.push_async_callback(child.end, leave_s)
+        await child.start()
+        return [child]
 
     async def main() -> None:
-        monkeypatch.setattr(ranks, "_child", dying)
-        with pytest.raises(RankDied, match="trainer-0-rank-1 exited with 3"):
-            await with_ranks(config, identity("trainer", "trainer-0"), WELCOME, load)
+        monkeypatch.setattr(ranks, "start_ranks", dying)
+        with pytest.raises(RankDied, match="trainer-0-rank-1 exited with 3") as raised:
+            await with_ranks(SESSION, load, only_machine("trainer-0", 2))
+        assert raised.type is RankDied
 
     asyncio.run(main())  # ends the thread that waits for the group
+
+
+@pytest.mark.timeout(60)
+def test_the_loss_of_another_machine_ends_the_wait_for_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(*_: object, **__: object) -> list[Child]:
+        return []
+
+    async def main() -> None:
+        monkeypatch.setattr(ranks, "start_ranks", none)
+        lost: asyncio.Future[MachineLost] = asyncio.get_running_loop().create_future()
+        addresses = []
+
+        async def announce(hub: HubAddress) -> None:
+            addresses.append(hub.address)
+            lost.set_result(MachineLost("b on host-b (rank 1) was lost: silent for 10 s"))
+
+        place = Place([TrainerMachine("trainer-0", "host-a"), TrainerMachine("b", "host-b")], 0, 1)
+        with pytest.raises(MachineLost, match=r"b on host-b \(rank 1\) was lost"):
+            await with_ranks(SESSION, load, place, announce=announce, lost=lost)
+        assert len(addresses) == 1
+
+    asyncio.run(main())
+
+
+EXITS: list[tuple[int, type[Exception], float]] = [
+    (0, RankDied, 0.0), (1, RankDied, 0.0), (78, ConfigError, 0.0), (75, RankDied, 7.0), (69, RankDied, 7.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "kind", "paused_s"), EXITS)
+def test_a_rank_that_left_because_of_another_gives_that_one_time_to_be_named(
+    code: int, kind: type[Exception], paused_s: float
+) -> None:
+    async def main() -> tuple[Exception, list[float]]:
+        paused: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            paused.append(seconds)
+
+        child = Child("r", [sys.executable, "-c", f"raise SystemExit({code})"], None, {})
+        await child.start()
+        return await exit_error(child, 7.0, sleep), paused
+
+    error, paused = asyncio.run(main())
+    assert type(error) is kind
+    assert str(error).startswith(f"r exited with {code}")
+    assert paused == ([paused_s] if paused_s else [])
+
+
+def test_a_lost_machine_is_waited_for_until_the_broker_notices() -> None:
+    one = only_machine("a", 2)
+    two = Place([*one.machines, TrainerMachine("b", "host-b")], 0, 2)
+    assert patience_s(CONFIG, two) - patience_s(CONFIG, one) == CONFIG.broker.node_ttl_s

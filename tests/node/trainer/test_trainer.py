@@ -3,13 +3,14 @@
 import asyncio
 
 from asyncrl.client.handshake import Identity
+from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.node.trainer.trainer import run_trainer
 from tests.node.refusing import refused
 
 
-async def start(address: str, who: Identity) -> None:
-    await run_trainer(address, who, wait_s=10.0, stopping=asyncio.Event())
+async def start(run: RunAddress, who: Identity) -> None:
+    await run_trainer(run, who, wait_s=10.0, stopping=asyncio.Event())
 
 
 def test_a_trainer_on_a_missing_device_leaves_with_the_cause() -> None:

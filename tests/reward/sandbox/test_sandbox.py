@@ -1,6 +1,8 @@
 """The sandbox: its limits, its isolation, and the results it reports."""
 
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,55 @@ def test_a_sandbox_that_cannot_start_is_an_error_and_not_a_failed_program() -> N
         Sandbox(has_namespaces=False, python="/nonexistent/python").run("print(1)", "", Limits())
 
     assert caught.value.retryable
+
+
+BWRAP = f"""#!{sys.executable} -IS
+# bwrap as far as its arguments go: refuses all that differ, and runs the command without walls
+import os, sys
+arguments = sys.argv[1:]
+walls, command = arguments[:arguments.index("--")], arguments[arguments.index("--") + 1:]
+root = "--cap-add CAP_SETUID --cap-add CAP_SETGID ".split() if {os.geteuid() == 0} else []
+expected = (
+    "--die-with-parent --new-session --unshare-ipc --unshare-net --unshare-pid --unshare-uts "
+    "--ro-bind / / --dev /dev --proc /proc"
+).split()
+jail, folder = command[3:5]
+files = ["--tmpfs", os.environ["TEMPORARY"], "--ro-bind", jail, jail, "--bind", folder, folder]
+if walls not in (expected + root + files, expected + files):
+    sys.exit(f"bwrap: unexpected {{walls}}")
+open(os.environ["USED"], "w").close()
+os.execvp(command[0], command)
+"""
+
+
+def install_bwrap(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Put a ``bwrap`` into the search path; return the file that it makes when it is used well."""
+    (folder / "bwrap").write_text(script)
+    (folder / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TEMPORARY", tempfile.gettempdir())
+    monkeypatch.setenv("USED", str(folder / "used"))
+    return folder / "used"
+
+
+@needs_sandbox
+def test_bubblewrap_is_preferred_where_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = install_bwrap(tmp_path, monkeypatch, BWRAP)
+
+    found = Sandbox.find()
+
+    assert found is not None
+    assert found.has_bubblewrap
+    assert found.has_namespaces
+    used.unlink()
+    assert found.run("print(input())", "through", Limits()).output == "through\n"
+    assert used.exists()
+
+
+@needs_sandbox
+def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_bwrap(
+        tmp_path, monkeypatch, "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+    )
+
+    assert Sandbox.find() == FOUND

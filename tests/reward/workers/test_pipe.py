@@ -30,7 +30,7 @@ def heard(*chunks: bytes) -> list[FromWorker | None]:
 def test_a_worker_reads_frames_until_the_stream_ends() -> None:
     encoded = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="#### 4", answer="4")))
     load = Load(Reward(function="gsm8k", options={"method": "strict"}, timeout_s=0.3))
-    stream = io.BytesIO(encode(load) + encode(Judge([encoded, encoded])))
+    stream = io.BytesIO(encode(load) + encode(Judge(0, [encoded, encoded])))
 
     assert read(stream) == load
     request = read(stream)
@@ -46,7 +46,16 @@ def test_the_pool_reads_frames_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"\x05\x00", b"\x05\x00\x00\x00ab", b"\x02\x00\x00\x00hi", b"\x02\x00\x00\x00\xa1\xff"]
+    "damaged",
+    [
+        b"\x01\x00\x01\x00" + bytes(1 << 17),
+        b"\xff\xff\xff\x7f",
+        b"",
+        b"\x05\x00",
+        b"\x05\x00\x00\x00ab",
+        b"\x02\x00\x00\x00hi",
+        b"\x02\x00\x00\x00\xa1\xff",
+    ],
 )
 def test_half_a_frame_or_nonsense_means_the_worker_is_gone(damaged: bytes) -> None:
     assert heard(damaged) == [None]

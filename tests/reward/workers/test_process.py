@@ -10,7 +10,6 @@ import pytest
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.reward.workers.pipe import Judged
 from asyncrl.reward.workers.process import WorkerProcess
 
 FUNCTIONS = """
@@ -48,14 +47,14 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
     """Judge with a worker that is lost: the inputs that were settled, and the error."""
 
     async def judge() -> tuple[list[int], VerifierError]:
-        settled: list[Judged] = []
+        settled: list[int] = []
         worker = await WorkerProcess.start(Reward(function=function, timeout_s=0.3))
         with pytest.raises(VerifierError) as caught:
-            await worker.judge([raw(text) for text in completions], settled.append)
+            await worker.judge([raw(text) for text in completions], lambda place, judged: settled.append(place))
         await worker.kill()
         assert not worker.is_alive
         await worker.kill()
-        return [judged.index for judged in settled], caught.value
+        return settled, caught.value
 
     return asyncio.run(judge())
 
@@ -89,7 +88,7 @@ def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tm
 
     async def spawn_and_kill() -> bytes:
         worker = await WorkerProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
-        await worker.judge([raw("spawn")], lambda judged: None)
+        await worker.judge([raw("spawn")], lambda place, judged: None)
         reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
         await worker.kill()
         with os.fdopen(reader, "rb") as still_open:

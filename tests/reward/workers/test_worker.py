@@ -72,7 +72,9 @@ class Child:
         return message
 
     def judge(self, *completions: str) -> list[Judged]:
-        self.say(Judge([msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))) for text in completions]))
+        self.say(
+            Judge(0, [msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))) for text in completions])
+        )
         answers = [self.hear() for _ in completions]
         return [answer for answer in answers if isinstance(answer, Judged)]
 
@@ -143,7 +145,7 @@ def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_f
     child.say(Load(Reward(function=f"{functions}:waits", timeout_s=0.3)))
 
     assert child.hear() == Loaded(concurrent=True)
-    answers = {judged.index: judged for judged in child.judge("hang", "1", "x", "3")}
+    answers = {judged.number: judged for judged in child.judge("hang", "1", "x", "3")}
     assert "no verdict within 0.3 s" in answers[0].reason
     assert answers[1].verdict == Verdict(1.0, {"correct": 1.0})
     assert "ValueError" in answers[2].reason

@@ -9,7 +9,8 @@ import pytest
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.worker_slot import PendingVerdict, WorkerSlot
+from asyncrl.reward.workers.pipe import Judged
+from asyncrl.reward.workers.worker_slot import PendingVerdict, Record, WorkerSlot
 
 FUNCTIONS = """
 import os, time
@@ -21,7 +22,13 @@ def decide(sample):
     if sample.completion == "spoil":
         Path(__file__).unlink()
         os._exit(7)
+    if sample.completion == "damage":
+        damaged.append(1)
+    if damaged:
+        raise RuntimeError("damaged")
     return float(sample.completion)
+
+damaged = []
 
 async def decide_async(sample):
     return decide(sample)
@@ -96,3 +103,63 @@ def test_an_idle_worker_that_died_is_replaced_before_the_next_batch(functions: P
 def test_a_bad_function_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
         asyncio.run(WorkerSlot(Reward(function="nope", timeout_s=1.0)).fill())
+
+
+def test_the_third_worker_lost_in_a_row_is_the_functions_fault_and_not_tried_again(functions: Path) -> None:
+    found, replaced = outcomes(f"{functions}:decide", "die", "1", "die", "die", "die", "1", "die")
+
+    retryable = [outcome.retryable for outcome in found if isinstance(outcome, VerifierError)]
+    assert retryable == [True, True, True, False, True, True]
+    assert replaced == 4
+    assert "not judged after 3 lost workers in a row: the reward worker died" in str(found[-1])
+
+
+@pytest.mark.timeout(60)
+def test_a_function_that_damages_its_process_is_given_a_new_one(functions: Path) -> None:
+    async def judge() -> list[object]:
+        slot = WorkerSlot(Reward(function=f"{functions}:decide", timeout_s=20.0), clock=lambda: 0.0)
+        found: list[object] = []
+        for text in ("1", "damage", "2", "3", "4"):
+            encoded = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text)))
+            pending = PendingVerdict(encoded, asyncio.get_running_loop().create_future())
+            await slot.judge([pending])
+            found += await asyncio.gather(pending.verdict, return_exceptions=True)
+        await slot.clear()
+        return found
+
+    found = asyncio.run(judge())
+
+    assert [type(outcome) for outcome in found] == [Verdict, VerifierError, VerifierError, VerifierError, Verdict]
+
+
+def record_of(*judged: Judged) -> Record:
+    record = Record(started_at=100.0, start_s=2.0)
+    for one in judged:
+        record.settled(one)
+    return record
+
+
+GOOD, BAD, WRONG = Judged(0, Verdict(1.0)), Judged(0, None, "raised", retryable=True), Judged(0, None, "no tests")
+
+
+def test_a_worker_is_suspect_after_three_failures_that_may_come_back_if_it_has_judged_before() -> None:
+    assert record_of(GOOD, BAD, BAD, BAD).is_suspect(160.0)
+    assert not record_of(GOOD, BAD, BAD).is_suspect(160.0)
+    assert not record_of(GOOD, BAD, BAD, GOOD, BAD).is_suspect(160.0)
+    assert not record_of(GOOD, WRONG, WRONG, WRONG).is_suspect(160.0)
+    assert not record_of(BAD, BAD, BAD, BAD).is_suspect(160.0)  # its service may be away
+
+
+def test_a_worker_is_not_replaced_for_failures_soon_after_a_slow_start() -> None:
+    assert not record_of(GOOD, BAD, BAD, BAD).is_suspect(159.0)
+
+
+def test_numbers_from_a_worker_are_checked_again() -> None:
+    async def settled(verdict: Verdict) -> object:
+        pending = PendingVerdict(msgspec.Raw(b""), asyncio.get_running_loop().create_future())
+        pending.settle(Judged(0, verdict))
+        return (await asyncio.gather(pending.verdict, return_exceptions=True))[0]
+
+    assert asyncio.run(settled(Verdict(1.0, {"correct": 1.0}))) == Verdict(1.0, {"correct": 1.0})
+    for forged in (Verdict(float("nan")), Verdict(0.0, {"m": 1e13}), Verdict(0.0, {}, "x" * 201)):
+        assert "the reward worker sent no verdict" in str(asyncio.run(settled(forged)))

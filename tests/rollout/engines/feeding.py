@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from transformers import PreTrainedModel
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
@@ -52,7 +53,7 @@ async def feed(engine: Engine, model: PreTrainedModel, weights: Weights) -> Asyn
     publisher = Publisher(layout, TRAINER, trainer.send, weights)
     receiver: WeightReceiver
     if isinstance(engine, MultiProcessEngine):
-        receiver = await engine.receiver(member, node.send, weights)
+        receiver = await engine.receiver(member, node.send, weights, interface=LOOPBACK)
     else:
         receiver = Receiver(layout, member, node.send, weights)
     coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]

@@ -27,8 +27,20 @@ def test_a_saved_tokenizer_is_loaded(tokenizer, tmp_path):
 
 
 def test_a_directory_without_a_tokenizer_is_a_mistake(tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.path .* cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"model\.path=.* has no tokenizer: expected tokenizer\.json"):
         text.load_tokenizer(str(tmp_path))
+
+
+def test_a_damaged_tokenizer_is_one_sentence(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "unknown"}}')
+    with pytest.raises(ConfigError, match=r"^model\.path=.*: its tokenizer cannot be loaded: "):
+        text.load_tokenizer(str(tmp_path))
+
+
+def test_a_name_on_the_hub_is_told_how_to_download_it():
+    with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen3-0\.6B"):
+        text.load_tokenizer("Qwen/Qwen3-0.6B")
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer):

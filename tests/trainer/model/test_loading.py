@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,6 +32,62 @@ def test_a_model_with_missing_weights_is_refused(save_model):
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"1 weights are missing.*'model\.norm\.weight'"):
         load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
+
+
+def refusal(path):
+    with pytest.raises(ConfigError) as refused:
+        load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
+    return str(refused.value).replace(str(path), "MODEL")
+
+
+def test_a_weight_that_is_not_finite_is_named(save_model):
+    path = save_model(seed=3)
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][2, 3] = torch.nan
+    weights["model.layers.1.mlp.up_proj.weight"][2, 4] = torch.inf
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(path) == (
+        "model.path=MODEL: the weight 'model.layers.1.mlp.up_proj.weight' has 2 values that are NaN or infinite; copy "
+        "the directory again, or use an earlier checkpoint"
+    )
+
+
+def test_weights_of_another_shape_are_one_sentence(save_model):
+    path = save_model(seed=4)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 12}))
+    assert refusal(path) == (
+        "model.path=MODEL: the weight 'model.layers.0.mlp.down_proj.weight' has shape [16, 24], but by config.json it "
+        "must have [16, 12]; use config and weights of one model"
+    )
+
+
+def test_another_vocabulary_and_a_file_cut_off_are_one_sentence_each(save_model):
+    path = save_model(seed=5)
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(json.dumps(json.loads(text) | {"vocab_size": 99}))
+    assert "config.json says vocab_size=99, but the weight 'model.embed_tokens.weight' has" in refusal(path)
+
+    (path / "config.json").write_text(text)
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-100])
+    assert "model.safetensors is damaged: expected" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model_type": "unheard"}, "has no model of model_type 'unheard'; use a model of a type that it has"),
+        ({"model_type": "vit"}, "cannot load a causal language model: ValueError: "),
+        ({"hidden_act": "unheard"}, "cannot load a causal language model: KeyError: "),
+    ],
+)
+def test_a_config_that_makes_no_model_is_one_sentence(save_model, settings, sentence):
+    path = save_model(seed=6)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))
+    assert sentence in refusal(path)
+    assert "\n" not in refusal(path)
 
 
 def test_a_head_that_may_be_missing_is_zero_then(model_path):

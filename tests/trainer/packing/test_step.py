@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,10 +22,28 @@ def test_mini_batches_are_whole_groups_as_equal_as_can_be() -> None:
     assert five.mini_batches(99) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]], "no more than there are groups"
 
 
-@pytest.mark.parametrize("group_ids", [(), (1, 2, 1)], ids=["none", "scattered"])
-def test_anything_but_whole_groups_is_refused(group_ids):
+def test_scattered_groups_are_refused():
     with pytest.raises(AsyncrlError, match="expected whole groups"):
-        step(*group_ids)
+        step(1, 2, 1)
+
+
+def test_a_step_of_no_samples_is_refused():
+    with pytest.raises(AsyncrlError, match="expected whole groups"):
+        local_step([])
+
+
+def test_a_step_without_some_groups_keeps_the_tokens_and_ranks_of_the_others():
+    ids = np.arange(4, dtype=np.int32)
+    tokens = {place: TrainingTrajectory(place, ids[:1], ids, np.zeros(4, np.float32), 0.5) for place in (0, 2, 4)}
+    whole = replace(step(7, 7, 3, 3, 9, 9), trajectories=tokens, owners=[0, 1, 0, 1, 0, 1])
+
+    rest = whole.without([3])
+
+    assert [outcome.group_id for outcome in rest.outcomes] == [7, 7, 9, 9]
+    assert {place: one.group_id for place, one in rest.trajectories.items()} == {0: 0, 2: 4}
+    assert rest.owners == [0, 1, 0, 1]
+    assert whole.without([]) is whole
+    assert whole.without([7, 3, 9]).infos == []
 
 
 def test_a_step_of_samples_has_all_of_their_tokens() -> None:

@@ -7,21 +7,36 @@ import pytest
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import RankDied
-from asyncrl.messages import PROTOCOL, Beat, Hello, Stop, Welcome
-from asyncrl.trainer.ranks.rank_hub import RankHub
+from asyncrl.messages import (
+    PROTOCOL,
+    Beat,
+    Checked,
+    Hello,
+    Refusal,
+    Reject,
+    SpoolSet,
+    Stop,
+    StoreGet,
+    StoreSet,
+    StoreValue,
+    Unit,
+    Welcome,
+)
+from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
 
-WELCOME = Welcome(1, "run", b"{}", "tcp://spool", 0.5)
+WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)
 
 
 class Stage:
     def __init__(self, size: int = 3) -> None:
         self.hub = MemoryHub()
         self.now_s = 0.0
-        self.ranks = RankHub(self.hub, size=size, welcome=WELCOME, silence_s=10.0, clock=lambda: self.now_s)
+        names = [f"trainer-0-rank-{rank}" for rank in range(1, size)]
+        self.ranks = RankHub(self.hub, names=names, welcome=WELCOME, silence_s=10.0, clock=lambda: self.now_s)
 
-    async def join(self, rank: int) -> Link:
+    async def join(self, rank: int, host: str = "h") -> Link:
         link = self.hub.connect(f"trainer-0-rank-{rank}.abc")
-        await link.send(Hello(PROTOCOL, "shard", f"trainer-0-rank-{rank}", "abc"))
+        await link.send(Hello(PROTOCOL, "shard", f"trainer-0-rank-{rank}", "abc", host=host))
         return link
 
 
@@ -31,7 +46,7 @@ def test_ranks_are_welcomed_as_they_come_and_counted() -> None:
         listening = asyncio.create_task(stage.ranks.listen())
         first = await stage.join(1)
         assert await first.receive() == WELCOME
-        with pytest.raises(RankDied, match="1 of the trainer's 2 further ranks joined in 0 s"):
+        with pytest.raises(RankDied, match=r"^trainer-0-rank-2 of the trainer's 2 further ranks did not join in 0 s"):
             await stage.ranks.wait_for_all(0.0)
         await stage.join(2)
         await stage.ranks.wait_for_all(5.0)
@@ -56,6 +71,70 @@ def test_a_broadcast_reaches_all_ranks() -> None:
     asyncio.run(scene())
 
 
+def test_a_step_is_checked_when_every_rank_has_said_what_it_refuses() -> None:
+    async def scene() -> None:
+        stage, refusals = Stage(), [Refusal(Unit(0, rank), "NaN") for rank in (0, 1)]
+        listening = asyncio.create_task(stage.ranks.listen())
+        links = [await stage.join(rank) for rank in (1, 2)]
+        checking = asyncio.create_task(stage.ranks.refused(4))
+        await links[0].send(Checked(5, []))
+        await links[0].send(Checked(4, refusals[:1]))
+        await stage.ranks.wait_for_all(5.0)
+        assert not checking.done()
+        await links[1].send(Checked(4, refusals[1:]))
+        assert sorted(await checking, key=lambda refusal: refusal.unit) == refusals
+        await links[1].send(Checked(5, []))
+        assert await stage.ranks.refused(5) == []
+        await stage.hub.aclose()
+        await listening
+
+    asyncio.run(scene())
+
+
+def test_a_rank_of_an_earlier_group_is_refused() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        listening = asyncio.create_task(stage.ranks.listen())
+        assert await (await stage.join(3)).receive() == Reject("trainer-0-rank-3 is no rank of this trainer")
+        await stage.hub.aclose()
+        await listening
+
+    asyncio.run(scene())
+
+
+def test_a_first_rank_without_others_waits_for_nobody() -> None:
+    async def scene() -> None:
+        stage = Stage(size=1)
+        await stage.ranks.wait_for_all(5.0)
+        assert await stage.ranks.refused(0) == []
+
+    asyncio.run(scene())
+
+
+def test_stores_of_ranks_meet_in_any_order_and_count_as_no_rank() -> None:
+    async def scene() -> None:
+        stage = Stage(size=2)
+        listening = asyncio.create_task(stage.ranks.listen())
+        early, late = stage.hub.connect("trainer-0.1.store"), stage.hub.connect("trainer-0-rank-1.abc.store")
+        await early.send(StoreGet("ranks", "here/1"))
+        await late.send(StoreSet("ranks", "here/1", b"here"))
+        assert await early.receive() == StoreValue("ranks", "here/1", b"here")
+        await late.send(StoreGet("ranks", "here/1"))
+        assert await late.receive() == StoreValue("ranks", "here/1", b"here")
+        with pytest.raises(RankDied):
+            await stage.ranks.wait_for_all(0.0)
+        stage.now_s = 100.0
+        stage.ranks.require_all()
+        await stage.hub.aclose()
+        await listening
+
+    asyncio.run(scene())
+
+
+def test_a_trainer_of_one_process_waits_for_nobody() -> None:
+    assert asyncio.run(NoOtherRanks().refused(0)) == []
+
+
 def test_a_rank_that_falls_silent_is_named() -> None:
     async def scene() -> None:
         stage = Stage()
@@ -68,7 +147,7 @@ def test_a_rank_that_falls_silent_is_named() -> None:
             await asyncio.sleep(0)
         stage.ranks.require_all()
         stage.now_s = 12.0
-        with pytest.raises(RankDied, match="trainer-0-rank-2 has been silent for 12 s"):
+        with pytest.raises(RankDied, match=r"^trainer-0-rank-2 on h has been silent for 12 s"):
             stage.ranks.require_all()
         await stage.hub.aclose()
         await listening

@@ -1,6 +1,7 @@
 """Ranks that train together do what one would do alone: real processes, sharded parameters, one step each."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
+from torch.distributed.distributed_c10d import Store
 
 from asyncrl.config.run_file import decode
-from asyncrl.errors import ConfigError, RankDied
+from asyncrl.errors import ConfigError, RankDied, TransferError
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks.ranks import RankGroup, SingleRank, collective
+from asyncrl.trainer.ranks.ranks import INTERFACES, RankGroup, SingleRank, collective
 from tests.trainer.ragged_trajectories import ragged_trajectories
 from tests.trainer.rank_process import Case
 
@@ -110,21 +113,36 @@ def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size)
         assert (published[name] - weight).abs().mean() < 1e-5
 
 
-def test_ranks_that_never_come_need_not_be_waited_for(tmp_path):
-    asked = iter([False, True])
-    with pytest.raises(RankDied, match="rank 1 of the trainer's 2 did not join"):
-        RankGroup(tmp_path / "store", rank=0, size=2, timeout_s=60.0, is_over=lambda: next(asked))
+class EmptyStore(Store):
+    """Store of a group whose other ranks never come."""
+
+    def set(self, key: str, value: str | bytes) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        if key == "here/0":
+            return b"here"
+        raise TransferError("trainer-b-rank-1 on b (rank 1) did not join the rendezvous within 600 s")
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path):
+    with pytest.raises(RankDied, match=r"2 ranks .* could not form a group: trainer-b-rank-1 on b \(rank 1\) did not"):
+        RankGroup(EmptyStore(), rank=0, size=2, timeout_s=60.0)
 
 
 def test_a_device_that_is_not_there_is_a_mistake_of_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match="cuda"):
-        RankGroup(tmp_path / "store", rank=63, size=64, timeout_s=60.0, kind="cuda")
+        RankGroup(EmptyStore(), rank=0, size=2, device_index=63, timeout_s=60.0, kind="cuda")
+
+
+def test_an_interface_that_this_machine_lacks_is_a_mistake_of_the_configuration(tmp_path):
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.1"):
+        RankGroup(EmptyStore(), rank=0, size=2, timeout_s=60.0, interface="203.0.113.1")
 
 
 @pytest.fixture
-def group(tmp_path):
+def group():
     """Group of one rank, whose collectives do not wait."""
-    group = RankGroup(tmp_path / "store", rank=0, size=1, timeout_s=60.0)
+    group = RankGroup(HashStore(), rank=0, size=1, timeout_s=60.0)
     yield group
     group.close()
 
@@ -149,5 +167,17 @@ def test_without_a_group_errors_pass_unchanged() -> None:
         raise RuntimeError("shapes")
 
 
-def test_a_single_rank_gathers_its_own_data() -> None:
+def test_forming_a_group_leaves_no_interface_in_the_environment(group):
+    assert not INTERFACES.values() & os.environ.keys()
+
+
+def test_a_group_gathers_and_broadcasts_bytes(group):
+    assert [group.all_gather(data) for data in (b"said", b"")] == [[b"said"], [b""]]
+    assert [group.broadcast(data, 0) for data in (b"said", b"")] == [b"said", b""]
+
+
+def test_a_single_rank_gathers_and_broadcasts_its_own_data() -> None:
     assert SingleRank().all_gather(b"said") == [b"said"]
+    assert SingleRank().broadcast(b"said", 0) == b"said"
+    with pytest.raises(ValueError, match="no rank 1"):
+        SingleRank().broadcast(b"said", 1)

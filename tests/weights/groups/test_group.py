@@ -12,23 +12,42 @@ from torch._C._distributed_c10d import HashStore
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, form
+from asyncrl.weights.groups.network_interface import interface_addresses
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LONG_S, SHORT_S
 
 ROOT = Path(__file__).parents[3]
 
 
-def pair(store: HashStore | None = None) -> list[Group]:
+def pair(store: HashStore | None = None, interface: str = "127.0.0.1") -> list[Group]:
     store = store or HashStore()
 
     async def both() -> list[Group]:
-        return await asyncio.gather(*(asyncio.to_thread(join, store, rank) for rank in (0, 1)))
+        return await asyncio.gather(*(asyncio.to_thread(join, store, rank, interface) for rank in (0, 1)))
 
     return asyncio.run(both())
 
 
-def join(store: HashStore, rank: int) -> Group:
-    return form("gloo", store, rank, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
+def join(store: HashStore, rank: int, interface: str) -> Group:
+    return form("gloo", store, rank, 2, interface=interface, deadline=Deadline(LONG_S))
+
+
+@pytest.mark.parametrize("interface", ["127.0.0.1", "::1"])
+def test_gloo_broadcasts_over_both_versions_of_ip(interface: str) -> None:
+    if all(address != interface for _, address in interface_addresses()):
+        pytest.skip(f"this machine does not have {interface}")
+    store = HashStore()
+    groups = pair(store, interface)
+    received = torch.zeros(4)
+
+    async def broadcast() -> None:
+        ends = zip(groups, (torch.arange(4.0), received), strict=True)
+        await asyncio.gather(*(asyncio.to_thread(group.broadcast, end, 0, Deadline(LONG_S)) for group, end in ends))
+
+    asyncio.run(broadcast())
+    for group in groups:
+        group.close()
+    assert received.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("backend", ["nccl", "hccl"])
@@ -106,9 +125,17 @@ def test_a_device_library_that_hangs_is_aborted_at_the_deadline(stuck: Stuck) ->
 
 def test_ranks_with_different_libraries_fail_at_once_and_not_at_the_deadline(stuck: Stuck) -> None:
     store = HashStore()
-    store.set("library/1", "gloo")
+    store.set("rank/1", "gloo 127.0.0.1")
     with pytest.raises(TransferError, match="rank 1 uses gloo, rank 0 uses hccl: set"):
         form("hccl", store, 0, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
+
+
+def test_a_rank_that_only_its_own_machine_reaches_is_named_and_not_waited_for() -> None:
+    store = HashStore()
+    store.set("rank/1", "gloo 203.0.113.9")
+    expected = r"rank 1, at 203\.0\.113\.9, cannot connect to rank 0, at 127\.0\.0\.1: only its own machine reaches"
+    with pytest.raises(TransferError, match=expected):
+        form("gloo", store, 0, 2, interface="127.0.0.1", deadline=Deadline(LONG_S))
 
 
 def three_ranks(folder: Path, failing: str = "whole") -> dict[str, Any]:
@@ -131,7 +158,7 @@ def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
 
     # The ranks that joined name the missing one, before the library, which has no deadline, connects.
     assert len(facts["missing"]) == 2
-    assert all("rollout-2 (rank 2) did not join the rendezvous within 0.3 s" in error for error in facts["missing"])
+    assert all("rollout-2 (rank 2) did not join the rendezvous within 3 s" in error for error in facts["missing"])
 
 
 def test_a_library_that_sends_nothing_forms_no_group(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member, StoreSet, Transfer
+from asyncrl.messages import Abort, Member, StoreSet, Transfer
 from asyncrl.weights.groups import group_keeper
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group
+from asyncrl.weights.groups.group import Group, _poll
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
 from asyncrl.weights.publish import Publisher
@@ -40,9 +41,9 @@ def test_a_group_is_formed_once_for_all_versions_of_a_transfer_group(monkeypatch
     formed: list[int] = []
     form = GroupKeeper._form
 
-    def counted(keeper: GroupKeeper, order: Transfer, *args: Any) -> Group:
-        formed.append(order.transfer_group)
-        return form(keeper, order, *args)
+    def counted(keeper: GroupKeeper, running: Any, *args: Any) -> Group:
+        formed.append(running.transfer.transfer_group)
+        return form(keeper, running, *args)
 
     monkeypatch.setattr(GroupKeeper, "_form", counted)
 
@@ -180,6 +181,191 @@ def test_closing_does_not_wait_for_a_connecting_library_and_then_sends_nothing(
     asyncio.run(main())
     assert closed.is_set()
     assert not moved.is_set()
+
+
+# ── aborted ─────────────────────────────────────────────────────────────────────────────────
+
+LOST = Abort(1, "rollout-2 was silent")
+
+
+def test_an_abort_that_arrives_before_its_transfer_cancels_it() -> None:
+    async def main() -> None:
+        groups = keeper()
+        groups.abort(LOST)
+        with pytest.raises(TransferError, match="rollout-2 was silent"):
+            await groups.run(transfer(1, 1, [1], deadline_s=1000.0), 0, nothing)
+        await groups.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_abort_ends_a_rendezvous_at_once_and_names_the_lost_node() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            publisher.stage(1, tensors(1).items())
+            order = transfer(1, 1, [1, 2], deadline_s=1000.0)
+            moving = [asyncio.create_task(end.transfer(order)) for end in (publisher, receiver)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(LONG_S):
+                for end in (publisher, receiver):
+                    end.abort(LOST)
+                    end.abort(LOST)
+                errors = await asyncio.gather(*moving, return_exceptions=True)
+
+            assert all("rollout-2 was silent" in str(error) for error in errors)
+            await exchange(publisher, [receiver], transfer(2, 1, [1]), 1)
+
+    asyncio.run(main())
+
+
+def test_an_abort_frees_a_thread_inside_a_broadcast_that_nobody_joins() -> None:
+    """Rank 1 has its broadcast for itself: rank 0 is connected, and never begins one."""
+
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            await exchange(publisher, [receiver], transfer(1, 1, [1]), 1)
+            waiting = asyncio.create_task(receiver.transfer(transfer(1, 2, [1], deadline_s=1000.0)))
+            inside = receiver._keeper._running
+            while not inside:
+                await asyncio.sleep(0)
+            async with asyncio.timeout(LONG_S):
+                receiver.abort(Abort(1, "the trainer was lost"))
+                with pytest.raises(TransferError, match="failed: the trainer was lost"):
+                    await waiting
+            await exchange(publisher, [receiver], transfer(2, 2, [1]), 2)
+
+    asyncio.run(main())
+
+
+def test_an_abort_of_a_transfer_whose_deadline_has_just_passed_changes_nothing() -> None:
+    """A frozen process finds both when it continues."""
+
+    async def main() -> None:
+        async with party(receivers=1) as (_, [receiver]):
+            waiting = asyncio.create_task(receiver.transfer(transfer(1, 1, [1], deadline_s=1000.0)))
+            while not (inside := receiver._keeper._running):
+                await asyncio.sleep(0)
+            inside[0].limit.reschedule(0.0)
+            aborted = asyncio.Event()
+
+            def abort() -> None:
+                receiver.abort(LOST)
+                aborted.set()
+
+            asyncio.get_running_loop().call_soon(abort)
+            with pytest.raises(TransferError, match="rollout-2 was silent"):
+                await waiting
+            async with asyncio.timeout(LONG_S):
+                await aborted.wait()
+
+    asyncio.run(main())
+
+
+def test_an_abort_of_a_group_that_has_ended_changes_nothing() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            await exchange(publisher, [receiver], transfer(1, 1, [1]), 1)
+            await exchange(publisher, [receiver], transfer(2, 2, [1]), 2)
+            receiver.abort(LOST)
+            publisher.abort(LOST)
+            assert receiver.policy_version == 2
+            await exchange(publisher, [receiver], transfer(2, 3, [1]), 3)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_aborted", [True, False], ids=["aborted", "cancelled"])
+def test_a_thread_that_connects_is_left_behind_and_disturbs_no_later_transfer(
+    is_aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting, may_connect, closed = (threading.Event() for _ in range(3))
+    moved: list[int] = []
+
+    class Connected:
+        close = closed.set
+
+    def connect(*_: object, **__: object) -> Connected:
+        if connecting.is_set():
+            return Connected()
+        connecting.set()
+        may_connect.wait(LONG_S)
+        return Connected()
+
+    monkeypatch.setattr(group_keeper, "form", connect)
+    monkeypatch.setattr(group_keeper, "LEAVE_S", 0.01)
+
+    async def main() -> None:
+        groups = keeper()
+        stuck = asyncio.create_task(groups.run(transfer(1, 1, [1], deadline_s=1000.0), 0, lambda *_: moved.append(1)))
+        await asyncio.to_thread(connecting.wait, LONG_S)
+        if is_aborted:
+            groups.abort(LOST)
+            with pytest.raises(TransferError, match="rollout-2 was silent"):
+                await stuck
+        else:  # As when the session of a node ends, because the broker has restarted.
+            stuck.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stuck
+        async with asyncio.timeout(LONG_S):
+            await groups.run(transfer(2, 1, [1]), 0, lambda *_: moved.append(2))
+        kept = dict(groups._groups)
+        may_connect.set()
+        assert await asyncio.to_thread(closed.wait, LONG_S)
+        assert groups._groups == kept
+        await groups.aclose()
+
+    asyncio.run(main())
+    assert moved == [2]
+
+
+def test_an_abort_lets_a_waiting_device_library_be_aborted_as_its_deadline_does() -> None:
+    async def main() -> None:
+        groups = keeper()
+        groups._backend = "hccl"
+        aborted = threading.Event()
+
+        class Stuck:
+            def is_completed(self) -> bool:
+                return False
+
+            def broadcast(self, *_: object) -> "Stuck":
+                return self
+
+            abort = aborted.set
+
+        groups._groups[1] = Group(cast("Any", Stuck()), _poll)
+        waiting = asyncio.create_task(
+            groups.run(
+                transfer(1, 1, [1], deadline_s=1000.0),
+                0,
+                lambda group, deadline: group.broadcast(torch.zeros(1), 0, deadline),
+            )
+        )
+        while not groups._running:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(LONG_S):
+            groups.abort(LOST)
+            with pytest.raises(TransferError, match="rollout-2 was silent"):
+                await waiting
+        assert aborted.is_set()
+        await groups.aclose()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_running_exchange() -> None:
+    async def main() -> None:
+        async with party(receivers=1) as (publisher, [receiver]):
+            await exchange(publisher, [receiver], transfer(1, 1, [1]), 1)
+            waiting = asyncio.create_task(receiver.transfer(transfer(1, 2, [1], deadline_s=1000.0)))
+            while not receiver._keeper._running:
+                await asyncio.sleep(0)
+            async with asyncio.timeout(LONG_S):
+                await receiver.aclose()
+                with pytest.raises(TransferError, match="this node is closing"):
+                    await waiting
+
+    asyncio.run(main())
 
 
 def test_closing_leaves_no_thread_behind() -> None:

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.groups.network_interface import collective_environment, interface_name, settings
+from asyncrl.weights.groups.network_interface import collective_environment, interface_name, settings, why_unreachable
 
 
 def test_an_address_is_found_on_its_interface() -> None:
@@ -11,7 +11,8 @@ def test_an_address_is_found_on_its_interface() -> None:
 
 
 def test_an_unknown_address_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"weights\.interface is '203\.0\.113\.9', which no .*127\.0\.0\.1 \(lo\)"):
+    expected = r"no network interface of this machine has the address 203\.0\.113\.9; it has .*127\.0\.0\.1 \(lo\)"
+    with pytest.raises(ConfigError, match=expected):
         interface_name("203.0.113.9")
 
 
@@ -42,3 +43,29 @@ def test_the_environment_is_restored_even_after_a_failure(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="=lo"):
         connect()
     assert dict(os.environ) == before
+
+
+def test_the_variables_stay_until_the_last_of_several_groups_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_SOCKET_IFNAME", raising=False)
+    first, second = (collective_environment("hccl", "127.0.0.1") for _ in range(2))
+    with first:
+        second.__enter__()
+    assert os.environ["HCCL_SOCKET_IFNAME"] == "=lo"
+    second.__exit__(None, None, None)
+    assert "HCCL_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        ("10.0.0.1", "10.0.0.2", ""),
+        ("10.0.0.1", "127.0.0.1", ""),
+        ("127.0.0.1", "127.0.0.1", ""),
+        ("127.0.0.1", "203.0.113.9", "only its own machine reaches a loopback address; start it with the --broker "),
+        ("::1", "2001:db8::9", "only its own machine reaches a loopback address; start it with the --broker "),
+        ("10.0.0.1", "2001:db8::9", "they use two versions of IP; name a network of one version in weights.interface"),
+    ],
+)
+def test_addresses_between_which_no_connection_is_possible_are_known(mine: str, theirs: str, expected: str) -> None:
+    assert why_unreachable(mine, theirs).startswith(expected)
+    assert bool(why_unreachable(mine, theirs)) == bool(expected)

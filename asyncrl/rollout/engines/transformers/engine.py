@@ -1,7 +1,7 @@
 """
 The built-in engine: a transformers model decoded in the host's event loop.
 
-    generate ─▶ waiting ─▶ SlotTable ─ step, turn of the event loop, step … ─▶ the caller's future
+    generate ─▶ waiting ─▶ SlotTable ─ step, turns of the event loop, step … ─▶ the caller's future
                               ▲
              pause ─ swap ─ resume       run between two steps, so nothing needs a lock
 
@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from asyncrl.config.model.directory import check_model
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
+from asyncrl.plug_in import describe
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import parameters, text
 from asyncrl.rollout.engines.limits import check
@@ -30,7 +32,8 @@ from asyncrl.rollout.engines.transformers import qwen3
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
-from asyncrl.rollout.engines.transformers.slots import SlotTable
+from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
+from asyncrl.rollout.engines.transformers.turns import Turns
 from asyncrl.weights.contents.layout import TensorSpec
 
 
@@ -47,6 +50,7 @@ class TransformersEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         """
         Allocate the KV cache.
@@ -54,6 +58,8 @@ class TransformersEngine:
         Args:
             max_tokens_per_slot: Longest prompt and completion together, tokens.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
+            prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
+                its end, so a host that serves users on a CPU takes about 256.
 
         Raises `ConfigError` if the model's attention does not fit the slots, or its weights cannot be replaced.
         """
@@ -71,6 +77,7 @@ class TransformersEngine:
             vocab_size=self._vocab_size,
             stops_here=self._stops_here,
             policy_version=policy_version,
+            prefill_tokens=prefill_tokens,
             device=model.device,
         )
         self._waiting: deque[SlotJob] = deque()
@@ -78,6 +85,7 @@ class TransformersEngine:
         self._decoding: asyncio.Task[None] | None = None
         self._recomputing: Iterator[int] = iter(())
         """Recomputation of the cache after a swap; it ends before the next step."""
+        self._turns = Turns()
         self._is_paused = False
         self._is_closed = False
 
@@ -91,13 +99,18 @@ class TransformersEngine:
         **options: Any,
     ) -> "TransformersEngine":
         """Load a model directory; ``options`` are those of the constructor, and so are the errors."""
+        check_model(model_path)
         tokenizer = text.load_tokenizer(model_path)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                model_path, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
+                model_path,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
             )
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path {model_path!r} cannot be loaded: {error}") from error
+        except Exception as error:  # a wrong value in config.json may raise anything
+            raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
         return cls(model.requires_grad_(False).to(device), tokenizer, **options)
 
     def __repr__(self) -> str:
@@ -107,6 +120,10 @@ class TransformersEngine:
     @property
     def policy_version(self) -> int:
         return self._table.policy_version
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
         return text.encode(self._tokenizer, prompt, self._template_kwargs)
@@ -118,20 +135,29 @@ class TransformersEngine:
         return parameters.specs(self._model)
 
     async def generate(self, request: Request) -> Completion:
-        """Requests wait for a slot in order of arrival. Invalid requests and non-finite log-probs are final."""
+        """
+        See `Engine.generate`. Requests wait for a slot in order of priority, then of arrival.
+
+        Invalid requests and non-finite log-probs are final.
+        """
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._max_tokens, vocab_size=self._vocab_size)
         job = SlotJob(request)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[job] = future
-        self._waiting.append(job)
+        self._waiting.insert(self._place_of(request), job)
         self._wake()
         try:
             return await future
         finally:
             if self._futures.pop(job, None) is not None:  # cancelled
                 self._abandon(job)
+
+    def _place_of(self, request: Request) -> int:
+        """Place in the queue, before all requests of lower priority."""
+        behind = (place for place, job in enumerate(self._waiting) if job.request.priority > request.priority)
+        return next(behind, len(self._waiting))
 
     def written(self, request: Request) -> Completion | None:
         """See `Engine.written`. A request that waits for a slot has the tokens of its ``resume_from``."""
@@ -176,12 +202,12 @@ class TransformersEngine:
     async def _decode(self) -> None:
         while self._has_work():
             if next(self._recomputing, 0):
-                await asyncio.sleep(0)
+                await self._turns.give()
                 continue
             self._table.admit(self._waiting)
             for job, result in self._table.step():
                 self._settle(job, result)
-            await asyncio.sleep(0)
+            await self._turns.give()
 
     def _report(self, task: asyncio.Task[None]) -> None:
         """Fail every request if the decoding task failed, so that no caller waits forever."""

@@ -29,7 +29,7 @@ from asyncrl.rollout.engines.transformers.forward import Forward
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
 PREFILL_TOKENS = 2048
-"""Most padded tokens of one prefill: enough to fill the kernels, few enough for CPU caches and the event loop."""
+"""Most padded tokens of one prefill by default: enough to fill the kernels, few enough for CPU caches."""
 
 LENGTH_STEP = 16
 """Attention length is rounded up to a multiple of this: kernels prefer whole blocks, and shapes repeat."""
@@ -48,10 +48,12 @@ class SlotTable:
         stops_here: Callable[[list[int], list[str]], bool],
         policy_version: int,
         device: torch.device,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
+        self._prefill_tokens = prefill_tokens
         self.policy_version = policy_version
         self._jobs: list[SlotJob | None] = []
         """Indexed by slot; None if its completion ended since the last step."""
@@ -94,7 +96,7 @@ class SlotTable:
         followers: list[tuple[SlotJob, SlotJob]] = []
         while waiting and free:
             leader = leaders.get(waiting[0].prefix)
-            if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > PREFILL_TOKENS:
+            if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._prefill_tokens:
                 break
             job = waiting.popleft()
             self._place(job, free.popleft())
@@ -214,7 +216,7 @@ class SlotTable:
         while jobs := [job for job in jobs if self._jobs[job.slot] is job]:
             batch = [jobs.pop()]
             longest = self._num_tokens(batch[0])
-            while jobs and longest * (len(batch) + 1) <= PREFILL_TOKENS:
+            while jobs and longest * (len(batch) + 1) <= self._prefill_tokens:
                 batch.append(jobs.pop())
             self._prefill(batch, [self._num_tokens(job) - 1 for job in batch])
             yield len(batch)

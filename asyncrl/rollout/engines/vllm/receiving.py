@@ -1,7 +1,7 @@
 """
 A worker's `Receiver` in a thread of its own, so that decoding continues during a transfer.
 
-    node ── Transfer, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging
+    node ── Transfer, Abort, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.actor.message import Message
 from asyncrl.errors import BrokenInvariant, TransferError
-from asyncrl.messages import StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages import Abort, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import OnBucket
@@ -33,6 +33,7 @@ class ReceiverThread(threading.Thread):
             setup.member,
             self._send,
             setup.weights,
+            interface=setup.interface,
             device=device,
             local_rank=local_rank,
             on_bucket=on_bucket,
@@ -51,6 +52,8 @@ class ReceiverThread(threading.Thread):
                             tasks.create_task(self._transfer(message))
                         case StoreValue():
                             self.receiver.deliver(message)
+                        case Abort():
+                            self.receiver.abort(message)
         finally:
             channel.close()
             await self.receiver.aclose()

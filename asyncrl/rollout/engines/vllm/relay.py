@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import TensorSpec
@@ -47,6 +47,8 @@ class WorkersReceiver:
         self._get_cause = get_cause
         self._answers: dict[Channel, asyncio.Future[Transferred]] = {}
         """Results of the current transfer, one per worker."""
+        self._transfer_group = -1
+        """Group of the current transfer; late answers of earlier ones are ignored."""
         self._tasks = [asyncio.create_task(self._listen(channel)) for channel in channels]
 
     @classmethod
@@ -58,6 +60,7 @@ class WorkersReceiver:
         send: Send,
         weights: Weights,
         *,
+        interface: str,
         get_cause: GetCause,
     ) -> "WorkersReceiver":
         """Have the workers connect to this node. Raises `EngineError` if one does not within `CONNECT_S`."""
@@ -65,7 +68,7 @@ class WorkersReceiver:
         with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:  # Only this user may enter it.
             path = str(Path(folder, "weights"))
             server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
-            setup = ReceiverSetup(socket_path=path, member=member, specs=specs, weights=weights)
+            setup = ReceiverSetup(socket_path=path, member=member, specs=specs, weights=weights, interface=interface)
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await call_workers("asyncrl_connect", msgspec.json.encode(setup).decode())
@@ -82,6 +85,7 @@ class WorkersReceiver:
         """See `WeightReceiver.transfer`. Errors name the worker; the time is that of the slowest one."""
         loop = asyncio.get_running_loop()
         self._answers = {channel: loop.create_future() for channel in self._channels}
+        self._transfer_group = transfer.transfer_group
         for channel, task in zip(self._channels, self._tasks, strict=True):
             if task.done():
                 raise await self._died(channel)
@@ -105,6 +109,10 @@ class WorkersReceiver:
         for channel in self._channels:
             channel.post(value)
 
+    def abort(self, abort: Abort) -> None:
+        for channel in self._channels:
+            channel.post(abort)
+
     async def aclose(self) -> None:
         """Disconnect; the workers abandon a transfer in progress. Idempotent."""
         for task in self._tasks:
@@ -123,9 +131,9 @@ class WorkersReceiver:
         match message:
             case StoreSet() | StoreGet():
                 await self._send(message)
-            case Transferred():
+            case Transferred(transfer_group=self._transfer_group):
                 self._answer(channel, message)
-            case TransferFailed(reason=reason):
+            case TransferFailed(transfer_group=self._transfer_group, reason=reason):
                 self._answer(channel, TransferError(f"{self._name(channel)}: {reason}"))
 
     async def _died(self, channel: Channel) -> EngineDied:

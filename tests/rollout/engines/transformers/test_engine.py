@@ -1,5 +1,7 @@
 import asyncio
+import json
 from collections.abc import Coroutine
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +14,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.rollout.engines.transformers.turns import MOST
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.rollout.engines.reference import reference_logprobs
 
@@ -43,9 +46,12 @@ def run(engine: Engine, *requests: Request) -> list[Completion]:
 
 
 async def after_tokens(engine: TransformersEngine, num_tokens: int) -> None:
-    """Let the engine decode ``num_tokens`` tokens: it takes one step per turn of the event loop."""
-    for _ in range(num_tokens + 1):
-        await asyncio.sleep(0)
+    """Let the engine decode ``num_tokens`` tokens, unless it is paused. There are up to `MOST` turns between steps."""
+    await asyncio.sleep(0)
+    steps = engine._table._steps + num_tokens
+    for _ in range(MOST * num_tokens):
+        if engine._table._steps < steps:
+            await asyncio.sleep(0)
 
 
 # ── what is sampled ─────────────────────────────────────────────────────────────────────────
@@ -461,7 +467,8 @@ def test_a_failure_of_decoding_reaches_every_caller_and_the_engine_goes_on(make_
 def test_an_idle_engine_leaves_no_task_behind(make_engine):
     async def scenario() -> int:
         await make_engine().generate(request())
-        await asyncio.sleep(0)
+        for _ in range(MOST):
+            await asyncio.sleep(0)
         return len(asyncio.all_tasks())
 
     assert asyncio.run(scenario()) == 1
@@ -481,7 +488,26 @@ def test_a_model_directory_is_loaded_as_it_was_saved(make_engine, make_model, to
 
 
 def test_a_directory_without_a_model_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.path .* cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"model\.path .* is not a model directory"):
+        TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
+
+
+def test_a_tokenizer_of_another_model_is_a_config_error(make_model, tokenizer, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.add_tokens([f"more{number}" for number in range(500)])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the tokenizer has token ids up to \d+, but the model knows 0 to"):
+        TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
+
+
+@pytest.mark.parametrize("settings", [{"model_type": "unheard"}, {"hidden_act": "unheard"}, {"hidden_size": 3}])
+def test_a_config_of_another_model_is_a_config_error(make_model, tokenizer, tmp_path, settings):
+    make_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(ConfigError, match=r"^model\.path=.* cannot be loaded: "):
         TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
 
 
@@ -490,3 +516,18 @@ def test_specs_name_tied_parameters_once(make_engine, make_model):
 
     assert names == [name for name, _ in make_model().named_parameters()]
     assert "lm_head.weight" not in names
+
+
+def test_a_request_of_higher_priority_waits_before_those_of_lower(make_engine):
+    async def scenario() -> list[str]:
+        engine, ended = make_engine(slots=1), list[str]()
+
+        async def generate(name: str, priority: int) -> None:
+            await engine.generate(replace(request(temperature=0.0), priority=priority))
+            ended.append(name)
+
+        order = [("rollout 1", 1), ("rollout 2", 1), ("user 1", 0), ("user 2", 0)]
+        await asyncio.gather(*(generate(name, priority) for name, priority in order))
+        return ended
+
+    assert asyncio.run(scenario()) == ["user 1", "user 2", "rollout 1", "rollout 2"]

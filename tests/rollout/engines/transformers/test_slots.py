@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines.transformers import slots
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
@@ -34,7 +33,7 @@ class CountingForward:
 
 @pytest.fixture
 def make_table(make_model):
-    def make(slots: int = 4, positions: int = 40) -> tuple[SlotTable, CountingForward]:
+    def make(slots: int = 4, positions: int = 40, **options: int) -> tuple[SlotTable, CountingForward]:
         forward = CountingForward(make_model(), slots, positions)
         table = SlotTable(
             forward,
@@ -44,6 +43,7 @@ def make_table(make_model):
             stops_here=lambda ids, stop: any(word in "".join(map(str, ids)) for word in stop),
             policy_version=0,
             device=torch.device("cpu"),
+            **options,
         )
         return table, forward
 
@@ -152,9 +152,8 @@ def test_recompute_prefills_all_tokens_of_every_row(make_table):
     assert forward.prefills == [[[1, 2, 3], [5, 6]]]  # the next step feeds the newest token of each
 
 
-def test_recompute_skips_rows_released_or_admitted_meanwhile(make_table, monkeypatch):
-    monkeypatch.setattr(slots, "PREFILL_TOKENS", 3)  # one row at a time
-    table, forward = make_table()
+def test_recompute_skips_rows_released_or_admitted_meanwhile(make_table):
+    table, forward = make_table(prefill_tokens=3)  # one row at a time
     longer, shorter = job(1, 2, max_tokens=9), job(5, max_tokens=9)
     table.admit(deque([longer]))
     table.admit(deque([shorter]))

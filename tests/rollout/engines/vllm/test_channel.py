@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer
 from asyncrl.rollout.engines.vllm.channel import Channel
 
 MESSAGES: list[Message] = [
@@ -16,6 +16,7 @@ MESSAGES: list[Message] = [
     StoreValue("3", "rank/0", b"\x00\xff" * 100_000),
     StoreSet("3", "rank/1", b""),
     StoreGet("3", "rank/0"),
+    Abort(3, "rollout-1 was silent"),
 ]
 
 

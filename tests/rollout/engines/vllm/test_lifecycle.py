@@ -84,7 +84,7 @@ def test_arguments_that_vllm_refuses_are_a_config_error(config, tmp_path):
     with vllms_own_warnings(), pytest.raises(ConfigError, match=r"^vLLM refuses its arguments .*10000"):
         VllmEngine.load(refused)
 
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match="is not a model directory"):
         VllmEngine.load(replace(config, model=Model(path=str(tmp_path))))
 
 

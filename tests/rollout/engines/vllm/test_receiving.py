@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.actor.message import Message
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer, TransferFailed
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
@@ -21,7 +22,7 @@ async def answer_to(order: Transfer, folder: Path) -> Message:
     path = str(folder / "socket")
     server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
     specs = [TensorSpec(name="w", shape=(4,), dtype="float32")]
-    setup = ReceiverSetup(socket_path=path, member=NODE, specs=specs, weights=Weights())
+    setup = ReceiverSetup(socket_path=path, member=NODE, specs=specs, weights=Weights(), interface=LOOPBACK)
     thread = ReceiverThread(setup, local_rank=0, device=torch.device("cpu"))
     thread.start()
     channel = await connected.get()

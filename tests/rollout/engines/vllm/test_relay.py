@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages import Member, Transfer
+from asyncrl.messages import Abort, Member, Transfer
 from asyncrl.rollout.engines.vllm import relay
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
-from tests.weights.party import Rendezvous, forward
+from tests.weights.party import LONG_S, Rendezvous, forward
 
 SPECS = [TensorSpec(name=name, shape=(100,), dtype="float32") for name in "abc"]
 WEIGHTS = Weights(bucket_bytes=512)
@@ -67,7 +68,9 @@ async def engine(
     publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
     connect = WorkersReceiver.connect
-    receiver = await connect(workers.call, SPECS, NODE, node.send, WEIGHTS, get_cause=workers.engine_died)
+    receiver = await connect(
+        workers.call, SPECS, NODE, node.send, WEIGHTS, interface=LOOPBACK, get_cause=workers.engine_died
+    )
     coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
@@ -140,6 +143,23 @@ def test_any_error_of_a_worker_is_its_answer_and_the_next_transfer_may_succeed(m
             await asyncio.gather(
                 publisher.transfer(order(2, transfer_group=2)), receiver.transfer(order(2, transfer_group=2))
             )
+
+    asyncio.run(play())
+
+
+def test_an_abort_reaches_every_worker_and_late_answers_do_not_disturb_the_next_transfer():
+    async def play() -> None:
+        async with engine() as (publisher, receiver, workers):
+            underway = asyncio.create_task(receiver.transfer(order(1, deadline_s=1000.0)))
+            await asyncio.sleep(0)
+            receiver.abort(Abort(1, "rollout-1 was silent"))
+            async with asyncio.timeout(LONG_S):
+                with pytest.raises(TransferError, match=r"worker [01] of the engine: .*rollout-1 was silent"):
+                    await underway
+            publisher.stage(1, tensors(1).items())
+            again = order(1, transfer_group=2)
+            await asyncio.gather(publisher.transfer(again), receiver.transfer(again))
+            assert workers.values() == [dict.fromkeys("abc", 1.0)] * 2
 
     asyncio.run(play())
 

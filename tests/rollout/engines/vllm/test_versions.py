@@ -41,9 +41,9 @@ def test_versions_agree_with_vllms_own_however_late_the_reader(make_engine, run,
     told: dict[str, tuple[list[int], Any]] = {}
     llm_generate = engine._adapter._llm.generate
 
-    def listening(prompt, params, request_id):
+    def listening(prompt, params, request_id, **options):
         async def outputs():
-            async for output in llm_generate(prompt, params, request_id):
+            async for output in llm_generate(prompt, params, request_id, **options):
                 told[request_id] = [*output.outputs[0].token_ids], output.outputs[0].weight_versions
                 yield output
 
@@ -156,9 +156,9 @@ def test_a_group_shares_the_cache_of_its_prompt(make_engine, run, publish, kv):
     engine = make_engine(kv=kv)
     llm_generate, cached = engine._adapter._llm.generate, []
 
-    def listening(prompt, params, request_id):
+    def listening(prompt, params, request_id, **options):
         async def outputs():
-            async for output in llm_generate(prompt, params, request_id):
+            async for output in llm_generate(prompt, params, request_id, **options):
                 cached.append(output.num_cached_tokens)
                 yield output
 
@@ -202,9 +202,9 @@ def test_a_pause_without_a_swap_costs_no_cache(engine, run):
     """A node pauses like this when it hands over its running completions."""
     llm_generate, cached = engine._adapter._llm.generate, []
 
-    def listening(prompt, params, request_id):
+    def listening(prompt, params, request_id, **options):
         async def outputs():
-            async for output in llm_generate(prompt, params, request_id):
+            async for output in llm_generate(prompt, params, request_id, **options):
                 cached.append(output.num_cached_tokens)
                 yield output
 

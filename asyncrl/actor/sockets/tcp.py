@@ -1,0 +1,64 @@
+"""
+TCP addresses in ZeroMQ's terms: the IP version of each, and one port for several.
+
+ZeroMQ uses one IP version per address, and of a name only the first address that it finds.
+"""
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+
+import zmq
+
+from asyncrl.errors import LinkError
+
+_NO_SUCH_ADDRESS = "no network interface of this machine has that address"
+_CAUSES = {
+    errno.EADDRINUSE: "the port is in use; stop what holds it, or bind port 0",
+    errno.EADDRNOTAVAIL: _NO_SUCH_ADDRESS,
+    errno.ENODEV: _NO_SUCH_ADDRESS,  # a name that cannot be found
+}
+
+
+def needs_ipv6(address: str) -> bool:
+    """
+    True if a socket needs ZeroMQ's IPv6 option to listen at ``tcp://HOST:PORT`` or to connect to it.
+
+    With the option, the wildcards ``*`` and ``[::]`` take IPv4 connections too, and a name means its IPv6 address, or
+    its IPv4 address if it has no other. A hub that listens on IPv4 alone may have a name with both, so the option is
+    used only for names without an IPv4 address. Looking up a name blocks.
+    """
+    if not address.startswith("tcp://"):
+        return False
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    if host == "*" or host.startswith("["):
+        return True
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except (OSError, UnicodeError):  # it has no IPv4 address, or is not known yet
+        return True
+    return False
+
+
+def bind_all(hub: "zmq.Socket[bytes]", addresses: Sequence[str]) -> list[str]:
+    """
+    Bind a socket to all ``addresses``, and return them with their ports. Port 0 takes a free one, the same for all.
+
+    Raises:
+        LinkError: One of them cannot be bound; those before it are.
+    """
+    bound: list[str] = []
+    for address in addresses:
+        asked = re.sub(r":0$", f":{port_of(bound[0])}", address) if bound else address
+        hub.setsockopt(zmq.IPV6, needs_ipv6(asked))
+        try:
+            hub.bind(asked)
+        except zmq.ZMQError as error:
+            raise LinkError(f"cannot bind {asked}: {_CAUSES.get(error.errno or 0, error.strerror)}") from error
+        bound.append(hub.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+    return bound
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

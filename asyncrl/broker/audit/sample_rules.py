@@ -1,0 +1,41 @@
+"""
+Samples files against the ledger: one file for each step that was done, with each trajectory of its batch once.
+
+Samples outlive the payloads, so they show the version of every token that was ever trained on.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from asyncrl.broker.audit.token_rules import span_problems
+from asyncrl.broker.ledger.record_book import RecordBook, TrainedTrajectory
+from asyncrl.broker.ledger.record_rules import unit_name
+from asyncrl.messages import Unit
+from asyncrl.observe.samples import SampleFacts
+
+
+def sample_problems(book: RecordBook, step: int, rows: Sequence[SampleFacts], bound: int | None) -> Iterator[str]:
+    """Sentences about the samples of one step, without the name of the file."""
+    batch = {item.result.unit: item for item in book.batch(step)}
+    times = Counter(Unit(row.group_id, row.index) for row in rows)
+    for unit in batch.keys() - times.keys():
+        yield f"{unit_name(unit)} is missing, which step {step} was trained on"
+    for unit, number in times.items():
+        if unit not in batch:
+            yield f"{unit_name(unit)} is not in the batch of step {step} in the ledger"
+        elif number > 1:
+            yield f"{unit_name(unit)} is there {number} times"
+    for row in rows:
+        if item := batch.get(Unit(row.group_id, row.index)):
+            yield from _row_problems(book, item, row, bound)
+
+
+def _row_problems(book: RecordBook, item: TrainedTrajectory, row: SampleFacts, bound: int | None) -> Iterator[str]:
+    name, version = unit_name(item.result.unit), book.versions.of_step(item.step)
+    if item.rewarded is not None and row.reward != item.rewarded.reward:
+        yield f"{name} has the reward {row.reward}: expected {item.rewarded.reward}, as in the ledger"
+    if row.step != item.step:
+        yield f"{name} says that it belongs to step {row.step}"
+    if row.staleness != (staleness := version - item.result.summary.oldest_version):
+        yield f"{name} has the staleness {row.staleness}: expected {staleness}"
+    yield from span_problems(item.result, row.spans, row.num_tokens, version, bound)

@@ -1,0 +1,106 @@
+"""
+Failed units counted by cause, so that a broken reward is seen while the run goes on.
+
+    count("reward", "ValueError: no number in '17' (score.py:12)") ─┐
+    count("reward", "ValueError: no number in '4' (score.py:12)") ──┴─▶ "reward: ValueError: no number in '17' (…)" 2
+                                                                            │
+               `units.failed` events, at doubling intervals ◀───────────────┼──▶ `Failures` to the supervisor's screen
+                                                                            └──▶ metrics of a step, summary.json
+
+Reasons that differ in numbers, ids or quoted values only are one cause, named by the first of them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+MAX_CAUSES = 32
+"""Causes that are told apart; any further one is counted as one of `OTHERS`."""
+OTHERS = "other: causes beyond the first ones"
+MAX_CHARS = 160
+"""Length of the name of a cause."""
+FIRST_S, LONGEST_S = 10.0, 600.0
+"""Seconds between the first two events of one cause, which double up to the second number."""
+SHOWN_S = 1.0
+"""Seconds between two messages to a supervisor."""
+EVENT = "units.failed"
+
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
+
+
+class _Cause(Struct):
+    name: str
+    count: int = 0
+    told: int = 0
+    """Count in the last event."""
+    due_s: float = 0.0
+    """Earliest time of the next event."""
+    pause_s: float = FIRST_S
+
+
+class FailureBook:
+    """Counts by cause, and when to tell them to whom. ``now_s`` is the scheduler's time."""
+
+    def __init__(self) -> None:
+        self._causes: dict[str, _Cause] = {}
+        self._shown = 0
+        self._show_due_s = 0.0
+        self._at_last_step = 0
+
+    def count(self, stage: str, reason: str, number: int = 1) -> None:
+        """Count failed units: ``stage`` is where they failed, such as ``reward``, and ``reason`` any text."""
+        name = f"{stage}: {' '.join(reason[: 2 * MAX_CHARS].split())[:MAX_CHARS]}"
+        key = _VARYING.sub("#", name)
+        if key not in self._causes and len(self._causes) >= MAX_CAUSES:
+            key = name = OTHERS
+        self._causes.setdefault(key, _Cause(name)).count += number
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Failures by cause, ``stage: reason``, most frequent first."""
+        found = {cause.name: cause.count for cause in self._causes.values()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def total(self) -> int:
+        return sum(cause.count for cause in self._causes.values())
+
+    def since_last_step(self) -> int:
+        """Failures since the last call."""
+        before, self._at_last_step = self._at_last_step, self.total
+        return self.total - before
+
+    def events(self, now_s: float, *, is_over: bool = False) -> list[dict[str, Any]]:
+        """Fields of the events that are due: of a new cause at once, of others rarely; ``is_over`` tells the rest."""
+        due = [c for c in self._causes.values() if c.count > c.told and (is_over or now_s >= c.due_s)]
+        for cause in due:
+            cause.told, cause.due_s = cause.count, now_s + cause.pause_s
+            cause.pause_s = min(2 * cause.pause_s, LONGEST_S)
+        return [{**_split(cause.name), "count": cause.count} for cause in due]
+
+    def news(self, now_s: float) -> dict[str, int]:
+        """The counts, if they have changed since they were last shown, at most once in `SHOWN_S`; else nothing."""
+        if self.total == self._shown or now_s < self._show_due_s:
+            return {}
+        self._shown, self._show_due_s = self.total, now_s + SHOWN_S
+        return self.counts
+
+    def restore(self, counts: Mapping[str, int]) -> None:
+        """Continue with counts of an earlier life of the broker, which `recorded` reads."""
+        for name, count in counts.items():
+            self._causes[_VARYING.sub("#", name)] = _Cause(name, count, told=count)
+        self._at_last_step = self.total
+
+
+def recorded(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The counts in a run's events: each event of a cause has its whole count."""
+    told = [event for event in events if event.get("event") == EVENT]
+    counts = {f"{event['stage']}: {event['cause']}": int(event["count"]) for event in told}
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _split(name: str) -> dict[str, str]:
+    stage, _, cause = name.partition(": ")
+    return {"stage": stage, "cause": cause}

@@ -1,0 +1,106 @@
+"""
+The run's spools: where they serve, which rollout stores with which, and which are away.
+
+    joined ─▶ reachable ── left ─▶ away ── joined ─▶ reachable
+                                    └─ after ``ttl_s``: lost, nobody waits for its payloads ── joined ─▶ reachable
+
+A rollout gets the spool with the fewest rollouts, and keeps it while it is reachable; a spool that joins takes some
+from the others.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from asyncrl.messages import SpoolAddress, SpoolRef, SpoolSet
+
+
+class SpoolBook:
+    """Spools by name. One that never joined this broker is away only if `expect` names it."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._reachable: dict[str, SpoolAddress] = {}
+        self._away_s: dict[str, float | None] = {}
+        """Time since which each spool is away; None until the first `overdue`."""
+        self._lost: dict[str, None] = {}
+        self._own: dict[str, str] = {}
+        """Spool of each rollout, by its peer; empty while there is none."""
+        self.revision = 0
+        """Number of changes that nodes are told."""
+
+    @property
+    def are_all_here(self) -> bool:
+        """True if no spool is away or lost."""
+        return not self._away_s and not self._lost
+
+    def is_here(self, ref: SpoolRef) -> bool:
+        """False if the spool of this payload is away or lost."""
+        return ref.spool not in self._away_s and ref.spool not in self._lost
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Payloads of these spools are needed since an earlier life of the broker: each is away until it joins."""
+        self._away_s.update({name: None for name in names if name not in self._reachable})
+
+    def joined(self, spool: SpoolAddress) -> bool:
+        """A spool serves. True if it was away or lost."""
+        was_away = spool.name in self._away_s or spool.name in self._lost
+        self._away_s.pop(spool.name, None)
+        self._lost.pop(spool.name, None)
+        self._reachable[spool.name] = spool
+        self._place()
+        return was_away
+
+    def left(self, name: str, now_s: float) -> None:
+        """A spool is gone: its rollouts store with others."""
+        if self._reachable.pop(name, None):
+            self._away_s[name] = now_s
+            self._place()
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Spools that have been away for ``ttl_s``. They are lost from now on."""
+        if not self._away_s:
+            return []
+        self._away_s = {name: now_s if since is None else since for name, since in self._away_s.items()}
+        late = [name for name, since in self._away_s.items() if since is not None and now_s - since >= self._ttl_s]
+        for name in late:
+            del self._away_s[name]
+            self._lost[name] = None
+            self.revision += 1
+        return late
+
+    def extend(self, seconds: float) -> None:
+        """Wait longer, after ``seconds`` in which the broker could hear no spool."""
+        self._away_s = {name: None if since is None else since + seconds for name, since in self._away_s.items()}
+
+    def assign(self, peer: str) -> None:
+        """A rollout has joined."""
+        self._own[peer] = self._least_used()
+
+    def release(self, peer: str) -> None:
+        """A rollout has left."""
+        self._own.pop(peer, None)
+
+    def told_to(self, peer: str) -> SpoolSet:
+        """The spools as this node is told them."""
+        return SpoolSet(list(self._reachable.values()), self._own.get(peer, ""), list(self._lost))
+
+    def _place(self) -> None:
+        """Give rollouts without a reachable spool another one, then even out the numbers."""
+        self.revision += 1
+        for peer, name in self._own.items():
+            if name not in self._reachable:
+                self._own[peer] = ""
+        for peer, name in self._own.items():
+            if not name:
+                self._own[peer] = self._least_used()
+        fewest = self._least_used()
+        used = Counter(self._own.values())
+        for peer, name in reversed(self._own.items()):
+            if used[name] > used[fewest] + 1:
+                used[name] -= 1
+                self._own[peer] = fewest
+                used[fewest] += 1
+
+    def _least_used(self) -> str:
+        used = Counter(self._own.values())
+        return min(self._reachable, key=lambda name: used[name], default="")

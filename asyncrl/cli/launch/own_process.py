@@ -1,0 +1,39 @@
+"""A check in a process of its own, because importing torch or a user's file may take seconds, a device, or for ever."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from asyncrl.actor.supervise import OURS, why
+from asyncrl.config.sections import Config, from_json, to_json
+from asyncrl.errors import AsyncrlError, ConfigError
+
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def check_apart(module: str, config: Config, *, limit_s: float, too_slow: str) -> None:
+    """
+    Run ``python -m module``, which calls `answer`.
+
+    Raises `ConfigError` with its error, or with ``too_slow`` if it takes longer than ``limit_s`` seconds.
+    """
+    command, environment = [sys.executable, "-m", module], os.environ | QUIET
+    try:
+        checked = subprocess.run(
+            command, input=to_json(config), capture_output=True, timeout=limit_s, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(too_slow) from None
+    if checked.returncode:
+        raise ConfigError(why(checked.stderr) or f"{module} ended with exit code {checked.returncode}")
+
+
+def answer(check: Callable[[Config], None]) -> int:
+    """Check the config on standard input; returns the exit code, and prints the error to standard error."""
+    try:
+        check(from_json(sys.stdin.buffer.read()))
+    except AsyncrlError as error:
+        sys.stderr.write(f"{OURS}{error}\n")
+        return error.exit_code
+    return 0

@@ -1,0 +1,63 @@
+"""The tokenizer of a model directory against the model's vocabulary, by its files; no tokenizer is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.config.model.safetensors_header import REMEDY
+from asyncrl.errors import ConfigError
+
+FAST = "tokenizer.json"
+FILES = (FAST, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json")
+"""Files of which a tokenizer has at least one; so does any with the suffix ``.tiktoken``."""
+
+
+class _Token(Struct):
+    id: int
+
+
+class _Vocabulary(Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _Fast(Struct):
+    model: _Vocabulary
+    added_tokens: list[_Token] = []
+
+
+def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) -> None:
+    """
+    Raise `ConfigError` if the directory has no tokenizer, or one with token ids that the model does not have.
+
+    Args:
+        setting: Key of the path, for messages.
+        vocab_size: Number of token ids of the model; None if it is not known.
+    """
+    if not any((model / name).is_file() for name in FILES) and not any(model.glob("*.tiktoken")):
+        raise ConfigError(
+            f"{setting}={model} has no tokenizer: expected {FAST} or another of a tokenizer's files beside "
+            f"config.json; copy them from the model's origin"
+        )
+    highest = _highest_id(model / FAST)
+    if vocab_size is not None and highest >= vocab_size:
+        raise ConfigError(
+            f"{setting}={model}: the tokenizer has token ids up to {highest}, but the model knows 0 to "
+            f"{vocab_size - 1}; use the model's own tokenizer"
+        )
+
+
+def _highest_id(path: Path) -> int:
+    """Highest token id in a tokenizer.json; -1 if there is none, or no such file."""
+    if not path.is_file():
+        return -1
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Fast)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error}; {REMEDY}") from error
+    vocab = found.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a list has the token of id i at place i
+    return max(max(ids, default=-1), max((token.id for token in found.added_tokens), default=-1))

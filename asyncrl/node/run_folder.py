@@ -1,0 +1,84 @@
+"""
+The run directory of a broker: created or continued by the same command, and used by one broker at a time.
+
+    lock ─▶ no config.toml: a new run, with a secret ─▶ serve
+         └▶ config.toml: the run continues, unless it is complete
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncrl.config.changes import changed
+from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.config.run_file import load_config, to_toml
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+from asyncrl.files.disk import needed
+from asyncrl.files.lock import locked
+from asyncrl.files.secret_file import new_secret, read_secret, write_secret
+from asyncrl.observe.run_directory import RunDirectory
+
+LOCK_WAIT_S = 10.0
+"""Time for an earlier broker of the run to end: one whose supervisor was killed notices within seconds."""
+
+
+class RunFolder(Struct, frozen=True):
+    """A run directory that this process holds."""
+
+    directory: RunDirectory
+    config: Config
+    secret: bytes
+    secret_file: Path
+
+
+@contextmanager
+def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Iterator[RunFolder]:
+    """
+    Create the run in ``path``, or continue it. Nothing is changed before the lock is held.
+
+    Args:
+        config: Of a new run. For an existing run it may differ in what `asyncrl.config.changes` allows.
+        secret_file: Secret to use; None takes the run's own, which is made with the run.
+
+    Raises:
+        LinkError: Another broker serves this run.
+        ConfigError: The folder holds something else than a run, or ``config`` is not that of the run.
+        RunFailed: The disk refuses a write.
+    """
+    with needed(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with locked(RunDirectory(path).lock, f"another broker serves the run in {path}", LOCK_WAIT_S):
+        directory = RunDirectory(path)
+        config = with_absolute_paths(config, Path.cwd())
+        if directory.config.is_file():
+            if changed(load_config(directory.config), config):
+                directory.write_config(to_toml(config))
+        else:
+            _require_no_files(path)
+            directory.write_config(to_toml(config))
+        secret_file = secret_file or _own_secret(directory)
+        yield RunFolder(RunDirectory.reopen(path), config, read_secret(secret_file), secret_file)
+
+
+def is_complete(path: Path, config: Config) -> bool:
+    """True if the run in ``path`` has made all steps of ``config``."""
+    summary = RunDirectory(path).finished_summary()
+    return summary is not None and summary.steps >= config.run.steps
+
+
+def _require_no_files(path: Path) -> None:
+    if others := sorted({item.name for item in path.iterdir()} - {"broker.lock", "secret", "key", "logs"}):
+        raise ConfigError(
+            f"{path} has files ({', '.join(others[:3])}), but no config.toml of a run: give another --run-dir"
+        )
+
+
+def _own_secret(directory: RunDirectory) -> Path:
+    """File of the run's own secret, made if it is missing."""
+    if not directory.secret.exists():
+        with needed(directory.secret):
+            write_secret(directory.secret, new_secret())
+    return directory.secret

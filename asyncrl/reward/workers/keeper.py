@@ -1,0 +1,225 @@
+"""
+``python -m asyncrl.reward.workers.keeper``: the parent of one worker, which ends all that the worker's function starts.
+
+    pool ──stdin, stdout──▶ worker ─┬─ child              the worker has the pool's pipes; the keeper only watches
+      │                      │      └─ ...
+      └────▶ keeper ◀─stderr─┘         daemon             orphans come to the keeper, which is a subreaper
+                └────▶ stderr, within its allowance
+
+It ends the worker and every process below itself if the pool closes the worker's stdin, if the process that started it
+dies, if the worker exits, or if memory, processes or threads exceed their limits. Orphans are killed while the worker
+lives, too. It then writes the cause to REPORT_FD and exits with code 0: any other code means that it was killed.
+
+Arguments: REPORT_FD OUTPUT_BYTES MEMORY_BYTES PROCESSES FILE_BYTES CGROUP COMMAND...
+"""
+
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from asyncrl.reward.workers import cgroup, process_tree
+from asyncrl.reward.workers.allowance import OutputAllowance
+from asyncrl.reward.workers.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl
+from asyncrl.reward.workers.process_tree import Process
+
+LOOK_S = 0.2
+MAX_LOOK_S = 2.0
+"""Seconds between two looks at the processes."""
+LOOK_SHARE = 50
+"""A look that takes t seconds of CPU time is followed by this many times t, within these bounds."""
+END_S = 4.0
+"""Seconds to kill everything; a process that the kernel cannot end by then is left to it."""
+MAX_THREADS = 4096
+"""Threads of all processes of a worker together."""
+MAX_FILES = 4096
+"""Open files of each process."""
+CHUNK_BYTES = 1 << 16
+MEMORY_KILLS_FIRST = b"1000"
+"""``oom_score_adj``: if the machine runs out of memory, the kernel kills workers before brokers and trainers."""
+
+
+class Limits(NamedTuple):
+    memory_bytes: int
+    processes: int
+    file_bytes: int
+
+    def problem_of(self, tree: list[Process]) -> str:
+        """Return the limit that a worker's processes exceed; empty if they exceed none."""
+        if len(tree) > self.processes:
+            return f"it had {len(tree)} processes, more than reward.processes = {self.processes}, and was killed"
+        if (threads := sum(process.threads for process in tree)) > MAX_THREADS:
+            return f"it had {threads} threads, more than {MAX_THREADS}, and was killed"
+        if sum(process.resident_bytes for process in tree) <= self.memory_bytes:
+            return ""
+        if (held := process_tree.memory_bytes(tree)) <= self.memory_bytes:
+            return ""
+        return (
+            f"it held {held:,} bytes of memory, more than reward.memory_bytes = {self.memory_bytes:,}, and was killed"
+        )
+
+
+def main() -> None:
+    report, output_bytes, *numbers = map(int, sys.argv[1:6])
+    group = Path(sys.argv[6]) if sys.argv[6] else None
+    os.set_inheritable(report, False)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl(PR_SET_DUMPABLE, 0)  # the function may have the same user: it must not reach into this process
+    wakeups = _wakeups()
+    output, worker_stderr = os.pipe()
+    worker = os.fork()
+    if not worker:
+        _become_worker(sys.argv[7:], worker_stderr, Limits(*numbers), group)
+    os.close(worker_stderr)
+    os.dup2(2, 1)  # the pool sees the end of the worker's stdout only if nobody else has it open
+    keeper = Keeper(worker, output, wakeups, Limits(*numbers), OutputAllowance(output_bytes, time.monotonic()))
+    reason = keeper.watch()
+    keeper.end(group)
+    os.write(report, reason.encode())
+
+
+class Keeper:
+    """Watches a worker until it must end, and ends it."""
+
+    def __init__(self, worker: int, output: int, wakeups: int, limits: Limits, allowance: OutputAllowance) -> None:
+        self._worker = worker
+        self._output = output
+        self._wakeups = wakeups
+        self._limits = limits
+        self._allowance = allowance
+        self._terminated = False
+        self._exit: int | None = None
+        """Exit code of the worker; negative: the signal that killed it."""
+        os.set_blocking(output, False)
+
+    def watch(self) -> str:
+        """Return the cause, once the worker has ended or must end; empty if this was asked for."""
+        events = select.poll()
+        events.register(0, 0)  # only a hang-up is reported: the worker alone reads
+        events.register(self._output, select.POLLIN)
+        events.register(self._wakeups, select.POLLIN)
+        look_at = time.monotonic() + LOOK_S
+        while True:
+            for fd, event in events.poll(max(0.0, look_at - time.monotonic()) * 1000):
+                if fd == 0:
+                    return ""
+                if fd == self._wakeups:
+                    self._terminated |= signal.SIGTERM in os.read(fd, 4096)
+                elif not self._relay() and event & select.POLLHUP:
+                    events.unregister(fd)
+            self._reap()
+            if self._terminated or self._exit is not None:
+                return "" if self._exit is None else _ended(self._exit)
+            if time.monotonic() >= look_at:
+                begun = time.process_time()
+                if problem := self._look():
+                    return problem
+                pause_s = LOOK_SHARE * (time.process_time() - begun)
+                look_at = time.monotonic() + min(max(pause_s, LOOK_S), MAX_LOOK_S)
+
+    def end(self, group: Path | None) -> None:
+        """Kill everything below this process; print the last output."""
+        deadline = time.monotonic() + END_S
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._worker, signal.SIGKILL)
+        while self._reap() and time.monotonic() < deadline:
+            if group:
+                cgroup.kill(group)
+            process_tree.kill([process.pid for process in process_tree.below(os.getpid())])
+            time.sleep(0.001)
+        if group:
+            cgroup.remove(group)
+        while self._relay():
+            pass
+        self._print(self._allowance.note(time.monotonic(), last=True).encode())
+
+    def _look(self) -> str:
+        """Kill orphans; return the limit that was exceeded, if any."""
+        tree = process_tree.below(os.getpid())
+        if orphans := [
+            process.pid for process in tree if process.parent == os.getpid() and process.pid != self._worker
+        ]:
+            process_tree.kill(orphans)
+            self._allowance.killed(len(orphans))
+        self._print(self._allowance.note(time.monotonic()).encode())
+        return self._limits.problem_of(tree)
+
+    def _reap(self) -> bool:
+        """Collect exit codes; return True while this process has children."""
+        try:
+            while (exited := os.waitpid(-1, os.WNOHANG))[0]:
+                if exited[0] == self._worker:
+                    self._exit = os.waitstatus_to_exitcode(exited[1])
+        except ChildProcessError:
+            return False
+        return True
+
+    def _relay(self) -> int:
+        """Print what the worker has printed, within the allowance; return the number of bytes read."""
+        try:
+            chunk = os.read(self._output, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        self._print(chunk[: self._allowance.admit(len(chunk), time.monotonic())])
+        return len(chunk)
+
+    def _print(self, text: bytes) -> None:
+        """Write to stderr, unless its reader is too slow: a full pipe must not hold up the watch."""
+        ready = select.poll()
+        ready.register(2, select.POLLOUT)
+        for start in range(0, len(text), select.PIPE_BUF):
+            if not any(event & select.POLLOUT for _, event in ready.poll(0)):
+                self._allowance.dropped(len(text) - start)
+                return
+            with suppress(OSError):
+                os.write(2, text[start : start + select.PIPE_BUF])
+
+
+def _become_worker(command: list[str], output: int, limits: Limits, group: Path | None) -> NoReturn:
+    try:
+        os.setsid()
+        os.dup2(output, 2)
+        if group:
+            cgroup.join(group)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_bytes(MEMORY_KILLS_FIRST)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+        _limit(resource.RLIMIT_NOFILE, MAX_FILES)
+        os.execv(command[0], command)
+    except BaseException as error:  # noqa: BLE001  nothing may return from here: this is a copy of the keeper
+        os.write(2, f"reward worker: {error}\n".encode())
+    os._exit(127)
+
+
+def _limit(kind: int, amount: int) -> None:
+    """Lower a limit; a hard limit that is lower already is kept."""
+    _, hard = resource.getrlimit(kind)
+    amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def _wakeups() -> int:
+    """Pipe that becomes readable when a child exits, or when this process is to end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _ended(code: int) -> str:
+    return (
+        f"it exited with code {code}" if code >= 0 else f"it was killed by signal {-code} ({signal.strsignal(-code)})"
+    )
+
+
+if __name__ == "__main__":
+    main()

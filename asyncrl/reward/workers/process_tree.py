@@ -1,0 +1,101 @@
+"""
+Processes below another one, from Linux's ``/proc``.
+
+    keeper ─┬─ worker ─┬─ child ── grandchild           below(keeper): all of them, parents before children
+            └─ orphan  └─ child                         orphan: its parent has exited, so it came to the keeper
+
+On other systems there is no ``/proc``: nothing is found there.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+HAS_CHILDREN_FILES = (PROC / "self" / "task" / str(os.getpid()) / "children").exists()
+"""Most kernels list the children of a process; elsewhere every process must be looked at."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    threads: int
+    resident_bytes: int
+    """Memory it has mapped; pages that several processes share count for each."""
+
+
+def below(root: int) -> list[Process]:
+    """Find the descendants of a process, parents before children; those that exit meanwhile may be missing."""
+    children = _children if HAS_CHILDREN_FILES else _by_parent()
+    found: list[Process] = []
+    parents = [root]
+    for parent in parents:
+        known = children(parent)
+        found += known
+        parents += [process.pid for process in known]
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Find other processes whose environment contained ``mark`` when their program was started."""
+    found = []
+    for pid in _pids():
+        with suppress(OSError):
+            if mark.encode() in (PROC / str(pid) / "environ").read_bytes() and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
+def memory_bytes(processes: list[Process]) -> int:
+    """Sum up the memory of processes, each shared page once; slower than adding ``resident_bytes``."""
+    return sum(_own_share(process) for process in processes)
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _own_share(process: Process) -> int:
+    """Proportional set size: a page that n processes share counts 1/n."""
+    with suppress(OSError):
+        for line in (PROC / str(process.pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return process.resident_bytes
+
+
+def _pids() -> Iterator[int]:
+    with suppress(OSError):
+        yield from (int(name) for name in os.listdir(PROC) if name.isdecimal())  # noqa: PTH208  thousands of paths
+
+
+def _children(parent: int) -> list[Process]:
+    pids: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(PROC / str(parent) / "task"):  # noqa: PTH208
+            pids += map(int, (PROC / str(parent) / "task" / task / "children").read_text().split())
+    return [process for pid in pids if (process := _process(pid))]
+
+
+def _by_parent() -> Callable[[int], list[Process]]:
+    """Look at every process."""
+    children: dict[int, list[Process]] = {}
+    for pid in _pids():
+        if process := _process(pid):
+            children.setdefault(process.parent, []).append(process)
+    return lambda parent: children.get(parent, [])
+
+
+def _process(pid: int) -> Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
+    return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * PAGE_BYTES)

@@ -1,0 +1,119 @@
+"""
+Checks by config.json and the shapes of the weights that the trainer can compute a model: no weight is read.
+
+`asyncrl.trainer.model.loading` and `Policy` compute with the loaded model and find more; this is what a dry run asks.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from asyncrl.config.model.weights import read_config
+from asyncrl.errors import ConfigError
+from asyncrl.weights.contents.names import checkpoint_specs
+
+ON_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
+"""Settings of operations behind the linear head, with the value that leaves the logits as they are."""
+ATTENTION = {"full_attention", "sliding_attention"}
+"""Layer types that see no token of another sequence of a packed row."""
+
+
+def read_architecture(path: Path, setting: str) -> Any:
+    """The config of a model as transformers reads it; raises `ConfigError` if it knows no such model."""
+    kind = read_config(path).get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{setting}={path}: transformers {transformers.__version__} has no model of model_type {kind!r}; use a "
+            f"model of a type that it has, without code of its own"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise ConfigError(
+            f"{setting}={path}: its config.json is not one of model_type {kind!r}: {_first_line(error)}; copy the "
+            f"model directory again"
+        ) from error
+
+
+def check_architecture(path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str) -> PreTrainedConfig:
+    """
+    Raise `ConfigError` unless the trainer can compute the language model of a directory.
+
+    Args:
+        shapes: Shape of each weight in its files, by name.
+        setting: Key of the path, for messages.
+    """
+    config = read_architecture(path, setting)
+    source = f"{setting}={path}"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model "
+            f"that AutoModelForCausalLM loads"
+        )
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # as above
+        raise ConfigError(
+            f"{source}: no model can be made by its config.json: {_first_line(error)}; copy the model directory again"
+        ) from error
+    _check_computation(model, config.get_text_config(), source)
+    _check_shapes(model, shapes, source)
+    return config.get_text_config()
+
+
+def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None:
+    kind = type(model).__name__
+    others = set(getattr(config, "layer_types", None) or ATTENTION) - ATTENTION
+    if model._is_stateful or others:
+        raise ConfigError(
+            f"{source}: {kind} mixes the tokens of a row outside of attention, so packed sequences would see each "
+            f"other; use a model with full or sliding attention in all of its layers"
+        )
+    for key, neutral in ON_LOGITS.items():
+        if (value := getattr(config, key, neutral)) not in (neutral, None):
+            raise ConfigError(
+                f"{source}: {kind} computes its logits with more than a linear head ({key}={value}), which the trainer "
+                f"cannot reproduce; use a model without logit scaling or soft-capping"
+            )
+
+
+def _check_shapes(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+    expected = {spec.name: spec.shape for spec in checkpoint_specs(model, "float32")}
+    for name in sorted(expected.keys() & shapes.keys()):
+        if expected[name] != shapes[name]:
+            raise ConfigError(mismatch(source, name, shapes[name], expected[name]))
+    missing = sorted(expected.keys() - shapes.keys())
+    if missing and not shapes.keys() - expected.keys():  # else these may be the same under names of another format
+        raise ConfigError(lacking(source, missing))
+
+
+def mismatch(source: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Sentence for a weight of another shape than the config's."""
+    return (
+        f"{source}: the weight {name!r} has shape {list(got)}, but by config.json it must have {list(expected)}; use "
+        f"config and weights of one model"
+    )
+
+
+def lacking(source: str, missing: list[str]) -> str:
+    """Sentence for weights that are in none of the files."""
+    return (
+        f"{source}: {len(missing)} weights are missing from its safetensors and would start random, first "
+        f"{missing[0]!r}; copy the directory again"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

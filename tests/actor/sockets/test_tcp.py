@@ -1,0 +1,98 @@
+"""Hubs listen on several addresses, over both versions of IP."""
+
+import asyncio
+import socket
+
+import pytest
+
+from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
+from asyncrl.actor.sockets.tcp import needs_ipv6
+from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.errors import LinkError
+from asyncrl.messages import CODEC, Offer
+from tests.actor.sockets.ipv6 import has_ipv6
+
+SECRET = bytes(32)
+DEADLINE_S = 30.0
+BOTH = ["tcp://127.0.0.1:0", "tcp://[::1]:0"]
+
+
+needs_both = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
+
+
+def heard(bind: str | list[str], *hosts: str) -> list[str]:
+    """Addresses of a hub that heard a link to each of ``hosts`` on its port, in turn."""
+
+    async def scene() -> list[str]:
+        hub = ZmqHub(bind, CODEC, keys=hub_keys_of(SECRET))
+        port = hub.address.rpartition(":")[2]
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                for number, host in enumerate(hosts):
+                    link = ZmqLink(f"tcp://{host}:{port}", f"node.{number}", CODEC, keys=link_keys_of(SECRET))
+                    await link.send(Offer(number))
+                    assert await hub.receive() == (f"node.{number}", Offer(number))
+                    await link.aclose()
+        finally:
+            await hub.aclose()
+        return hub.addresses
+
+    return asyncio.run(scene())
+
+
+@needs_both
+def test_a_hub_listens_on_several_addresses_with_one_port() -> None:
+    ipv4, ipv6 = heard(BOTH, "127.0.0.1", "[::1]")
+    assert ipv4.removeprefix("tcp://127.0.0.1") == ipv6.removeprefix("tcp://[::1]")
+    assert not ipv4.endswith(":0")
+
+
+@needs_both
+@pytest.mark.parametrize("bind", ["tcp://*:0", "tcp://[::]:0"])
+def test_a_wildcard_of_ipv6_takes_connections_of_both_versions(bind: str) -> None:
+    assert heard(bind, "127.0.0.1", "[::1]", "localhost")[0].startswith("tcp://[::]:")
+
+
+def test_a_wildcard_of_ipv4_is_found_by_a_name() -> None:
+    assert heard("tcp://0.0.0.0:0", "127.0.0.1", "localhost")[0].startswith("tcp://0.0.0.0:")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:1", False),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://[::1]:1", True),
+        ("tcp://*:1", True),
+        ("tcp://localhost:1", False),
+        ("ipc:///run/broker", False),
+    ],
+)
+def test_ipv6_is_used_where_it_is_needed(address: str, expected: bool) -> None:
+    assert needs_ipv6(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [({socket.AF_INET6}, True), (set(socket.AddressFamily), False), ((), True)]
+)
+def test_a_name_means_its_ipv4_address_if_it_has_one(
+    monkeypatch: pytest.MonkeyPatch, known: set[socket.AddressFamily], expected: bool
+) -> None:
+    def lookup(host: str, port: None, family: socket.AddressFamily) -> None:
+        assert (host, port) == ("gpu-7", None)
+        if family not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert needs_ipv6("tcp://gpu-7:5570") == expected
+
+
+def test_an_address_of_another_machine_cannot_be_bound() -> None:
+    async def scene() -> None:
+        with pytest.raises(LinkError) as refused:
+            ZmqHub(["tcp://127.0.0.1:0", "tcp://203.0.113.9:5570"], CODEC, keys=hub_keys_of(SECRET))
+        expected = "cannot bind tcp://203.0.113.9:5570: no network interface of this machine has that address"
+        assert str(refused.value) == expected
+
+    asyncio.run(scene())

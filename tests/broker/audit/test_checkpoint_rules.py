@@ -1,0 +1,84 @@
+"""Manifests against the ledger."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.broker.audit.checkpoint_rules import (
+    ManifestFacts,
+    checkpoint_folders,
+    checkpoint_problems,
+    commit_problems,
+    missing_files,
+    read_manifest,
+)
+from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.ledger.records import AnyRecord, Committed, Taken, VersionLive
+from asyncrl.config.sections import Schedule
+from asyncrl.errors import LedgerError
+
+
+def book(*commits: Committed, num_steps: int = 5, steps_per_publish: int = 1) -> RecordBook:
+    made = RecordBook(Schedule(groups_per_step=1, group_size=1, steps_per_publish=steps_per_publish))
+    records: list[AnyRecord] = [VersionLive(0, 0), *(Taken(step, [step]) for step in range(num_steps)), *commits]
+    for record in records:
+        made.add(record)
+    return made
+
+
+def test_a_checkpoint_that_fits() -> None:
+    manifests = {"step_000004": ManifestFacts(step=4, policy_version=4, run_id="a")}
+    assert list(checkpoint_problems(book(), "a", manifests, 1)) == []
+
+
+def test_the_last_version_of_a_run_may_have_fewer_steps() -> None:
+    manifests = {"step_000005": ManifestFacts(step=5, policy_version=3)}
+    assert list(checkpoint_problems(book(steps_per_publish=2), "a", manifests, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (ManifestFacts(step=4, policy_version=4, run_id="b"), "belongs to another run: expected run a, got b"),
+        (ManifestFacts(step=3, policy_version=3), "contains 3 steps: expected those of its name"),
+        (ManifestFacts(step=9, policy_version=9), "contains 9 steps, but the ledger has batches of 5"),
+        (ManifestFacts(step=4, policy_version=3), "its weights are version 3: expected version 4, made by 4 steps"),
+    ],
+)
+def test_a_checkpoint_that_does_not(manifest: ManifestFacts, problem: str) -> None:
+    problems = list(checkpoint_problems(book(), "a", {"step_000004": manifest}, 1))
+    assert any(problem in found for found in problems)
+
+
+def test_a_commit_needs_a_checkpoint_of_its_step_or_a_newer_one() -> None:
+    made = book(Committed(1, "/runs/x/step_000002"), Committed(3, "/runs/x/step_000004"))
+    assert list(commit_problems(made, ["step_000004"])) == []
+    assert list(commit_problems(made, [])) == [], "the trainer may be on another machine"
+    assert list(commit_problems(made, ["step_000002"])) == [
+        "ledger.sqlite: step 3 was committed, but the newest checkpoint contains 2 steps: the commit is forged, or its "
+        "checkpoint was removed"
+    ]
+    wrong = book(Committed(1, "/runs/x/step_000004"))
+    assert list(commit_problems(wrong, ["step_000004"])) == [
+        "ledger.sqlite: step 1 was committed to /runs/x/step_000004: no checkpoint of that step"
+    ]
+
+
+def test_a_manifest_is_read_without_the_trainers_libraries(tmp_path: Path) -> None:
+    folder = tmp_path / "step_000002"
+    assert read_manifest(folder) is None, "removed meanwhile"
+    folder.mkdir()
+    (tmp_path / ".step_000004.partial").mkdir()
+    assert checkpoint_folders(tmp_path) == [folder]
+    with pytest.raises(LedgerError, match=r"checkpoints/step_000002/manifest.json: it is missing"):
+        read_manifest(folder)
+    (folder / "manifest.json").write_text('{"step": 2, "policy_version": 2, "files": {"a": {"size": 3, "sha256": ""}}}')
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.step, manifest.run_id) == (2, "")
+    assert list(missing_files(folder, manifest)) == ["checkpoints/step_000002/a: expected 3 bytes, got no such file"]
+    (folder / "a").write_text("abcd")
+    assert list(missing_files(folder, manifest)) == ["checkpoints/step_000002/a: expected 3 bytes, got 4 bytes"]
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(LedgerError, match="it cannot be read"):
+        read_manifest(folder)

@@ -1,0 +1,36 @@
+"""The bound of each schedule."""
+
+import pytest
+
+from asyncrl.broker.ledger.staleness_bound import most_versions
+from asyncrl.config.sections import Schedule
+
+
+@pytest.mark.parametrize(
+    ("staleness", "steps_per_publish", "bound"),
+    [(0, 1, 0), (1, 1, 1), (1, 2, 1), (1.5, 1, 2), (1.5, 2, 2), (0.01, 1, 0), (3, 2, 3)],
+)
+def test_fifo_promises_the_staleness_rounded_up_to_the_versions_that_the_window_holds(
+    staleness: float, steps_per_publish: int, bound: int
+) -> None:
+    schedule = Schedule(groups_per_step=4, staleness=staleness, steps_per_publish=steps_per_publish)
+    assert most_versions(schedule) == bound
+
+
+def test_completion_alone_promises_nothing() -> None:
+    assert most_versions(Schedule(order="completion", staleness=1)) is None
+
+
+@pytest.mark.parametrize("on_straggler", ["wait", "reissue"])
+def test_max_staleness_is_kept_by_waiting_and_by_sampling_again(on_straggler: str) -> None:
+    schedule = Schedule(order="completion", staleness=3, max_staleness=4, on_straggler=on_straggler)  # type: ignore[arg-type]
+    assert most_versions(schedule) == 4
+
+
+def test_training_on_stragglers_leaves_the_bound_of_the_order() -> None:
+    assert most_versions(Schedule(order="fifo", staleness=2, max_staleness=1, on_straggler="train")) == 2
+    assert most_versions(Schedule(order="completion", max_staleness=1, on_straggler="train")) is None
+
+
+def test_of_two_bounds_the_smaller_holds() -> None:
+    assert most_versions(Schedule(order="fifo", staleness=3, max_staleness=1, on_straggler="reissue")) == 1

@@ -1,0 +1,95 @@
+"""Failures are counted by cause, and told at once, rarely and in full."""
+
+import pytest
+
+from asyncrl.broker.failures import EVENT, MAX_CAUSES, OTHERS, FailureBook, recorded
+
+
+def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
+    book = FailureBook()
+    for number in range(5):
+        book.count("reward", f"ValueError: no number in 'line {number}' at {number / 3} of 0x7f{number}a (score.py:12)")
+        book.count("rollout", f"node {number:032x} is gone")
+    book.count("reward", "TypeError: of another kind")
+
+    assert list(book.counts.values()) == [5, 5, 1]
+    assert next(iter(book.counts)) == "reward: ValueError: no number in 'line 0' at 0.0 of 0x7f0a (score.py:12)"
+    assert book.total == 11
+
+
+def test_the_same_reason_in_two_stages_is_two_causes() -> None:
+    book = FailureBook()
+    book.count("rollout", "timed out")
+    book.count("reward", "timed out", 2)
+    assert book.counts == {"reward: timed out": 2, "rollout: timed out": 1}
+
+
+def test_neither_many_causes_nor_a_long_one_take_memory() -> None:
+    book = FailureBook()
+    for first in "abcdefghij":
+        for second in "klmnopqrst":
+            book.count("reward", f"{first}{second} " + "x" * 100_000 + "\n")
+
+    assert len(book.counts) == MAX_CAUSES + 1
+    assert book.counts[OTHERS] == 100 - MAX_CAUSES
+    assert max(map(len, book.counts)) < 200
+    assert "\n" not in "".join(book.counts)
+
+
+def test_a_new_cause_is_an_event_at_once_and_a_known_one_ever_more_rarely() -> None:
+    book = FailureBook()
+    told = []
+    for now_s in range(2000):
+        book.count("reward", "boom")
+        told += [(now_s, event["count"]) for event in book.events(float(now_s))]
+
+    assert [now_s for now_s, _ in told] == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
+    assert all(count == now_s + 1 for now_s, count in told)
+    assert book.events(2000.0, is_over=True) == [{"stage": "reward", "cause": "boom", "count": 2000}]
+    assert book.events(2000.0, is_over=True) == []
+
+
+def test_without_a_new_failure_there_is_no_event() -> None:
+    book = FailureBook()
+    book.count("reward", "boom")
+    assert len(book.events(0.0)) == 1
+    assert book.events(1e9) == []
+
+
+def test_the_screen_is_told_once_a_second_if_anything_changed() -> None:
+    book = FailureBook()
+    assert book.news(0.0) == {}
+    book.count("reward", "boom")
+    assert book.news(0.0) == {"reward: boom": 1}
+    book.count("reward", "boom")
+    assert book.news(0.5) == {}
+    assert book.news(1.0) == {"reward: boom": 2}
+    assert book.news(9.0) == {}
+
+
+def test_each_step_has_the_failures_since_the_step_before() -> None:
+    book = FailureBook()
+    book.count("reward", "boom", 3)
+    assert (book.since_last_step(), book.since_last_step()) == (3, 0)
+
+
+def test_counts_continue_from_the_events_of_an_earlier_broker() -> None:
+    book = FailureBook()
+    book.count("reward", "no number in 17", 4)
+    events = [{"event": EVENT, **fields} for fields in book.events(0.0)]
+    book.count("reward", "no number in 18", 3)
+    events += [{"event": EVENT, **fields} for fields in book.events(0.0, is_over=True)]
+
+    assert recorded([{"event": "run.started"}, *events]) == {"reward: no number in 17": 7}
+    later = FailureBook()
+    later.restore(recorded(events))
+    assert (later.total, later.since_last_step(), later.events(0.0)) == (7, 0, [])
+    later.count("reward", "no number in 19")
+    assert later.counts == {"reward: no number in 17": 8}
+
+
+@pytest.mark.parametrize("reason", ["", ": ", "a: b: c", "'", "\ud800"])
+def test_any_reason_can_be_counted_and_read_back(reason: str) -> None:
+    book = FailureBook()
+    book.count("reward", reason)
+    assert recorded([{"event": EVENT, **fields} for fields in book.events(0.0)]) == book.counts

@@ -1,0 +1,178 @@
+"""Sound trajectories of any shape, and every way in which one field of a stored one can be damaged."""
+
+import array
+from collections.abc import Callable
+from math import inf, nan
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncrl.checks import trajectory as check
+from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+
+VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
+LIMITS = TrajectoryLimits(VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION)
+
+Stored = tuple[Trajectory, TrajectorySummary]
+Damage = Callable[[Stored, Random], Stored]
+
+
+def sound(dice: Random) -> Trajectory:
+    """A trajectory as an honest node stores it, decoded."""
+    num_tokens = dice.choice([1, 2, 3, dice.randint(1, MAX_TOKENS), MAX_TOKENS])
+    logprobs = [dice.choice([0.0, -0.0, -1e-30, -dice.expovariate(1.0), -103.0, 1e-6]) for _ in range(num_tokens)]
+    ids = [dice.choice([0, VOCAB_SIZE - 1, dice.randrange(VOCAB_SIZE)]) for _ in range(num_tokens)]
+    finish_reason: FinishReason = dice.choice(["stop", "length"])
+    made = Trajectory(
+        unit=Unit(dice.randrange(2**40), dice.randrange(64), dice.choice(["train", "held_out"])),
+        prompt_ids=as_bytes("i", [dice.randrange(VOCAB_SIZE) for _ in range(dice.randint(1, MAX_PROMPT_TOKENS))]),
+        completion_ids=as_bytes("i", ids),
+        behavior_logprobs=as_bytes("f", logprobs),
+        spans=_spans(num_tokens, dice),
+        finish_reason=finish_reason,
+        text="".join(dice.choice("a é漢\n") for _ in range(dice.randint(0, 4 * num_tokens))),
+        node=f"rollout-{dice.randrange(9)}",
+        generate_s=dice.choice([0.0, dice.expovariate(0.1)]),
+    )
+    return through_the_wire(made)
+
+
+def through_the_wire(trajectory: Trajectory) -> Trajectory:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(trajectory), type=Trajectory)
+
+
+def as_bytes(kind: str, values: list[int] | list[float]) -> memoryview:
+    return memoryview(array.array(kind, values)).cast("B")
+
+
+def with_value(raw: memoryview, kind: str, value: float, dice: Random) -> memoryview:
+    """The array with one value replaced."""
+    values: Any = array.array(kind, bytes(raw))
+    values[dice.randrange(len(values))] = value
+    return as_bytes(kind, values.tolist())
+
+
+def _spans(num_tokens: int, dice: Random) -> list[Span]:
+    """Versions may go back: a node that lags may resume what a newer policy began."""
+    ends = sorted({*(dice.randint(1, num_tokens) for _ in range(dice.randrange(4))), num_tokens})
+    return [Span(dice.randint(0, NEWEST_VERSION), start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _field(name: str, change: Callable[[Trajectory, Random], object]) -> Damage:
+    return lambda stored, dice: (replace(stored[0], **{name: change(stored[0], dice)}), stored[1])
+
+
+def _span(change: Callable[[Span, Random], Span]) -> Damage:
+    def damaged(trajectory: Trajectory, dice: Random) -> list[Span]:
+        spans = list(trajectory.spans)
+        place = dice.randrange(len(spans))
+        spans[place] = change(spans[place], dice)
+        return spans
+
+    return _field("spans", damaged)
+
+
+def _summary(name: str) -> Damage:
+    def damaged(stored: Stored, dice: Random) -> Stored:
+        trajectory, summary = stored
+        value = getattr(summary, name)
+        other = "unfinished" if isinstance(value, str) else value + dice.choice([-1, 1, 2**31])
+        return trajectory, replace(summary, **{name: other})
+
+    return damaged
+
+
+def _cut(raw: memoryview, dice: Random) -> memoryview:
+    return raw[: dice.randrange(len(raw))]
+
+
+def _grown(raw: memoryview, dice: Random) -> memoryview:
+    return memoryview(bytes(raw) + bytes(dice.randint(1, 9)))
+
+
+def _too_long(stored: Stored, _dice: Random) -> Stored:
+    more = MAX_TOKENS + 1
+    long = replace(
+        stored[0],
+        completion_ids=as_bytes("i", [1] * more),
+        behavior_logprobs=as_bytes("f", [-1.0] * more),
+        spans=[Span(0, 0, more)],
+    )
+    return long, check.summary_of(long)
+
+
+def _long_prompt(stored: Stored, _dice: Random) -> Stored:
+    long = replace(stored[0], prompt_ids=as_bytes("i", [1] * (MAX_PROMPT_TOKENS + 1)))
+    return long, check.summary_of(long)
+
+
+BAD_IDS = (-1, -(2**31), VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1)
+BAD_LOGPROBS = (nan, -nan, inf, -inf, 0.5, 1e30, -1e30, -1001.0)
+
+DAMAGES: dict[str, tuple[str, Damage]] = {
+    "completion id": (
+        check.BAD_ID,
+        _field("completion_ids", lambda t, dice: with_value(t.completion_ids, "i", dice.choice(BAD_IDS), dice)),
+    ),
+    "prompt id": (
+        check.BAD_ID,
+        _field("prompt_ids", lambda t, dice: with_value(t.prompt_ids, "i", dice.choice(BAD_IDS), dice)),
+    ),
+    "log-prob": (
+        check.BAD_LOGPROB,
+        _field(
+            "behavior_logprobs", lambda t, dice: with_value(t.behavior_logprobs, "f", dice.choice(BAD_LOGPROBS), dice)
+        ),
+    ),
+    "completion cut": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _cut(t.completion_ids, dice))),
+    "completion grown": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _grown(t.completion_ids, dice))),
+    "log-probs cut": (check.BAD_LENGTHS, _field("behavior_logprobs", lambda t, dice: _cut(t.behavior_logprobs, dice))),
+    "log-probs grown": (
+        check.BAD_LENGTHS,
+        _field("behavior_logprobs", lambda t, dice: _grown(t.behavior_logprobs, dice)),
+    ),
+    "no prompt": (check.BAD_LENGTHS, _field("prompt_ids", lambda t, dice: memoryview(b""))),
+    "prompt cut within an id": (
+        check.BAD_LENGTHS,
+        _field("prompt_ids", lambda t, dice: t.prompt_ids[: -dice.randint(1, 3)]),
+    ),
+    "completion too long": (check.TOO_LONG, _too_long),
+    "prompt too long": (check.TOO_LONG, _long_prompt),
+    "no spans": (check.BAD_SPANS, _field("spans", lambda t, dice: [])),
+    "span start": (
+        check.BAD_SPANS,
+        _span(lambda span, dice: replace(span, start=span.start + dice.choice([-1, 1, 2**62]))),
+    ),
+    "span end": (check.BAD_SPANS, _span(lambda span, dice: replace(span, end=span.end + dice.choice([-1, 1, 2**62])))),
+    "span twice": (check.BAD_SPANS, _field("spans", lambda t, dice: [*t.spans, t.spans[-1]])),
+    "empty span": (check.BAD_SPANS, _field("spans", lambda t, dice: [Span(0, 0, 0), *t.spans])),
+    "span version": (
+        check.BAD_VERSION,
+        _span(lambda span, dice: replace(span, policy_version=dice.choice([-1, NEWEST_VERSION + 1, 10**7, -(2**62)]))),
+    ),
+    "group of unit": (
+        check.WRONG_UNIT,
+        _field("unit", lambda t, dice: replace(t.unit, group_id=t.unit.group_id + dice.choice([-1, 1]))),
+    ),
+    "index of unit": (check.WRONG_UNIT, _field("unit", lambda t, dice: replace(t.unit, index=t.unit.index + 1))),
+    "split of unit": (
+        check.WRONG_UNIT,
+        _field("unit", lambda t, dice: replace(t.unit, split={"train": "held_out"}.get(t.unit.split, "train"))),
+    ),
+    "generation time": (
+        check.BAD_TIME,
+        _field("generate_s", lambda t, dice: dice.choice([nan, inf, -inf, -1e-9, -5.0])),
+    ),
+    "text": (
+        check.BAD_TEXT,
+        _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
+    ),
+    "finish reason": (
+        check.BAD_SUMMARY,
+        _field("finish_reason", lambda t, dice: "unfinished"),
+    ),
+    **{f"summary: {name}": (check.BAD_SUMMARY, _summary(name)) for name in TrajectorySummary.__struct_fields__},
+}
+"""Cause and function of each damage, by its name."""

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+
+from asyncrl.checks.reports import problem_of
+from asyncrl.messages import (
+    Beat,
+    Bye,
+    Commit,
+    Hello,
+    Live,
+    Offer,
+    Publishing,
+    Ready,
+    SpoolAddress,
+    Stepped,
+    StoreGet,
+    StoreSet,
+    Take,
+    ToBroker,
+    Transferred,
+    Uploaded,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(4, "spool", "s", "1", spool=SpoolAddress("s", "ipc:///s")),
+        Hello(3, "rollout", "rollout-0", "1-2"), Beat(0.1, 1.0, 2.0, 3), Ready("h"), Offer(3), Live(0, 0.1, 0.2),
+        Stepped(0, -1, {"loss": NAN}), StoreSet("1", "k", b"x"), StoreGet("1", "k"), Bye("done"), Take(0),
+    ],
+)  # fmt: skip
+def test_a_sound_message_passes(message: ToBroker) -> None:
+    assert problem_of(message) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Hello(3, "rollout", "", "1"), "node is ''"),
+        (Hello(3, "rollout", "x" * 10_000, "1"), "node is 'xxxx"),
+        (Hello(3, "rollout", "a\nb", "1"), r"node is 'a\nb'"),
+        (Hello(3, "rollout", "a", "1", run_id="x" * 100), "run_id is too long"),
+        (Hello(3, "trainer", "a", "1", host="a\nb"), r"host is 'a\nb'"),
+        (Hello(4, "spool", "a", "1"), "a spool says where it serves, and other roles do not"),
+        (Hello(4, "rollout", "a", "1", spool=SpoolAddress("a", "tcp://a:1")), "a spool says where it serves"),
+        (Hello(4, "spool", "a", "1", spool=SpoolAddress("b", "tcp://a:1")), "spool is named 'b', expected the name"),
+        (Hello(4, "spool", "a", "1", spool=SpoolAddress("a", "")), "address is ''"),
+        (Hello(4, "spool", "a", "1", spool=SpoolAddress("a", "tcp://a:1", b"x" * 99)), "key has 99 bytes"),
+        (Beat(lag_s=NAN), "lag_s is nan"),
+        (Beat(busy_s=INF), "busy_s is inf"),
+        (Beat(wait_s=-1.0), "wait_s is -1.0"),
+        (Beat(tokens=-5), "tokens is -5"),
+        (Ready("h", 0), "ranks is 0"),
+        (Ready("h" * 1000), "layout_hash has 1000 characters"),
+        (Offer(-1), "limit is -1"),
+        (Offer(1 << 62), "limit is"),
+        (Live(-2, 0.0, 0.0), "policy_version is -2"),
+        (Live(1, NAN, 0.0), "pause_s is nan"),
+        (Transferred(1, 1, 1.0, -1), "num_bytes is -1"),
+        (Uploaded(-1, 1.0, 1), "policy_version is -1"),
+        (Uploaded(1, math.inf, 1), "seconds is inf"),
+        (Uploaded(1, 1.0, -1), "num_bytes is -1"),
+        (Uploaded(1, 1.0, 1, "x" * 200_000), "the reason has 200000 characters"),
+        (Take(-1), "step is -1"),
+        (Commit(-1, "c"), "step is -1"),
+        (Publishing(-1, 0), "policy_version is -1"),
+        (Stepped(-1, 0, {}), "step is -1"),
+        (Stepped(0, -7, {}), "policy_version is -7"),
+        (Stepped(0, 0, {str(n): 0.0 for n in range(2000)}), "there are 2000 metrics"),
+        (Stepped(0, 0, {"n" * 999: 0.0}), "a metric's name has 999 characters"),
+        (StoreSet("1", "k", b"x" * (2 << 20)), "the value has 2097152 bytes"),
+        (StoreGet("", "k"), "group is ''"),
+        (Bye("x" * 200_000), "the reason has 200000 characters"),
+    ],
+)
+def test_an_impossible_value_is_named(message: ToBroker, problem: str) -> None:
+    assert problem_of(message).startswith(problem)

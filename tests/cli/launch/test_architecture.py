@@ -1,0 +1,52 @@
+"""What a dry run refuses about a model, in a process with torch."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli.launch.architecture import check_architecture
+from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+
+
+def a_run(model: Path, max_tokens: int = 64) -> Config:
+    data = {"train": "t", "max_prompt_tokens": 64}
+    return decode({"model": {"path": str(model)}, "data": data, "sampling": {"max_tokens": max_tokens}})
+
+
+def changed(toy: Path, tmp_path: Path, **settings: object) -> Path:
+    model = shutil.copytree(toy / "model", tmp_path / "model")
+    said = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(said | settings))
+    return model
+
+
+def test_a_model_that_can_be_computed_is_accepted(toy: Path) -> None:
+    check_architecture(a_run(toy / "model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model_type": "unheard"}, "has no model of model_type 'unheard'"),
+        ({"intermediate_size": 8}, "has shape [32, 64], but by config.json it must have [32, 8]"),
+        ({"max_position_embeddings": 100}, "a slot holds 128 tokens (prompt and completion), but the model knows 100"),
+    ],
+    ids=["unknown type", "another shape", "too few positions"],
+)
+def test_a_model_that_cannot_be_computed_is_one_sentence(
+    toy: Path, tmp_path: Path, settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_architecture(a_run(changed(toy, tmp_path, **settings)))
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_this_process_imports_no_torch_for_it(monkeypatch: pytest.MonkeyPatch, toy: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    check_architecture(a_run(toy / "model"))

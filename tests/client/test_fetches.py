@@ -1,0 +1,64 @@
+"""Requests are answered once, over whatever link is there; `test_payloads` has the order and the bounds."""
+
+import asyncio
+
+import pytest
+
+from asyncrl.actor.memory import MemoryHub
+from asyncrl.client.fetches import FetchQueue
+from asyncrl.errors import LinkError, LinkReset, SpoolAway
+from asyncrl.messages import Fetch, Fetched, SpoolRef
+
+REF = SpoolRef("a", 0, 16, 5, 0)
+PAYLOAD = memoryview(b"hello")
+
+
+def test_a_lost_link_is_an_error_and_the_next_one_is_asked_again() -> None:
+    async def scene() -> None:
+        queue, hub = FetchQueue(), MemoryHub()
+        payload = queue.request(REF, waits=True)
+        running = asyncio.create_task(queue.run(hub.connect("t")))
+        await hub.receive()
+        hub.forget("t")
+        with pytest.raises(LinkReset):
+            await running
+
+        running = asyncio.create_task(queue.run(hub.connect("t")))
+        _, fetch = await hub.receive()
+        assert isinstance(fetch, Fetch)
+        hub.send("t", Fetched(fetch.request_id, [PAYLOAD]))
+        assert await payload == PAYLOAD
+        await hub.aclose()
+        with pytest.raises(LinkError, match="the link to the spool is closed"):
+            await running
+
+    asyncio.run(scene())
+
+
+def test_callers_that_gave_up_are_not_asked_for_again() -> None:
+    async def scene() -> None:
+        queue, hub = FetchQueue(), MemoryHub()
+        queue.request(REF, waits=True).cancel()
+        kept = queue.request(SpoolRef("a", 1, 16, 5, 0), waits=True)
+        running = asyncio.create_task(queue.run(hub.connect("t")))
+        _, fetch = await hub.receive()
+        assert isinstance(fetch, Fetch)
+        assert [ref.segment for ref in fetch.refs] == [1]
+        queue.give_up()
+        assert await kept is None
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scene())
+
+
+def test_only_callers_that_do_not_wait_hear_that_the_spool_is_away() -> None:
+    async def scene() -> None:
+        queue = FetchQueue()
+        patient, hasty = (queue.request(REF, waits=waits) for waits in (True, False))
+        queue.away(SpoolAway("the spool a is away"))
+        assert not patient.done()
+        with pytest.raises(SpoolAway):
+            await hasty
+
+    asyncio.run(scene())

@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.config.model.weights import check_weights, vocabulary
+from asyncrl.errors import ConfigError
+from tests.config.model.directories import shapes_of, write_model, write_safetensors
+
+
+def refusal(model: Path) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_weights(model, "model.path")
+    return str(refused.value).replace(str(model), "MODEL")
+
+
+def test_a_whole_model_is_accepted_and_its_vocabulary_known(tmp_path: Path) -> None:
+    shapes = check_weights(write_model(tmp_path / "model", vocabulary=22), "model.path")
+    assert vocabulary(shapes) == 22
+
+
+def test_another_number_of_layers_is_one_sentence(tmp_path: Path) -> None:
+    fewer = write_model(tmp_path / "fewer", layers=2, num_hidden_layers=3)
+    more = write_model(tmp_path / "more", layers=4, num_hidden_layers=3)
+
+    assert refusal(fewer) == (
+        "model.path=MODEL: config.json says 3 layers, but in the safetensors there are 2, without layer 2; use config "
+        "and weights of one model"
+    )
+    assert refusal(more) == (
+        "model.path=MODEL: config.json says 3 layers, but in the safetensors there are 4; use config and weights of "
+        "one model"
+    )
+
+
+def test_layers_that_only_predict_further_tokens_are_not_counted(tmp_path: Path) -> None:
+    check_weights(write_model(tmp_path / "m", layers=4, num_hidden_layers=3, num_nextn_predict_layers=1), "model.path")
+
+
+def test_another_vocabulary_is_one_sentence(tmp_path: Path) -> None:
+    assert refusal(write_model(tmp_path / "model", vocabulary=22, vocab_size=40)) == (
+        "model.path=MODEL: config.json says vocab_size=40, but the weight 'model.embed_tokens.weight' has 22 rows; use "
+        "config and weights of one model"
+    )
+
+
+def test_the_language_model_of_several_is_compared(tmp_path: Path) -> None:
+    text = {"num_hidden_layers": 2, "vocab_size": 8}
+    model = write_model(tmp_path / "model", text_config=text, vocab_size=99, num_hidden_layers=99)
+    shapes = shapes_of() | {f"visual.blocks.{layer}.weight": (4, 4) for layer in range(7)}
+    write_safetensors(model / "model.safetensors", shapes)
+    assert check_weights(model, "model.path") == shapes
+
+
+def test_names_of_an_unknown_family_are_left_to_the_trainer(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_safetensors(model / "model.safetensors", {"embedding": (3, 3)})
+    assert vocabulary(check_weights(model, "model.path")) is None
+
+
+def test_a_directory_without_weights_is_one_sentence(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert refusal(model) == (
+        "model.path=MODEL has no weights: expected model.safetensors, or model.safetensors.index.json and the files "
+        "that it names; other formats are not read"
+    )
+
+
+def test_a_config_that_is_no_json_is_one_sentence(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "config.json").write_text('{"model_type": ')
+    assert refusal(model).startswith("MODEL/config.json is not a JSON object: ")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A model in two files."""
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    names = shapes_of()
+    index = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(names)}
+    for part in sorted(set(index.values())):
+        write_safetensors(model / part, {name: shape for name, shape in names.items() if index[name] == part})
+    (model / "model.safetensors.index.json").write_bytes(msgspec.json.encode({"weight_map": index}))
+    return model
+
+
+def test_the_files_of_a_sharded_model_are_one_model(sharded: Path) -> None:
+    assert check_weights(sharded, "model.path").keys() == shapes_of().keys()
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    (sharded / "part-1.safetensors").unlink()
+    assert refusal(sharded) == (
+        "model.path=MODEL lacks part-1.safetensors, which its model.safetensors.index.json names; copy the model "
+        "directory again"
+    )
+
+
+def test_a_shard_without_one_of_its_weights_is_named(sharded: Path) -> None:
+    write_safetensors(sharded / "part-1.safetensors", {"model.layers.0.mlp.weight": (4, 4)})
+    assert "part-1.safetensors lacks 'model.norm.weight'" in refusal(sharded)

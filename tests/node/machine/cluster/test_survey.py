@@ -1,0 +1,131 @@
+"""Machines are namespaces with addresses and disks of their own, or this machine under several commands."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncrl.keys.key import new_key
+from asyncrl.keys.key_file import create_key
+from asyncrl.node.machine.cluster.cluster_file import decode
+from asyncrl.node.machine.cluster.judgement import judge
+from asyncrl.node.machine.cluster.survey import survey
+from asyncrl.node.machine.diagnosis import Diagnosis
+from tests.cluster.network import Network, obstacle
+
+ADDRESS = "10.77.0"
+ROLES = (["broker", "reward"], ["trainer"], ["rollout"])
+
+
+def checked(*machines: dict[str, Any], broker: str, **settings: Any) -> Diagnosis:
+    raw = {"broker": broker, "machine": list(machines), "transfer_s": 0.05} | settings
+    return judge(asyncio.run(survey(decode(raw))))
+
+
+def states(diagnosis: Diagnosis, name: str) -> dict[str, str]:
+    """Section -> state of the lines with a name."""
+    return {line.section: line.state for line in diagnosis.lines if line.name == name}
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    """Three machines with disks of their own: n1, n2 and n3."""
+    if reason := obstacle():
+        pytest.skip(f"this host cannot have a network of machines: {reason}")
+    with Network() as made:
+        made.add("n1", "n2", "n3")
+        made.boot()
+        for machine, roles in zip(made.machines.values(), ROLES, strict=True):
+            machine.path("/root/model").mkdir()
+            machine.path("/root/model/config.json").write_text("{}")
+            create_key(machine.path("/root/node.key"), new_key(machine.name, tuple(set(roles) - {"broker"}), bytes(32)))
+        yield made
+
+
+def cluster(network: Network) -> list[dict[str, Any]]:
+    named = zip(network.machines.values(), ROLES, strict=True)
+    return [{"name": m.name, "roles": roles, "run": m.prefix(), "key": "/root/node.key"} for m, roles in named]
+
+
+def test_three_machines_that_fit_are_found_fit(network: Network) -> None:
+    found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570", model="/root/model")
+    assert found.problems == []
+    assert states(found, "broker") == states(found, "key") == dict.fromkeys(("n1", "n2", "n3"), "good")
+    assert states(found, "model") == dict.fromkeys(("n1", "n2", "n3"), "good")
+    interfaces = {line.section: line.what for line in found.lines if line.name == "interface"}
+    assert interfaces == {f"n{number}": f"eth0, {ADDRESS}.{number}" for number in (1, 2, 3)}
+    assert [line.name for line in found.lines if line.section == "transfers"] == ["n2 to n3", "n3 to n2"]
+
+
+def test_machines_of_an_ipv6_network_are_checked_too(network: Network) -> None:
+    found = checked(*cluster(network), broker="tcp://[fd77::1]:5570")
+    assert found.problems == []
+    assert "eth0, fd77::2" in {line.what for line in found.lines if line.name == "interface"}
+
+
+def test_another_model_under_the_same_path_is_named(network: Network) -> None:
+    config = network.machines["n3"].path("/root/model/config.json")
+    config.write_text('{"layers": 2}')
+    found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570", model="/root/model")
+    config.write_text("{}")
+    (problem,) = found.problems
+    assert problem.startswith("n3 has another model than n1: SHA-256 of /root/model/config.json is ")
+
+
+def test_an_address_of_another_machine_is_no_address_for_the_broker(network: Network) -> None:
+    found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.2:5570")
+    assert f"n1 cannot listen on tcp://{ADDRESS}.2:5570 (Cannot assign requested address)" in found.problems[0]
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: Network) -> None:
+    network.machines["n3"].partition()
+    found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570")
+    network.machines["n3"].heal()
+    assert states(found, "broker") == {"n1": "good", "n2": "good", "n3": "bad"}
+    assert found.problems[0].startswith(f"n3 cannot connect to tcp://{ADDRESS}.1:5570 (")
+
+
+@pytest.mark.slow
+def test_two_machines_that_cannot_connect_are_named(network: Network) -> None:
+    """Both reach the broker, so that only the transfer shows it."""
+    with network.separated("n2", "n3"):
+        found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570")
+    assert {line.name for line in found.lines if line.state == "bad"} == {"n2 to n3", "n3 to n2"}
+    assert found.problems[0].startswith(f"n2 cannot send to n3 at {ADDRESS}.3 (")
+
+
+# ── this machine ────────────────────────────────────────────────────────────────────────────
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_broker_that_runs_already_is_reachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = checked({"name": "a", "roles": ["broker"]}, broker=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+    assert found.problems == []
+
+
+def test_the_brokers_port_is_free_after_the_check() -> None:
+    port = free_port()
+    assert checked({"name": "a", "roles": ["broker"]}, broker=f"tcp://127.0.0.1:{port}").is_fit
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hanging", ["broker", "reward"])
+def test_a_machine_whose_command_hangs_is_named_and_the_others_are_checked(hanging: str) -> None:
+    found = checked(
+        {"name": "hangs", "roles": [hanging], "run": "sh -c 'sleep 1000'"},
+        {"name": "works", "roles": ["spool"]},
+        broker=f"tcp://127.0.0.1:{free_port()}",
+        deadline_s=15,
+    )
+    assert states(found, "answers") == {"hangs": "bad", "works": "good"}
+    assert "hangs does not answer: `sh -c 'sleep 1000' " in found.problems[0]
+    assert "gave no answer within 15 s" in found.problems[0]

@@ -1,0 +1,55 @@
+"""Processes below another one."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from asyncrl.reward.workers import process_tree
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+SCRIPT = "sleep 424242 & sh -c 'sleep 424242 & echo begun; wait' & wait"
+
+
+@pytest.fixture
+def shell() -> "Iterator[subprocess.Popen[bytes]]":
+    """A shell with a child, and a child with a child."""
+    environment = os.environ | {"TREE": "of-this-test"}
+    with subprocess.Popen(["sh", "-c", SCRIPT], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process_tree.kill([process.pid, *(below.pid for below in process_tree.below(process.pid))])
+
+
+@pytest.mark.parametrize("has_children_files", [False, process_tree.HAS_CHILDREN_FILES])
+def test_children_and_theirs_are_found_parents_first(
+    shell: "subprocess.Popen[bytes]", has_children_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_tree, "HAS_CHILDREN_FILES", has_children_files)
+
+    found = process_tree.below(shell.pid)
+
+    assert [process.parent == shell.pid for process in found] == [True, True, False]
+    assert found[2].parent in (found[0].pid, found[1].pid)
+    assert all(process.threads == 1 for process in found)
+    assert 0 < process_tree.memory_bytes(found) <= sum(process.resident_bytes for process in found)
+
+
+def test_processes_are_found_by_their_environment(shell: "subprocess.Popen[bytes]") -> None:
+    assert set(process_tree.marked("TREE=of-this-test")) == {
+        shell.pid,
+        *(process.pid for process in process_tree.below(shell.pid)),
+    }
+    assert process_tree.marked("TREE=of-another-test") == []
+
+
+def test_a_process_that_is_gone_is_neither_found_nor_an_error() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+
+    assert process_tree.below(gone.pid) == []
+    process_tree.kill([gone.pid])
+    assert process_tree.memory_bytes([process_tree.Process(gone.pid, 1, 1, 4096)]) == 4096

@@ -1,0 +1,55 @@
+"""The audit of a run, with the simulated disk in place of the run directory."""
+
+from collections.abc import Iterator, Sequence
+
+from asyncrl.broker.audit.checkpoint_rules import ManifestFacts, checkpoint_problems, commit_problems
+from asyncrl.broker.audit.spool_rules import SpoolRules
+from asyncrl.broker.audit.step_rules import Line, lost_records, metrics_problems, unrecorded_problems
+from asyncrl.broker.ledger.audit import examine
+from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.ledger.staleness_bound import most_versions
+from asyncrl.cli.inspect import stored_payload
+from asyncrl.config.sections import Config
+from tests.simulation.damage import Damage
+from tests.simulation.disk import Disk
+from tests.simulation.ledger import SimLedger
+from tests.simulation.segments import SpoolFolder
+
+SPOOL = "spool"
+
+
+def audit_problems(
+    config: Config, disk: Disk, lines: Sequence[Line], *, was_damaged: bool, damage: Damage
+) -> Iterator[str]:
+    """
+    Sentences about everything that does not fit together, at the end of a schedule.
+
+    Args:
+        lines: Metrics of each step.
+        was_damaged: A checkpoint was removed as damaged, so that the newest one may be missing.
+        damage: Damaged payloads, which reward nodes may have let pass.
+    """
+    accounts, book = examine(disk.ledger.records, config.schedule, config.greedy_per_group)
+    yield from accounts.problems
+    yield from metrics_problems(book, lines)
+    yield from unrecorded_problems(book, lines)
+    yield from lost_records(book, disk.ledger.broker_term, lines, [], None)
+    manifests = {
+        f"step_{kept.step:06d}": ManifestFacts(
+            step=kept.step, policy_version=kept.policy_version, run_id=SimLedger.run_id
+        )
+        for kept in disk.checkpoints.all()
+    }
+    yield from checkpoint_problems(book, SimLedger.run_id, manifests, config.schedule.steps_per_publish)
+    if not was_damaged:
+        yield from commit_problems(book, list(manifests))
+    yield from _spool_problems(book, disk.spool, most_versions(config.schedule), damage)
+
+
+def _spool_problems(book: RecordBook, folder: SpoolFolder, bound: int | None, damage: Damage) -> Iterator[str]:
+    rules = SpoolRules(book, SPOOL, {segment for segment, _ in folder.payloads}, bound)
+    for entry, place, payload in folder.payloads.values():
+        problems = list(rules.add(stored_payload(f"segment_{place.segment:06d}.seg", entry, place, payload)))
+        if not damage.is_known(place.crc32):
+            yield from problems
+    yield from rules.missing()

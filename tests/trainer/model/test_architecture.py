@@ -1,0 +1,83 @@
+"""Models are refused by config and shapes alone, as a dry run does it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import Gemma2Config, LlamaConfig, MambaConfig, Qwen2Config, Qwen3MoeConfig
+
+from asyncrl.config.model.weights import check_weights
+from asyncrl.errors import ConfigError
+from asyncrl.trainer.model.architecture import check_architecture
+
+SMALL = {
+    "vocab_size": 8,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+UNKNOWN: dict[str, tuple[int, ...]] = {"a name of another format": (1,)}
+
+
+def refusal(path: Path, shapes: dict[str, tuple[int, ...]]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_architecture(path, shapes, "model.path")
+    assert "\n" not in str(refused.value)
+    return str(refused.value).replace(str(path), "MODEL")
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3MoeConfig])
+def test_models_with_attention_and_a_linear_head_are_accepted(kind, tmp_path):
+    kind(**SMALL).save_pretrained(tmp_path)
+    assert check_architecture(tmp_path, UNKNOWN, "model.path").hidden_size == 16
+
+
+def test_a_saved_model_has_the_shapes_of_its_config(save_model):
+    path = save_model()
+    check_architecture(path, check_weights(path, "model.path"), "model.path")
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (Gemma2Config(**SMALL, final_logit_softcapping=30.0), "Gemma2ForCausalLM computes its logits with more than a"),
+        (MambaConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1), "MambaForCausalLM mixes the tokens of a row"),
+    ],
+    ids=["capped", "recurrent"],
+)
+def test_what_the_trainer_cannot_compute_is_refused_without_weights(config, sentence, tmp_path):
+    config.save_pretrained(tmp_path)
+    assert f"model.path=MODEL: {sentence}" in refusal(tmp_path, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"model_type": "unheard"}, "has no model of model_type 'unheard'; use a model of a type that it has"),
+        ({}, "has no model of model_type None; use a model of a type that it has"),
+        ({"model_type": "vit"}, "model.path=MODEL: 'vit' is not a causal language model (model_type in config.json)"),
+        ({"model_type": "qwen3", "hidden_act": "unheard"}, "no model can be made by its config.json: KeyError: "),
+        ({"model_type": "qwen3", "hidden_size": "wide"}, "its config.json is not one of model_type 'qwen3': "),
+        ({"model_type": "unheard", "auto_map": {"AutoConfig": "mine.Mine"}}, "has no model of model_type 'unheard'"),
+    ],
+    ids=["unknown", "none", "vision", "wrong value", "wrong type", "code of its own"],
+)
+def test_a_type_that_is_no_language_model_is_named(said, sentence, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert sentence in refusal(tmp_path, UNKNOWN)
+
+
+def test_weights_that_do_not_fit_the_config_are_named(save_model):
+    path = save_model()
+    shapes = check_weights(path, "model.path")
+    assert "has shape [3, 3], but by config.json it must have [16]" in refusal(
+        path, shapes | {"model.norm.weight": (3, 3)}
+    )
+    del shapes["model.norm.weight"]
+    assert "1 weights are missing from its safetensors and would start random, first 'model.norm.weight'" in refusal(
+        path, shapes
+    )
