@@ -836,6 +836,30 @@ class FetchPart(Message, frozen=True):
     length: int
 
 
+class OfferCheckpoint(Message, frozen=True):
+    """A checkpoint of the trainer, for the broker's spool to copy. Answered by `CheckpointWanted`; may be repeated."""
+
+    step: int
+    """Optimizer steps contained."""
+    manifest: bytes
+    """Contents of its manifest."""
+    kept: list[int]
+    """Steps of the checkpoints that the trainer keeps; copies of older ones may go."""
+    best: bytes = b""
+    """Contents of ``best.json``; empty if there is none."""
+
+
+class PutCheckpointPart(Message, frozen=True):
+    """Part of a file of the checkpoint that was offered last, in order. Answered by `PutCheckpointPartDone`."""
+
+    step: int
+    name: str
+    """Path of the file in the checkpoint."""
+    offset: int
+    """Bytes of the file before this part."""
+    content: memoryview
+
+
 # ── received from spools ────────────────────────────────────────────────────────────────────
 
 
@@ -883,6 +907,23 @@ class FilePart(Message, frozen=True):
     sha256: bytes
     offset: int
     content: memoryview
+
+
+class CheckpointWanted(Message, frozen=True):
+    """Answer to `OfferCheckpoint`: the copy is complete and on disk if nothing is wanted."""
+
+    step: int
+    offsets: dict[str, int]
+    """Bytes that are there of each incomplete file, by its path."""
+    problem: str = ""
+    """Reason for which the checkpoint cannot be stored; empty if it can."""
+
+
+class PutCheckpointPartDone(Message, frozen=True):
+    """Answer to `PutCheckpointPart`."""
+
+    problem: str = ""
+    """Reason for which the part was not stored; empty if it was."""
 
 
 # ── received by the supervisor ──────────────────────────────────────────────────────────────
@@ -942,14 +983,14 @@ ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools
 ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
-    | Upload | PutWeightsDone | Spools | FileList | FilePart
+    | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
 ToFirstRank = Hello | Beat | Checked | StoreSet | StoreGet
 ToShard = Welcome | Reject | Stop | Batch | Work | Fetched | StoreValue | Spools
 ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim
-    | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | Accepted
+    | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
 ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
 

@@ -34,6 +34,7 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
+    HOSTED_SPOOL,
     PROTOCOL,
     Bye,
     Commit,
@@ -445,8 +446,10 @@ class BrokerActor:
             await self._drain_nodes()
         # A run that failed may be resumed, which writes what is missing; a complete one may not.
         await self._samples.wait(GOODBYE_S if self._cause else None)
-        self._announce_end()
+        self._announce_end(lambda node: node.role != "spool")  # They may have something to store before they leave.
         await self._wait_without(lambda node: node.role != "spool", GOODBYE_S)
+        self._announce_end(lambda node: node.role == "spool")
+        await self._wait_without(lambda node: node.name != HOSTED_SPOOL, GOODBYE_S)
 
     async def _drain_nodes(self) -> None:
         """Have the trainer and the rollouts store what they have, and wait until they have left."""
@@ -464,9 +467,9 @@ class BrokerActor:
                     self._changed.clear()
                     await self._changed.wait()
 
-    def _announce_end(self) -> None:
+    def _announce_end(self, is_told: Callable[[Node], bool] = lambda _: True) -> None:
         self._cause = self._files.conclude(self._cause, is_interrupted=self._is_interrupted)
-        for node in self._scheduler.nodes.all():
+        for node in filter(is_told, self._scheduler.nodes.all()):
             message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
             if node.role == "supervisor":
                 message = Finished(outcome(self._cause, is_interrupted=self._is_interrupted), self._cause)

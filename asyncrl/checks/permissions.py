@@ -27,8 +27,10 @@ from asyncrl.messages import (
     ListWeights,
     Live,
     Offer,
+    OfferCheckpoint,
     Publishing,
     Put,
+    PutCheckpointPart,
     PutWeights,
     Ready,
     Role,
@@ -99,6 +101,8 @@ MAY_SEND_TO_SPOOL: dict[type[Message], frozenset[Role]] = {
     FetchWeights: frozenset(("rollout",)),
     ListFiles: MEMBERS,
     FetchPart: MEMBERS,
+    OfferCheckpoint: frozenset(("trainer",)),
+    PutCheckpointPart: frozenset(("trainer",)),
     Bye: EVERY,
 }
 

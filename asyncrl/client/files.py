@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import TypeVar
 
+from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError
 from asyncrl.files.disk import needed
@@ -32,10 +32,7 @@ PARTS_AHEAD = 4
 """Parts that are requested and have not arrived."""
 LIST_S = 3600.0
 """Time limit to digest a folder on the broker's machine: about a minute for 100 GB, if the disk is fast."""
-PART_S = 60.0
 POLL_S = 0.5
-
-Answer = TypeVar("Answer", FileList, FilePart)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -54,7 +51,7 @@ async def fetch_folder(
         RunFailed: The disk refuses a write.
     """
     await link.send(ListFiles(folder))
-    listed = await _answer(link, FileList, LIST_S)
+    listed = await receive_answer(link, FileList, LIST_S)
     if listed.problem or not listed.files:
         raise LinkError(f"the broker's machine cannot send {folder}: {listed.problem or 'it has no such folder'}")
     files = cache / "files"
@@ -62,7 +59,7 @@ async def fetch_folder(
         log.info("files.fetching", folder=folder, files=len(missing), num_bytes=sum(file.size for file in missing))
     with needed(cache):
         files.mkdir(parents=True, exist_ok=True)
-        targets = {file.name: await _fetch(link, file, files, sleep) for file in listed.files}
+        targets = {file.name: await fetch_file(link, file, _target(file, files), sleep=sleep) for file in listed.files}
         return _linked(targets, cache / "folders")
 
 
@@ -71,16 +68,19 @@ def _target(file: FileDigest, folder: Path) -> Path:
     return folder / file.sha256.hex()
 
 
-async def _fetch(link: Link, file: FileDigest, folder: Path, sleep: Callable[[float], Awaitable[None]]) -> Path:
-    """Fetch one file, unless it is here."""
-    target = _target(file, folder)
-    if target.exists():
+async def fetch_file(
+    link: Link, file: FileDigest, target: Path, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> Path:
+    """Fetch a listed file to ``target``, unless it is there, and return that. Raises `LinkError` as `fetch_folder`."""
+    is_here = target.exists
+    if is_here():
         return target
-    part = _open(target.with_suffix(".part"))
+    unfinished = target.with_name(f"{target.name}.part")
+    part = _open(unfinished)
     try:
-        while not target.exists() and not try_lock(part.fileno()):
+        while not is_here() and not try_lock(part.fileno()):
             await sleep(POLL_S)
-        if target.exists():
+        if is_here():  # Another process of this machine has fetched it.
             return target
         digest = await asyncio.to_thread(hashlib.file_digest, part, "sha256")
         async for content in _parts(link, file, part.tell()):
@@ -91,7 +91,7 @@ async def _fetch(link: Link, file: FileDigest, folder: Path, sleep: Callable[[fl
             raise LinkError(f"{file.name} arrived damaged: expected SHA-256 {file.sha256.hex()[:12]}; fetch it again")
         part.flush()
         await asyncio.to_thread(os.fsync, part.fileno())
-        target.with_suffix(".part").replace(target)
+        unfinished.replace(target)
         return target
     finally:
         part.close()
@@ -104,21 +104,11 @@ async def _parts(link: Link, file: FileDigest, offset: int) -> AsyncIterator[mem
         while asked < min(file.size, offset + PARTS_AHEAD * PART_BYTES):
             await link.send(FetchPart(file.sha256, asked, min(PART_BYTES, file.size - asked)))
             asked += PART_BYTES
-        part = await _answer(link, FilePart, PART_S)
+        part = await receive_answer(link, FilePart)
         if (part.sha256, part.offset) != (file.sha256, offset) or not part.content:
             raise LinkError(f"{file.name} has changed on the broker's machine while it was fetched: start again")
         yield part.content
         offset += len(part.content)
-
-
-async def _answer(link: Link, kind: type[Answer], deadline_s: float) -> Answer:
-    try:
-        async with asyncio.timeout(deadline_s):
-            while not isinstance(message := await link.receive(), kind):
-                pass
-            return message
-    except TimeoutError:
-        raise LinkError(f"the broker's spool did not answer within {deadline_s:g} s") from None
 
 
 def _open(path: Path) -> BufferedRandom:

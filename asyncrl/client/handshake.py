@@ -14,12 +14,11 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.sockets.curve import LinkKeys, needs_keys
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
-from asyncrl.client.spools import SpoolLinks, reached_spools
+from asyncrl.client.spools import SpoolLinks, hosted_spool
 from asyncrl.errors import ConfigError, LinkError, LinkRefused, UnknownKey, WrongHub
 from asyncrl.log import get_logger
 from asyncrl.messages import (
     CODEC,
-    HOSTED_SPOOL,
     PROTOCOL,
     Beat,
     Bye,
@@ -184,7 +183,7 @@ def weights_links(spools: SpoolSet, who: Identity, run: RunAddress) -> Callable[
     Raises:
         ConfigError: The broker hosts no spool.
     """
-    own = next((one for one in reached_spools(spools, run.broker).spools if one.name == HOSTED_SPOOL), None)
+    own = hosted_spool(spools, run.broker)
     connect = spool_connector(who, run.keys(), ".weights")
 
     def open_link() -> ZmqLink:

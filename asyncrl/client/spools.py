@@ -20,7 +20,7 @@ from asyncrl.client.fetches import FetchQueue, Payload
 from asyncrl.config.addresses import reached
 from asyncrl.errors import LinkError, SpoolAway
 from asyncrl.log import get_logger
-from asyncrl.messages import Put, SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages import HOSTED_SPOOL, Put, SpoolAddress, SpoolRef, SpoolSet
 
 log = get_logger()
 
@@ -31,6 +31,11 @@ RECONNECT_S = 0.5
 def reached_spools(spools: SpoolSet, via: str) -> SpoolSet:
     """The same spools with addresses to connect to, for a node that reached the broker at ``via``."""
     return replace(spools, spools=[replace(one, address=reached(one.address, via)) for one in spools.spools])
+
+
+def hosted_spool(spools: SpoolSet, via: str) -> SpoolAddress | None:
+    """The spool in the broker's process, as `reached_spools`; None if there is none."""
+    return next((spool for spool in reached_spools(spools, via).spools if spool.name == HOSTED_SPOOL), None)
 
 
 class SpoolLink(Struct, eq=False):

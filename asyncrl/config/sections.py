@@ -501,6 +501,11 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Also keep the checkpoint with the best evaluation; ``checkpoints/best.json`` names it."""
     best_metric: str = "accuracy"
     """With ``keep_best``: ``accuracy``, or another evaluation metric of which more is better."""
+    copy_to_broker: bool = True
+    """
+    If the trainer does not see the run directory, copy each checkpoint there before its steps count as saved: any
+    machine can then go on with the run. False saves the bandwidth, and ties the run to the trainer's machine.
+    """
 
 
 class Trackers(Section, frozen=True, kw_only=True):

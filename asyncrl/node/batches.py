@@ -27,7 +27,8 @@ from asyncrl.client.run_address import find_run
 from asyncrl.config.sections import Config, from_json
 from asyncrl.log import get_logger
 from asyncrl.node.machine.local_address import local_address
-from asyncrl.node.runner import join_steadily, load_with_beats
+from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats
+from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.trainer import serve_trainer
 from asyncrl.trainer.actor import Start
@@ -82,6 +83,7 @@ async def batches(
     who, link, welcome = await join_steadily(run, identity("trainer", name), wait_s)
     config, checkpoints = from_json(welcome.config), checkpoint_folder(welcome)
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
+    await await_with_beats(link, welcome.beat_s, fetch_checkpoint(welcome, run, who))
     start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, checkpoints))
     stream = BatchStream(config, model, first_step=start.step)
     specs = checkpoint_specs(model, config.model.dtype)

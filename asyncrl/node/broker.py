@@ -36,6 +36,7 @@ from asyncrl.node.model_files import model_files
 from asyncrl.node.service_manager import service_manager
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
 from asyncrl.spool.segments import Segments
 from asyncrl.spool.weights.store import WeightStore
@@ -152,8 +153,10 @@ async def _serve(
     )
     background = [asyncio.create_task(_stop_when(stopping, broker), name="stop")]
     if bulk and segments is not None:
-        files = FileServer({m.path: [file.name for file in m.files] for m in models}, directory.path / "digests.json")
-        actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, weights=weights, files=files)
+        served = {model.path: [file.name for file in model.files] for model in models}
+        files = FileServer(served, directory.path / "digests.json", directory.checkpoints)
+        checkpoints = CheckpointStore(directory.checkpoints)
+        actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, weights=weights, files=files, checkpoints=checkpoints)
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_spool_error(task, broker))

@@ -11,6 +11,7 @@ different batches, or wait for a lost trajectory.
 
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.errors import LedgerError
+from asyncrl.files.checkpoints import step_folders
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.segments import Segments
 
@@ -63,7 +64,5 @@ def _require_payloads(
 def _steps_done(directory: RunDirectory) -> list[tuple[int, str]]:
     """Numbers of completed steps, largest first, each with the file that proves it."""
     steps = [(line["step"] + 1, str(directory.metrics)) for line in directory.read_metrics()]
-    for folder in directory.checkpoints.glob("step_*"):
-        if (number := folder.name.removeprefix("step_")).isdecimal():
-            steps.append((int(number), str(folder)))
+    steps += [(step, str(folder)) for step, folder in step_folders(directory.checkpoints).items()]
     return sorted(steps, reverse=True)

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from asyncrl.client.files import cache_folder, fetch_folder
 from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.client.run_address import RunAddress
-from asyncrl.client.spools import reached_spools
+from asyncrl.client.spools import hosted_spool
 from asyncrl.config.model.files import describe, difference
 from asyncrl.config.sections import Config, from_json, to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import HOSTED_SPOOL, ModelFiles, Welcome
+from asyncrl.messages import ModelFiles, Welcome
 
 
 def model_files(config: Config) -> list[ModelFiles]:
@@ -62,8 +62,7 @@ async def local_copies(welcome: Welcome, run: RunAddress, who: Identity, *, may_
     missing = _missing(welcome)
     if not missing:
         return {}
-    spools = reached_spools(welcome.spools, run.broker).spools
-    spool = next((spool for spool in spools if spool.name == HOSTED_SPOOL), None)
+    spool = hosted_spool(welcome.spools, run.broker)
     if not may_fetch or spool is None:
         why = "the broker hosts no spool to fetch it from" if may_fetch else "--fetch is never"
         raise ConfigError(f"there is no {missing[0]}, and {why}: copy the directory from the broker's machine")

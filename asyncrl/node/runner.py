@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
+from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats, unknown_key
 from asyncrl.client.run_address import POLL_S, RunAddress
@@ -43,17 +44,10 @@ class ToldToStop(Exception):
 
 async def unless_told(stopping: asyncio.Event, waiting: Awaitable[Loaded]) -> Loaded:
     """Await ``waiting``; raises `ToldToStop` as soon as ``stopping`` is set."""
-    told = asyncio.create_task(stopping.wait())
-    task = asyncio.ensure_future(waiting)
     try:
-        await asyncio.wait([told, task], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ToldToStop
-        return task.result()
-    finally:
-        told.cancel()
-        task.cancel()
-        await asyncio.gather(told, task, return_exceptions=True)
+        return await unless(stopping.wait(), waiting)
+    except OtherCameFirst:
+        raise ToldToStop from None
 
 
 class Actor(Protocol):

@@ -5,6 +5,7 @@ The spool stores payloads from rollouts on disk and serves them to rewards and t
     reward, trainer ── Fetch ──▶ memory, else reader thread ──▶ Fetched
     broker ── Trim ──▶ writer thread drops from the index, reader thread deletes the files
     trainer ── PutWeights ──▶ weights thread ◀── ListWeights, FetchWeights ── rollouts that are in no collective
+    trainer ── OfferCheckpoint, PutCheckpointPart ──▶ files thread ◀── ListFiles, FetchPart ── nodes that lack files
 
 Puts that arrive during an fsync share the next one, so one fsync covers many payloads. The queue is bounded by the
 broker's open leases.
@@ -39,7 +40,9 @@ from asyncrl.messages import (
     FilePart,
     ListFiles,
     ListWeights,
+    OfferCheckpoint,
     Put,
+    PutCheckpointPart,
     PutItem,
     PutWeights,
     SpoolRef,
@@ -48,6 +51,7 @@ from asyncrl.messages import (
     StoredItem,
     Trim,
 )
+from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
 from asyncrl.spool.segment_format import Entry
 from asyncrl.spool.segments import Segments, remove
@@ -56,6 +60,7 @@ from asyncrl.spool.weights.store import WeightStore
 log = get_logger()
 
 Request = TypeVar("Request")
+FileRequest = ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart
 
 UNREADABLE = memoryview(b"")
 """Payload of a `Fetched` that could not be read."""
@@ -74,6 +79,7 @@ class SpoolActor:
         link: Link to the broker, after the handshake.
         weights: Owned as ``segments`` are. None ignores messages about weights.
         files: Files that this spool serves beside its payloads.
+        checkpoints: Copies of the trainer's checkpoints. None ignores messages about them.
         accept: Called with the keys that may connect to ``hub``, whenever the broker tells others.
     """
 
@@ -86,6 +92,7 @@ class SpoolActor:
         *,
         weights: WeightStore | None = None,
         files: FileServer | None = None,
+        checkpoints: CheckpointStore | None = None,
         accept: Callable[[list[AcceptedKey]], None] = lambda _keys: None,
     ) -> None:
         self._name = name
@@ -95,11 +102,12 @@ class SpoolActor:
         self._puts: list[Put] = []
         self._put_arrived = asyncio.Event()
         self._files = files
+        self._checkpoints = checkpoints
         self._accept = accept
         self._fetches: asyncio.Queue[tuple[str, Fetch]] = asyncio.Queue()
         self._weights = weights
         self._about_weights: asyncio.Queue[tuple[str, PutWeights | ListWeights | FetchWeights]] = asyncio.Queue()
-        self._file_requests: asyncio.Queue[tuple[str, ListFiles | FetchPart]] = asyncio.Queue()
+        self._file_requests: asyncio.Queue[tuple[str, FileRequest]] = asyncio.Queue()
         self._refused = Refusals("spool.refused")
         self._refused_fetches = Refusals("spool.fetch_refused")
         self._unreadable = Refusals("spool.unreadable")
@@ -152,7 +160,7 @@ class SpoolActor:
                     self._answer_from_memory(peer, message)
                 case PutWeights() | ListWeights() | FetchWeights():
                     self._about_weights.put_nowait((peer, message))
-                case ListFiles() | FetchPart():
+                case ListFiles() | FetchPart() | OfferCheckpoint() | PutCheckpointPart():
                     self._file_requests.put_nowait((peer, message))
                 case Bye():
                     self._hub.forget(peer)
@@ -230,7 +238,9 @@ class SpoolActor:
     def _answer_about_weights(self, request: PutWeights | ListWeights | FetchWeights) -> Message | None:
         return self._weights.answer(request) if self._weights else None
 
-    def _answer_files(self, request: ListFiles | FetchPart) -> FileList | FilePart:
+    def _answer_files(self, request: FileRequest) -> Message | None:
+        if isinstance(request, OfferCheckpoint | PutCheckpointPart):
+            return self._checkpoints.answer(request) if self._checkpoints else None
         if isinstance(request, FetchPart):
             content = self._files.read(request.sha256, request.offset, request.length) if self._files else b""
             return FilePart(request.sha256, request.offset, memoryview(content))

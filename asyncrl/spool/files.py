@@ -3,6 +3,7 @@ Files of a few folders by digest, for machines that lack them.
 
     list(folder) ─▶ names, sizes, SHA-256 of each file         read(sha256, offset, length) ─▶ bytes
 
+Of the folder of checkpoints, the files of the newest complete one are listed, with the digests of its manifest.
 Hashing reads every byte. Digests are kept, by path, size and time of change, in a file that outlives the process.
 """
 
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.files.atomic import replacing
+from asyncrl.files.checkpoints import MANIFEST, ListedFiles, file_entry, newest_complete, read_manifest
 from asyncrl.files.disk import needed
 from asyncrl.messages import FileDigest
 
@@ -37,10 +39,12 @@ class FileServer:
     Args:
         folders: Names of files by folder.
         known: File for the digests.
+        checkpoints: Folder of the run's checkpoints.
     """
 
-    def __init__(self, folders: dict[str, list[str]], known: Path) -> None:
+    def __init__(self, folders: dict[str, list[str]], known: Path, checkpoints: Path) -> None:
         self._folders = folders
+        self._checkpoints = checkpoints
         self._known_file = known
         self._known = _read_known(known)
         self._paths: dict[bytes, Path] = {}
@@ -52,6 +56,8 @@ class FileServer:
         Raises:
             OSError: A file cannot be read.
         """
+        if folder == str(self._checkpoints):
+            return self._newest_checkpoint()
         paths = [Path(folder) / name for name in self._folders.get(folder, [])]
         before = dict(self._known)
         found = {path: self._digest(path) for path in paths}
@@ -60,6 +66,19 @@ class FileServer:
                 unfinished.write_bytes(msgspec.json.encode(self._known))
         self._paths.update({digest.sha256: path for path, digest in found.items()})
         return [FileDigest(path.name, digest.size, digest.sha256) for path, digest in found.items()]
+
+    def _newest_checkpoint(self) -> Iterable[FileDigest]:
+        """Files of the newest complete checkpoint, by their path in the folder of checkpoints; none without one."""
+        if (newest := newest_complete(self._checkpoints)) is None:
+            return []
+        _, folder = newest
+        files = {folder / MANIFEST: file_entry(folder / MANIFEST)}
+        files |= {folder / name: entry for name, entry in read_manifest(folder, ListedFiles).files.items()}
+        self._paths.update({bytes.fromhex(entry.sha256): path for path, entry in files.items()})
+        return [
+            FileDigest(str(path.relative_to(self._checkpoints)), entry.size, bytes.fromhex(entry.sha256))
+            for path, entry in files.items()
+        ]
 
     def read(self, sha256: bytes, offset: int, length: int) -> bytes:
         """Part of a listed file; nothing of one that was not listed, or is gone."""

@@ -32,6 +32,7 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
+from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Config
@@ -93,6 +94,7 @@ class TrainerActor:
     Args:
         publisher: Sends weights. Owned by the caller.
         uploader: Stores weights at the spool. Owned by the caller. None refuses to (for tests).
+        sender: Copies checkpoints to the broker's machine; None if they are there.
         connection: Links after Hello and Welcome.
         layout_hash: Hash of the publisher's layout.
         checkpoints: Directory of the checkpoints.
@@ -114,6 +116,7 @@ class TrainerActor:
         start: Start = Start(),  # noqa: B008  immutable
         run_id: str = "",
         uploader: WeightUploader | None = None,
+        sender: CheckpointSender | None = None,
         others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
         on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -127,7 +130,13 @@ class TrainerActor:
         self._payloads = PayloadClient(connection.spools)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
-            checkpoints, config.checkpoint, tokenizer=tokenizer, link=self._link, run_id=run_id, clock=clock
+            checkpoints,
+            config.checkpoint,
+            tokenizer=tokenizer,
+            link=self._link,
+            run_id=run_id,
+            sender=sender,
+            clock=clock,
         )
         self._start = start
         self._others = others
@@ -175,6 +184,7 @@ class TrainerActor:
                     loops = (self._spools.run, self._transfer, self._upload, self._train)
                     jobs = [tasks.create_task(loop()) for loop in loops]
                     await self._serve()
+                    self._checkpoints.end_copies()
                     for task in filter(None, (*jobs, self._draining, self._upcoming)):
                         task.cancel()
             except BaseExceptionGroup as group:

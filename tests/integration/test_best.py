@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from asyncrl.files.checkpoints import BEST
 from asyncrl.trainer.checkpoints.checkpoint import read_manifest, verify
-from asyncrl.trainer.checkpoints.retention import BEST, Best
+from asyncrl.trainer.checkpoints.retention import Best
 
 pytestmark = pytest.mark.slow
 

@@ -71,7 +71,8 @@ def served(tmp_path: Path, *, may_fetch: bool = True, has_spool: bool = True) ->
 
     async def main() -> Welcome:
         hub, broker = ZmqHub("ipc://*", CODEC), MemoryHub()
-        files = Files({str(theirs): [file.name for file in models[0].files]}, tmp_path / "digests.json")
+        names = [file.name for file in models[0].files]
+        files = Files({str(theirs): names}, tmp_path / "digests.json", tmp_path / "checkpoints")
         segments = Segments(tmp_path / "spool")
         actor = SpoolActor("spool", segments, hub, broker.connect("spool"), files=files)
         spool = asyncio.create_task(actor.run())

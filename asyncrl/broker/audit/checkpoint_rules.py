@@ -9,14 +9,7 @@ from msgspec import Struct
 from asyncrl.broker.ledger.audit import LEDGER
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.errors import LedgerError
-
-MANIFEST = "manifest.json"
-
-
-class FileSize(Struct, frozen=True):
-    """Part of a file's entry in a manifest."""
-
-    size: int
+from asyncrl.files.checkpoints import MANIFEST, FileEntry, step_folder
 
 
 class ManifestFacts(Struct, frozen=True, kw_only=True):
@@ -27,13 +20,7 @@ class ManifestFacts(Struct, frozen=True, kw_only=True):
     policy_version: int
     run_id: str = ""
     """Empty in a manifest of an earlier asyncrl."""
-    files: dict[str, FileSize] = {}
-
-
-def checkpoint_folders(directory: Path) -> list[Path]:
-    """Folders of checkpoints, oldest first."""
-    folders = [path for path in directory.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+    files: dict[str, FileEntry] = {}
 
 
 def read_manifest(folder: Path) -> ManifestFacts | None:
@@ -66,7 +53,7 @@ def checkpoint_problems(
         file, steps, version = f"checkpoints/{name}/{MANIFEST}", manifest.step, manifest.policy_version
         if manifest.run_id and run_id and manifest.run_id != run_id:
             yield f"{file}: the checkpoint belongs to another run: expected run {run_id}, got {manifest.run_id}"
-        if f"step_{steps:06d}" != name:
+        if step_folder(Path(), steps).name != name:
             yield f"{file}: it says that the checkpoint contains {steps} steps: expected those of its name"
         if steps > book.next_step:
             yield f"{file}: the checkpoint contains {steps} steps, but the ledger has batches of {book.next_step}"
@@ -80,7 +67,7 @@ def checkpoint_problems(
 def commit_problems(book: RecordBook, names: Sequence[str]) -> Iterator[str]:
     """Sentences about commits of the ledger for which there never was a checkpoint, given the folders there are."""
     for commit in book.commits:
-        if Path(commit.checkpoint).name != f"step_{commit.step + 1:06d}":
+        if Path(commit.checkpoint).name != step_folder(Path(), commit.step + 1).name:
             yield f"{LEDGER}: step {commit.step} was committed to {commit.checkpoint}: no checkpoint of that step"
     newest = max((int(name.removeprefix("step_")) for name in names), default=0)
     if names and book.committed_step >= newest:

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from asyncrl.broker.audit.checkpoint_rules import (
     ManifestFacts,
-    checkpoint_folders,
     checkpoint_problems,
     commit_problems,
     missing_files,
@@ -41,6 +40,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.files.checkpoints import step_folders
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.samples import SamplesWriter, read_facts
 
@@ -112,7 +112,7 @@ class RunAudit:
         except LedgerError as error:
             problems.append(str(error))
         manifests = {}
-        for folder in checkpoint_folders(directory.checkpoints):
+        for folder in step_folders(directory.checkpoints).values():
             try:
                 if manifest := read_manifest(folder):
                     manifests[folder.name] = manifest
@@ -138,7 +138,7 @@ class RunAudit:
     def _checkpoints(self, book: RecordBook, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
         manifests = claims.manifests
         yield from checkpoint_problems(book, meta.run_id, manifests, self._config.schedule.steps_per_publish)
-        names = [folder.name for folder in checkpoint_folders(self._directory.checkpoints)]
+        names = [folder.name for folder in step_folders(self._directory.checkpoints).values()]
         yield from commit_problems(book, names)
         self._checked["checkpoints"] = f"{len(manifests):,} manifests, and the sizes of the files that they list"
         if book.commits and not names:

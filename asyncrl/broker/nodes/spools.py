@@ -93,13 +93,22 @@ class SpoolBook:
         for peer, name in self._own.items():
             if not name:
                 self._own[peer] = self._least_used()
-        fewest = self._least_used()
+        self._even_out()
+
+    def _even_out(self) -> None:
+        """Move as few rollouts as possible, the newest first, until no spool has two more than another."""
+        if not self._reachable:
+            return
         used = Counter(self._own.values())
+        share, rest = divmod(len(self._own), len(self._reachable))
+        by_use = sorted(self._reachable, key=lambda name: -used[name])
+        excess = {name: used[name] - share - (place < rest) for place, name in enumerate(by_use)}
         for peer, name in reversed(self._own.items()):
-            if used[name] > used[fewest] + 1:
-                used[name] -= 1
+            if excess[name] > 0:
+                fewest = min(excess, key=excess.__getitem__)
                 self._own[peer] = fewest
-                used[fewest] += 1
+                excess[name] -= 1
+                excess[fewest] += 1
 
     def _least_used(self) -> str:
         used = Counter(self._own.values())

@@ -20,9 +20,14 @@ def checkpoint_folder(welcome: Welcome, environment: Mapping[str, str] = os.envi
     """The folder, which need not exist. A run without an identity has it in its run directory."""
     directory = RunDirectory(Path(welcome.run_dir))
     if not welcome.run_id or _holds(directory, welcome.run_id):
-        return directory.checkpoints
+        return shared_folder(welcome)
     state = user_folder("state", environment) or Path("/.local/state")
     return state / "asyncrl" / "runs" / welcome.run_id / "checkpoints"
+
+
+def shared_folder(welcome: Welcome) -> Path:
+    """The folder in the run directory, on the broker's machine."""
+    return RunDirectory(Path(welcome.run_dir)).checkpoints
 
 
 def _holds(directory: RunDirectory, run_id: str) -> bool:

@@ -13,13 +13,14 @@ One machine of a trainer of several, for as long as one group of machines trains
     Disbanded ◀───────── │ ─────────────────────▶ Disbanded      names b, its host and its ranks
     Hello ────────────▶  │ ◀───────────────────── Hello          again: ranks start at the newest checkpoint
 
-The broker ends all sessions of a group in one decision, before it tells anybody: a machine that has not heard of it is
+The first machine fetches the newest checkpoint of the broker's machine before ranks start, if it has none as new. The
+broker ends all sessions of a group in one decision, before it tells anybody: a machine that has not heard of it is
 no trainer any more, and nothing that it sends counts.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.supervise import Child
+from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.checks.permissions import TRAINER_GROUP
 from asyncrl.client.handshake import Identity, hello
 from asyncrl.config.sections import Config
@@ -35,6 +37,7 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Assembled, Hello, Stop, StoreGet, StoreSet, StoreValue
 from asyncrl.node.runner import unless_told
 from asyncrl.node.service_manager import service_manager
+from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.first_rank import Work
 from asyncrl.node.trainer.member_link import MemberLink
 from asyncrl.node.trainer.place import HubAddress, Place, Session
@@ -82,7 +85,17 @@ async def _train(
     async def announce(hub: HubAddress) -> None:
         await link.send(StoreSet(_rendezvous(assembled.group), HUB, msgspec.msgpack.encode(hub)))
 
+    fetching = fetch_checkpoint(session.welcome, session.run, session.who)
+    await unless_told(stopping, _unless_lost(link, fetching))
     await with_ranks(session, work(link), place, announce=announce, lost=link.lost)
+
+
+async def _unless_lost(link: MemberLink, waiting: Awaitable[None]) -> None:
+    """Await ``waiting``; raises `MachineLost` as soon as the group has ended."""
+    try:
+        await unless(asyncio.shield(link.lost), waiting)
+    except OtherCameFirst:
+        raise link.lost.result() from None
 
 
 async def _assembled(link: Link, config: Config) -> Assembled | None:

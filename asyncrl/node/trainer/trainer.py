@@ -23,6 +23,7 @@ from asyncrl.node.runner import (
     serve,
     unless_told,
 )
+from asyncrl.node.trainer.checkpoint_copies import checkpoint_sender, fetch_checkpoint
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.first_rank import Work
 from asyncrl.node.trainer.learner import load_learner
@@ -61,8 +62,8 @@ async def run_trainer(
     """
 
     async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
-        fetching = local_copies(welcome, run, who, may_fetch=may_fetch)
-        copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, fetching))
+        models = local_copies(welcome, run, who, may_fetch=may_fetch)
+        copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, models))
         local = with_copies(welcome, copies)
         config = from_json(local.config)
         interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
@@ -72,6 +73,8 @@ async def run_trainer(
             return partial(_train, run=run, who=who, link=link, welcome=local, interface=interface, stopping=stopping)
 
         if config.trainer.nodes == 1:
+            checkpoint = fetch_checkpoint(welcome, run, who)
+            await unless_told(stopping, await_with_beats(link, welcome.beat_s, checkpoint))
             await with_ranks(joined, work(link), only_machine(who.node, config.trainer.ranks))
         else:
             await train_together(joined, link, work, stopping)
@@ -154,6 +157,7 @@ async def serve_trainer(
         start=start,
         run_id=welcome.run_id,
         uploader=uploader,
+        sender=checkpoint_sender(welcome, run, who),
         others=others,
         on_drain=stopping.set,
     )

@@ -15,7 +15,6 @@ complete, unless the disk lied or someone changed it, which `verify` detects. No
 There is no scheduler state: the learning rate is a function of the step.
 """
 
-import hashlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from typing import Protocol
 
 import msgspec
 import torch
-from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -32,6 +30,16 @@ from torch import Tensor
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import flush
+from asyncrl.files.checkpoints import (
+    MANIFEST,
+    ListedFiles,
+    file_entry,
+    require_digests,
+    require_sizes,
+    step_folder,
+    step_folders,
+)
+from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
 from asyncrl.messages import Stepped
@@ -39,7 +47,6 @@ from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
 log = get_logger()
 
-MANIFEST = "manifest.json"
 TENSORS = "trainer"
 """Folder of the tensors that are not weights of the model."""
 FORMAT = 1
@@ -53,14 +60,7 @@ class Tokenizer(Protocol):
         """Write Hugging Face files into a folder."""
 
 
-class FileEntry(Struct, frozen=True):
-    """Size in bytes and digest of a file when it was written."""
-
-    size: int
-    sha256: str
-
-
-class Manifest(Struct, frozen=True, kw_only=True):
+class Manifest(ListedFiles, frozen=True, kw_only=True):
     """Progress of the run, and expected contents of the other files."""
 
     format: int = FORMAT
@@ -75,7 +75,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Reports of the last steps, which the broker may not have received."""
     state: dict[str, float] = {}
     """`Snapshot.state`."""
-    files: dict[str, FileEntry]
     run_id: str = ""
     """Identity of the run; empty if it is unknown."""
 
@@ -99,7 +98,7 @@ def write(
     Raises:
         RunFailed: The disk failed; everything written was removed, and older checkpoints are unchanged.
     """
-    final = directory / f"step_{step:06d}"
+    final = step_folder(directory, step)
     partial = directory / f".{final.name}.partial"
     with _removed_on_error(final, partial):
         shutil.rmtree(partial, ignore_errors=True)
@@ -117,7 +116,7 @@ def write(
             run_id=run_id,
             state=snapshot.state,
             random_state=snapshot.random_state,
-            files={str(path.relative_to(partial)): _entry(path) for path in _files(partial)},
+            files={str(path.relative_to(partial)): file_entry(path) for path in _files(partial)},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         for path in [partial, *partial.rglob("*")]:
@@ -153,7 +152,7 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
     """Newest checkpoint that passes `verify`; None if there is none. Damaged ones are skipped and logged."""
-    for folder in reversed(_checkpoints(directory)):
+    for folder in reversed(step_folders(directory).values()):
         try:
             return folder, verify(folder)
         except (LedgerError, OSError) as error:  # OSError: unreadable
@@ -164,29 +163,18 @@ def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
 def verify(folder: Path) -> Manifest:
     """Compare every byte of a checkpoint with the manifest; raises `LedgerError`, which names the file that differs."""
     manifest = read_manifest(folder)
-    _check_sizes(folder, manifest)
-    for name, expected in manifest.files.items():
-        digest = _entry(folder / name).sha256
-        if digest != expected.sha256:
-            raise LedgerError(
-                f"{folder / name} differs from what was written: expected sha256 {expected.sha256}, got {digest}; "
-                f"resume from an older checkpoint"
-            )
+    require_sizes(folder, manifest.files)
+    require_digests(folder, manifest.files)
     return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read ``manifest.json``; raises `LedgerError` if it is missing, damaged, or of another format."""
-    path = folder / MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise LedgerError(f"cannot read {path}: {error.strerror}; the checkpoint is incomplete") from error
-    except msgspec.DecodeError as error:
-        raise LedgerError(f"{path} is damaged: {error}; resume from an older checkpoint") from error
+    manifest = read_json_manifest(folder, Manifest)
     if manifest.format != FORMAT:
         raise LedgerError(
-            f"{path}: expected format {FORMAT}, got {manifest.format}; use the version of asyncrl that wrote it"
+            f"{folder / MANIFEST}: expected format {FORMAT}, got {manifest.format}; use the version of asyncrl that "
+            f"wrote it"
         )
     return manifest
 
@@ -227,7 +215,7 @@ def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Pat
     Damaged checkpoints older than the newest complete one are removed too; newer ones are left for inspection. Returns
     the removed folders, oldest first; raises `RunFailed` if one cannot be removed.
     """
-    folders = _checkpoints(directory)
+    folders = list(step_folders(directory).values())
     kept = [folder for folder, _ in complete(directory)][-keep:]
     older = folders[: folders.index(kept[-1])] if kept else []
     doomed = [folder for folder in older if folder not in kept and folder not in spared]
@@ -241,37 +229,16 @@ def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Pat
 def complete(directory: Path) -> list[tuple[Path, Manifest]]:
     """Checkpoints with all files in their full size, oldest first. Digests are not checked."""
     found = []
-    for folder in _checkpoints(directory):
+    for folder in step_folders(directory).values():
         with suppress(LedgerError):
             manifest = read_manifest(folder)
-            _check_sizes(folder, manifest)
+            require_sizes(folder, manifest.files)
             found.append((folder, manifest))
     return found
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Folders named ``step_<number>``, oldest first."""
-    folders = [path for path in directory.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
-
-
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    for name, expected in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise LedgerError(f"{path} is missing; resume from an older checkpoint")
-        if (size := path.stat().st_size) != expected.size:
-            raise LedgerError(f"{path}: expected {expected.size} bytes, got {size}; resume from an older checkpoint")
-
-
 def _tensors_path(folder: Path, name: str) -> Path:
     return folder / TENSORS / f"{name}.safetensors"
-
-
-def _entry(path: Path) -> FileEntry:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(path.stat().st_size, digest)
 
 
 def _files(folder: Path) -> list[Path]:

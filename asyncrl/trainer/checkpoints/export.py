@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.files.atomic import flush
+from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
-from asyncrl.trainer.checkpoints.retention import BEST, Best
+from asyncrl.trainer.checkpoints.retention import Best
 
 CARD = "README.md"
 INDEX = "model.safetensors.index.json"
@@ -48,7 +49,7 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
             )
         return found
     number = _best(directory) if step == "best" else step
-    folder = directory / f"step_{number:06d}"
+    folder = step_folder(directory, number)
     if not folder.is_dir():
         steps = ", ".join(str(manifest.step) for _, manifest in checkpoint.complete(directory)) or "none"
         raise ConfigError(f"there is no checkpoint of step {number} in {directory}; existing steps: {steps}")

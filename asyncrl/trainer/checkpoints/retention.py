@@ -15,14 +15,13 @@ from msgspec import Struct
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
+from asyncrl.files.checkpoints import BEST
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
 from asyncrl.messages import Evaluated
 from asyncrl.trainer.checkpoints import checkpoint
 
 log = get_logger()
-
-BEST = "best.json"
 
 
 class Best(Struct, frozen=True, kw_only=True):

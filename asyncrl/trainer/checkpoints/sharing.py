@@ -16,9 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.files.atomic import flush
+from asyncrl.files.checkpoints import MANIFEST, step_folder
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.trainer.checkpoints.checkpoint import MANIFEST, newest_intact, prune, read_manifest, verify
+from asyncrl.trainer.checkpoints.checkpoint import newest_intact, prune, read_manifest, verify
 from asyncrl.trainer.ranks.ranks import Ranks
 
 log = get_logger()
@@ -53,7 +54,7 @@ def newest_of_all(directory: Path, ranks: Ranks, *, is_reader: bool, keep: int =
     newest = max(all_found, key=lambda found: found.step)
     if not newest.step:
         return None
-    folder = directory / f"step_{newest.step:06d}"
+    folder = step_folder(directory, newest.step)
     lacks = is_reader and own != newest
     if any(ranks.all_gather(b"lacks" if lacks else b"")):
         source = all_found.index(newest)

@@ -2,7 +2,7 @@
 Write checkpoints while the next steps train.
 
     train k ─▶ copy ─▶ train k + 1 ─▶ train k + 2 ─▶ ...        compute thread
-                  └──▶ write, hash, flush, rename ─▶ Commit(k)   this thread
+                  └──▶ write, hash, flush, rename ─▶ copy to the broker's machine, if needed ─▶ Commit(k)   this thread
 
 One checkpoint is written at a time; a further copy waits, because it would only fill memory. The broker learns of a
 checkpoint once it is complete, and keeps everything the run needs to resume from the one before until then.
@@ -18,6 +18,8 @@ from typing import TypeVar
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
+from asyncrl.actor.waiting import OtherCameFirst, unless
+from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.config.sections import Checkpoint
 from asyncrl.log import get_logger
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
@@ -26,12 +28,18 @@ from asyncrl.trainer.checkpoints.retention import Retention
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
 log = get_logger()
+
+LAST_COPY_S = 5.0
+"""Time to copy a checkpoint, or the name of the best, after the end of the run: shorter than the broker waits."""
 Result = TypeVar("Result")
 
 
 class CheckpointWriter:
     """
     Checkpoints of the run with this id, announced over ``link`` to the broker.
+
+    Args:
+        sender: Copies checkpoints to the broker's machine; None if they are there.
 
     Leaving its ``with`` block waits until the current checkpoint is complete.
     """
@@ -44,16 +52,19 @@ class CheckpointWriter:
         tokenizer: checkpoint.Tokenizer,
         link: Link,
         run_id: str = "",
+        sender: CheckpointSender | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._tokenizer = tokenizer
         self._link = link
         self._run_id = run_id
+        self._sender = sender
         self._clock = clock
         self._retention = Retention(directory, config)
         self._writing: asyncio.Task[None] | None = None
         self._has_written = False
+        self._no_more_copies = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-checkpoint")
 
     def __enter__(self) -> "CheckpointWriter":
@@ -66,6 +77,10 @@ class CheckpointWriter:
         """Wait until no checkpoint is being written."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
+
+    def end_copies(self) -> None:
+        """Copy what is left within `LAST_COPY_S`: the broker is leaving. What was not copied is not committed."""
+        asyncio.get_running_loop().call_later(LAST_COPY_S, self._no_more_copies.set)
 
     def begin(
         self,
@@ -98,6 +113,7 @@ class CheckpointWriter:
             case Evaluated():
                 self._retention.evaluated(message)
                 await self._in_thread(self._retention.prune if self._has_written else self._retention.write_best)
+                await self._copied()
 
     async def _write(self, step: int, write: Callable[[], Path]) -> None:
         began_s = self._clock()
@@ -106,7 +122,17 @@ class CheckpointWriter:
         await self._in_thread(self._retention.prune)
         reach("trainer.checkpoint_written")
         log.info("checkpoint.written", path=str(path), seconds=round(self._clock() - began_s, 3))
-        await self._link.send(Commit(step - 1, str(path)))
+        if await self._copied():
+            await self._link.send(Commit(step - 1, str(path)))
+
+    async def _copied(self) -> bool:
+        """Have the broker's machine hold the newest checkpoint, and name the best; False if copying has ended."""
+        try:
+            if self._sender:
+                await unless(self._no_more_copies.wait(), self._sender.send())
+        except OtherCameFirst:
+            return False
+        return True
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

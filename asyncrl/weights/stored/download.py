@@ -16,6 +16,7 @@ from functools import partial
 
 from torch import Tensor
 
+from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError, TransferError
 from asyncrl.log import get_logger
@@ -30,7 +31,6 @@ from asyncrl.messages import (
     WeightsFile,
     WeightsList,
 )
-from asyncrl.weights.stored.answer import receive_answer
 from asyncrl.weights.stored.chain import next_file
 from asyncrl.weights.stored.staged import StagedVersion
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError, TransferError
 from asyncrl.log import get_logger
@@ -25,7 +26,6 @@ from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.copies import Copies
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored.answer import receive_answer
 from asyncrl.weights.stored.digest import digest
 from asyncrl.weights.stored.stream import FORMAT, host_staging, write
 

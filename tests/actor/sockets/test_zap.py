@@ -63,6 +63,13 @@ async def event(events: "zmq.Socket[bytes]") -> int:
     return parse_monitor_message(events.recv_multipart())["event"]
 
 
+def end(socket: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]") -> None:
+    """Close a socket and its monitor, in this order: an event that nobody takes would stop ZeroMQ's thread for ever."""
+    socket.disable_monitor()
+    events.close()
+    socket.close()
+
+
 def test_a_hub_knows_the_owner_of_each_peer() -> None:
     async def scene(hub: ZmqHub, server: bytes, allowed: Allowed) -> None:
         first, second = new_pair(), new_pair()
@@ -127,8 +134,7 @@ def test_a_key_that_is_revoked_before_it_says_a_word_is_cut_off() -> None:
         del allowed[revoked[0]]
         socket.send(FIRST)
         assert await event(events) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        events.close()
-        socket.close()
+        end(socket, events)
 
     with_hub(scene)
 
@@ -221,8 +227,7 @@ def test_a_key_that_sends_too_many_frames_is_cut_and_named_and_others_are_heard(
             await link.send(Offer(1))
             assert await hub.receive() == ("a.1", Offer(1))
         assert hub.num_refused_frames > 0
-        events.close()
-        socket.close()
+        end(socket, events)
         expected = {"peer": "flood.1", "key": flooding[0].hex()[:16], "name": "reward", "num_refused": 1}
         cut = next(log for log in logs if log["event"] == "peer.flood")
         assert {key: cut[key] for key in expected} == expected

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.broker.nodes.spools import SpoolBook
@@ -92,6 +92,7 @@ def test_a_spool_that_nobody_named_is_not_away() -> None:
     assert SpoolBook(TTL_S).is_here(ref("a"))
 
 
+@example([("joins", "a"), *[("rollout", "a")] * 11, ("joins", "b"), ("rollout", "a"), ("joins", "c")])
 @given(st.lists(st.tuples(st.sampled_from(["joins", "leaves", "rollout"]), st.sampled_from(NAMES)), max_size=40))
 def test_no_rollout_stores_with_a_spool_that_is_away_and_the_numbers_are_even(steps: list[tuple[str, str]]) -> None:
     book, here, peers = SpoolBook(TTL_S), set[str](), list[str]()

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.files.checkpoints import MANIFEST
 from asyncrl.trainer.checkpoints.checkpoint import (
-    MANIFEST,
     complete,
     newest_intact,
     prune,

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
+from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.export import export, find_checkpoint
-from asyncrl.trainer.checkpoints.retention import BEST
 from asyncrl.trainer.learner import Learner
 
 PROMPT = torch.tensor([[5, 9, 17]])
@@ -68,7 +68,7 @@ def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(save, tm
 
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
-    assert not names & {"trainer", checkpoint.MANIFEST}
+    assert not names & {"trainer", MANIFEST}
     assert (tmp_path / "out" / "README.md").read_text() == "# it\n"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -91,7 +91,7 @@ def test_the_index_of_a_model_in_several_files_is_cast_with_it(save, learner, tm
     model = AutoModelForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="2KB")
-    files = {str(path.relative_to(folder)): checkpoint.FileEntry(0, "") for path in folder.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)): FileEntry(0, "") for path in folder.rglob("*") if path.is_file()}
     manifest = checkpoint.Manifest(step=7, policy_version=7, random_state=b"", files=files)
     export(folder, manifest, tmp_path / "out", card="", dtype="bfloat16")
 

@@ -8,9 +8,10 @@ from structlog.testing import capture_logs
 
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError
+from asyncrl.files.checkpoints import BEST, MANIFEST
 from asyncrl.messages import Evaluated
-from asyncrl.trainer.checkpoints.checkpoint import MANIFEST, Manifest
-from asyncrl.trainer.checkpoints.retention import BEST, Best, Retention
+from asyncrl.trainer.checkpoints.checkpoint import Manifest
+from asyncrl.trainer.checkpoints.retention import Best, Retention
 
 
 def save(directory: Path, step: int) -> None:

@@ -12,10 +12,11 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.files.checkpoints import BEST, MANIFEST
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
-from asyncrl.trainer.checkpoints.checkpoint import MANIFEST, Manifest
-from asyncrl.trainer.checkpoints.retention import BEST
+from asyncrl.trainer.checkpoints import writer as module
+from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 
 PEER = "trainer-0.1"
@@ -57,14 +58,15 @@ def begin(writer: CheckpointWriter, tasks: asyncio.TaskGroup, step: int) -> None
     writer.begin(tasks, step=step, policy_version=step, stepped=[Stepped(step - 1, step - 1, {})], snapshot=snapshot)
 
 
-def play(directory: Path, script: Callable[..., Awaitable[None]], **settings: Any) -> None:
+def play(directory: Path, script: Callable[..., Awaitable[None]], *, sender: Any = None, **settings: Any) -> None:
     """``script(writer, tasks, broker)``; no thread may be left behind."""
 
     async def run() -> None:
         broker = MemoryHub()
         tokenizer: Any = None
         link = broker.connect(PEER)
-        with CheckpointWriter(directory, Checkpoint(**settings), tokenizer=tokenizer, link=link) as writer:
+        config = Checkpoint(**settings)
+        with CheckpointWriter(directory, config, tokenizer=tokenizer, link=link, sender=sender) as writer:
             async with asyncio.TaskGroup() as tasks:
                 await script(writer, tasks, broker)
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer-checkpoint")]
@@ -160,3 +162,66 @@ def test_a_metric_that_is_not_measured_is_a_mistake_in_the_configuration(tmp_pat
         play(tmp_path, script, keep_best=True, best_metric="pass@4")
     (cause,) = failed.value.exceptions
     assert isinstance(cause, ConfigError)
+
+
+class Sender:
+    """Stands in for `CheckpointSender`: each copy waits for `may_end`."""
+
+    def __init__(self) -> None:
+        self.num_begun = self.num_copied = 0
+        self.may_end = asyncio.Event()
+
+    async def send(self) -> None:
+        self.num_begun += 1
+        await self.may_end.wait()
+        self.num_copied += 1
+
+
+def test_the_broker_hears_of_a_checkpoint_once_its_machine_has_a_copy(tmp_path, disk):
+    sender = Sender()
+
+    async def script(writer, tasks, broker):
+        begin(writer, tasks, 4)
+        while not sender.num_begun:
+            await asyncio.sleep(0.001)
+        receiving = asyncio.ensure_future(broker.receive())
+        await asyncio.sleep(0)
+        assert not receiving.done()
+        sender.may_end.set()
+        assert (await receiving)[1] == Commit(3, str(tmp_path / "step_000004"))
+        assert sender.num_copied == 1
+
+    play(tmp_path, script, sender=sender)
+
+
+def test_a_copy_that_does_not_end_with_the_run_is_given_up_and_not_committed(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(module, "LAST_COPY_S", 0.0)
+    sender = Sender()
+
+    async def script(writer, tasks, broker):
+        begin(writer, tasks, 4)
+        while not sender.num_begun:
+            await asyncio.sleep(0.001)
+        writer.end_copies()
+        await writer.wait_idle()
+        assert (tmp_path / "step_000004").is_dir()
+        receiving = asyncio.ensure_future(broker.receive())
+        await asyncio.sleep(0)
+        assert not receiving.done()
+        receiving.cancel()
+
+    play(tmp_path, script, sender=sender)
+    assert sender.num_copied == 0
+
+
+def test_the_name_of_the_best_is_copied_after_an_evaluation(tmp_path, disk):
+    sender = Sender()
+    sender.may_end.set()
+
+    async def script(writer, tasks, broker):
+        begin(writer, tasks, 1)
+        await writer.wait_idle()
+        await writer.handle_evaluation(Evaluated(1, 0.5, 8))
+        assert sender.num_copied == 2
+
+    play(tmp_path, script, sender=sender, keep_best=True)

@@ -10,11 +10,12 @@ import torch
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from asyncrl.actor import answer
 from asyncrl.actor.message import Message
 from asyncrl.errors import TransferError
 from asyncrl.messages import FetchedWeights, FetchWeights, PutWeights, StoredWeights, Transfer, WeightsList
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored import answer, stream
+from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.download import IN_FLIGHT, Downloader
 from asyncrl.weights.stored.staged import StagedVersion
 from tests.weights.stored.small_spool import About, SmallSpool, small_spool

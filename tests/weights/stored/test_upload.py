@@ -8,11 +8,12 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from asyncrl.actor import answer
 from asyncrl.actor.memory import MemoryLink
 from asyncrl.actor.message import Message
 from asyncrl.messages import FetchWeights, PutWeights, PutWeightsDone, StoredWeights, Uploaded
 from asyncrl.weights.copies import Copies
-from asyncrl.weights.stored import answer, stream
+from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.staged import StagedVersion
 from asyncrl.weights.stored.upload import IN_FLIGHT, Uploader
 from tests.weights.stored.small_spool import About, SmallSpool, small_spool

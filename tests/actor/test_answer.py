@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
+from asyncrl.actor import answer
+from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import LinkError
 from asyncrl.messages import Stop, WeightsList
-from asyncrl.weights.stored import answer
-from asyncrl.weights.stored.answer import receive_answer
 
 
 def test_the_answer_is_of_the_kind_that_was_asked_for() -> None:
