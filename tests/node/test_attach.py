@@ -348,10 +348,16 @@ def links():
         except FileNotFoundError:  # the descriptor of this listing
             pass
 
+def children(threads):
+    for thread in threads:
+        try:
+            yield from (thread / "children").read_text().split()
+        except FileNotFoundError:  # a thread that has ended meanwhile
+            pass
+
 def left():
     threads = list(Path("/proc/self/task").iterdir())
-    children = [child for thread in threads for child in (thread / "children").read_text().split()]
-    return sum(link.startswith("socket:") for link in links()), len(threads), children
+    return sum(link.startswith("socket:") for link in links()), len(threads), list(children(threads))
 
 async def main():
     zmq.Context.instance().socket(zmq.PAIR).close()  # ZeroMQ's context keeps two threads for the process.
