@@ -27,7 +27,7 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, hello, identity, spool_links, weights_links
 from asyncrl.client.run_address import RunAddress, check_location, find_run
 from asyncrl.config.sections import Weights, from_json
-from asyncrl.errors import ConfigError, LinkError, LinkReset
+from asyncrl.errors import LinkError, LinkReset
 from asyncrl.log import get_logger
 from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
 from asyncrl.node.host import Host
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from asyncrl.weights.stored.staged import StagedVersion
 
 log = get_logger()
-
-FETCHES_NOT = (
-    "weights is 'spool', but this engine receives weights in processes of its own, by a collective only; use "
-    "'collective', or an engine in one process"
-)
 
 
 async def attach(
@@ -84,16 +79,12 @@ async def attach(
             reach, such as one in another data centre.
 
     Raises:
-        ConfigError: ``address`` is not an address, or the engine receives weights in processes of its own, and only
-            by a collective.
+        ConfigError: ``address`` is not an address, or there are no credentials for it.
         LinkError: The broker does not answer within ``wait_s``.
         LinkRefused: The broker rejects the node, for example because its model differs from the trainer's.
-        ConfigError: No credentials for the address.
         EngineError, EngineDied: The engine failed.
     """
     host = host or Host()
-    if weights == "spool" and isinstance(engine, MultiProcessEngine):
-        raise ConfigError(FETCHES_NOT)
     try:
         host.enter("waiting_for_broker")
         check_location(address, "address")
@@ -208,7 +199,11 @@ async def roll_out(
             from asyncrl.weights.stored.download import Downloader  # noqa: PLC0415
             from asyncrl.weights.stored.staged import StagedVersion  # noqa: PLC0415
 
-            staged = staged if staged and staged.layout.hash == layout.hash else StagedVersion(layout)
+            if staged is not None and staged.layout.hash != layout.hash:
+                staged.close()
+                staged = None
+            if staged is None:
+                staged = StagedVersion(layout, is_shared=isinstance(engine, MultiProcessEngine))
             receiver = Downloader(staged, weights_links(welcome.spools, who, run))
         else:
             interface = await _interface(run, config.weights)
@@ -260,6 +255,8 @@ async def roll_out(
             rejoin_on=rejoin_on,
         )
     finally:
+        if staged is not None:
+            staged.close()
         await generations.aclose()
         host.rolls_out(None)
 

@@ -4,10 +4,9 @@ import asyncio
 
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config, from_json
-from asyncrl.errors import ConfigError
+from asyncrl.config.sections import from_json
 from asyncrl.messages import WeightsVia
-from asyncrl.node.attach import FETCHES_NOT, roll_out
+from asyncrl.node.attach import roll_out
 from asyncrl.node.engine import load_engine
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats, unless_told
@@ -30,8 +29,8 @@ async def run_rollout(
         may_fetch: Fetch a model that this machine lacks from the broker's.
 
     Raises:
-        ConfigError: The engine is not installed, needs more devices than this process may use, or cannot get its
-            weights this way; or this machine has another model than the broker's.
+        ConfigError: The engine is not installed, or needs more devices than this process may use; or this machine has
+            another model than the broker's.
         LinkError, EngineDied: The rollout could not start, or the broker is gone.
     """
     who, link, welcome = await unless_told(stopping, join_steadily(run, who, wait_s))
@@ -41,7 +40,7 @@ async def run_rollout(
 
     def load() -> Engine:
         require_same_models(welcome)
-        return _load(config, weights)
+        return load_engine(config)
 
     engine = await load_with_beats(link, welcome.beat_s, load)
     try:
@@ -58,9 +57,3 @@ async def run_rollout(
         )
     finally:
         await engine.aclose()
-
-
-def _load(config: Config, weights: WeightsVia) -> Engine:
-    if weights == "spool" and config.rollout.engine == "vllm":
-        raise ConfigError(f"rollout.engine is 'vllm': {FETCHES_NOT}")
-    return load_engine(config)

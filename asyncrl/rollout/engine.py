@@ -99,8 +99,9 @@ class Engine(Protocol):
         Running requests continue under the new weights. Versions need not increase.
 
         Args:
-            weights: Every tensor of `specs` by name. Borrowed: valid until this returns, so copy the values. Empty for
-                a `MultiProcessEngine`, whose own processes have received them.
+            weights: Every tensor of `specs` by name. Borrowed: valid until this returns, so copy the values. A
+                `MultiProcessEngine` gets none if its processes have received them, and otherwise tensors in memory
+                that these can map: `asyncrl.weights.shared.SharedTensors.of` says where.
         """
 
     async def resume(self) -> None:
@@ -137,14 +138,14 @@ class WeightReceiver(Protocol):
 
 @runtime_checkable
 class MultiProcessEngine(Protocol):
-    """An engine whose model is in other processes, which receive weights themselves. Implemented beside `Engine`."""
+    """An engine whose model is in other processes of this machine, which load weights. Implemented beside `Engine`."""
 
     ranks: int
-    """Number of these processes; each takes part in a transfer."""
+    """Number of these processes; each takes part in a collective transfer."""
 
     async def receiver(self, member: Member, send: Send, weights: Weights, /, *, interface: str) -> WeightReceiver:
         """
-        Connect the processes to the transfers of node ``member``, once per session.
+        Connect the processes to the collective transfers of node ``member``, once per session.
 
         Args:
             send: Sends to the broker.

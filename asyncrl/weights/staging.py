@@ -1,5 +1,6 @@
 """Staging buffers: a copy of the trainer's weights to send, or received weights before the engine loads them."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,18 +14,26 @@ class Staging:
     A buffer for every bucket of a layout, allocated once, and a view of every tensor.
 
     ``holds="bucket"`` allocates a single buffer, as large as the largest bucket, which holds one bucket at a time.
+    ``buckets`` are used instead of new buffers: [num_bytes] uint8 each, all zero.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, *, holds: Literal["whole", "bucket"] = "whole") -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        device: torch.device,
+        *,
+        holds: Literal["whole", "bucket"] = "whole",
+        buckets: Sequence[Tensor] | None = None,
+    ) -> None:
         self.layout = layout
         sizes = [bucket.num_bytes for bucket in layout.buckets]
-        if holds == "whole":
-            self.buckets = [_buffer(size, device) for size in sizes]
+        if buckets is not None or holds == "whole":
+            self.buckets = [_buffer(size, device) for size in sizes] if buckets is None else [*buckets]
             """[num_bytes] uint8 per bucket; the padding is zero."""
         else:
             shared = _buffer(max(sizes, default=0), device)
             self.buckets = [shared[:size] for size in sizes]
-        self.views = [_views(*pair) for pair in zip(layout.buckets, self.buckets, strict=True)]
+        self.views = [views(*pair) for pair in zip(layout.buckets, self.buckets, strict=True)]
         """Tensors of each bucket by name, in the layout's shapes and dtypes."""
         self.tensors: dict[str, Tensor] = {name: view for views in self.views for name, view in views.items()}
         """Tensors of all buckets by name."""
@@ -34,9 +43,10 @@ def _buffer(num_bytes: int, device: torch.device) -> Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
-def _views(bucket: Bucket, buffer: Tensor) -> dict[str, Tensor]:
-    views = {}
+def views(bucket: Bucket, buffer: Tensor) -> dict[str, Tensor]:
+    """Tensors of a bucket by name, which share the memory of ``buffer`` ([num_bytes] uint8)."""
+    tensors = {}
     for slot in bucket.slots:
         raw = buffer[slot.offset : slot.offset + slot.spec.num_bytes]
-        views[slot.spec.name] = raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
-    return views
+        tensors[slot.spec.name] = raw.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
+    return tensors

@@ -1,4 +1,4 @@
-"""A run with vLLM loses nothing when its node or its engine process is killed."""
+"""A run with vLLM loses nothing when a process is killed, and decodes with the trainer's weights if it fetches them."""
 
 import os
 import select
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.cli.inspect import read_audit
 from tests.conftest import make_model
+from tests.integration.node_processes import Nodes
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -52,3 +54,28 @@ def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_le
     audit = run.audit()
     assert (audit.problems, audit.skipped, audit.double_trained) == ([], 0, 0)
     assert {row["node"] for row in run.samples()} == {"rollout-0"}
+
+
+def test_a_run_whose_only_rollout_fetches_its_weights_samples_with_the_trainers(nodes: Nodes, toy: Path, model: Path):
+    (nodes.folder / "run.toml").write_text((toy / "toy.toml").read_text())
+    settings = (
+        "steps=4",
+        f'model.path="{model}"',
+        "trainer.lr=0.01",
+        "evaluation.every_versions=0",
+        "data.held_out=''",
+    )
+    broker, run = nodes.broker("run", *(part for setting in (*VLLM, *settings) for part in ("--set", setting)))
+    secret = ("--secret", str(run.path / "secret"))
+    others = [nodes.start(role, *secret) for role in ("reward", "trainer")]
+    rollout = nodes.start("rollout", *secret, "--weights", "spool")
+    _, errors = rollout.communicate(timeout=LOADING_S)
+
+    assert rollout.returncode == 0, errors
+    assert [process.wait(60.0) for process in (broker, *others)] == [0] * 3
+    audit, summary = read_audit(run.path), run.read_summary()
+    assert (audit.problems, audit.skipped, audit.double_trained) == ([], 0, 0)
+    assert summary is not None
+    assert summary.logprob_gap_max is not None
+    assert summary.logprob_gap_max < 1e-4, "a step of this size moves log-probs a thousand times further"
+    assert len([event for event in run.read_events() if event["event"] == "version.uploaded"]) >= 3

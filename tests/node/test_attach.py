@@ -5,12 +5,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import MutableMapping
+import zlib
+from collections.abc import Mapping, MutableMapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from asyncrl.actor import zmq_link
@@ -18,20 +22,23 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.client import handshake
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import to_json
+from asyncrl.config.sections import Weights, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages import (
     CODEC,
     PROTOCOL,
     Beat,
     Bye,
+    FetchWeights,
     Hello,
     Lease,
     Leased,
     ListWeights,
+    Live,
     Offer,
     Prompt,
     Put,
+    PutWeights,
     Ready,
     Sampling,
     Settled,
@@ -45,8 +52,12 @@ from asyncrl.messages import (
 )
 from asyncrl.node.attach import attach
 from asyncrl.node.host import Host
+from asyncrl.spool.weights.store import WeightStore
 from asyncrl.testing import FakeEngine
-from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.shared import SharedTensors
+from tests.weights.shared_memory import shared_memory
+from tests.weights.stored import versions
 
 CONFIG = decode({"model": {"path": "model"}, "data": {"train": "train.parquet"}})
 LEASE = Lease(
@@ -105,17 +116,69 @@ def test_a_host_rolls_out_with_its_own_engine_and_leaves_when_cancelled() -> Non
 
 
 class MultiProcessFake(FakeEngine):
-    """An engine whose own processes receive weights."""
+    """An engine whose own processes map the weights."""
 
     ranks = 2
 
-    async def receiver(self, *_: Any) -> Any:
-        raise AssertionError("it must not be asked")
+    def __init__(self) -> None:
+        super().__init__(num_tokens=3)
+        self.loaded: list[dict[str, torch.Tensor]] = []
+        """What a process has read, by version."""
+
+    def specs(self) -> list[TensorSpec]:
+        return versions.SPECS
+
+    async def receiver(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("it takes part in no collective")
+
+    async def swap(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        place = msgspec.json.decode(msgspec.json.encode(SharedTensors.of(weights)), type=SharedTensors)
+        self.loaded.append({name: tensor.clone() for name, tensor in place.map().items()})
+        await super().swap(policy_version, {})
 
 
-def test_an_engine_that_receives_weights_in_its_own_processes_cannot_fetch_them() -> None:
-    with pytest.raises(ConfigError, match="weights is 'spool', but this engine receives weights in processes"):
-        asyncio.run(attach(MultiProcessFake(num_tokens=3), free_address(), "server-1", slots=4, weights="spool"))
+async def serve_weights(hub: ZmqHub, store: WeightStore) -> None:
+    while True:
+        peer, message = await hub.receive()
+        if isinstance(message, ListWeights | FetchWeights):
+            hub.send(peer, store.answer(message))
+
+
+def test_the_processes_of_an_engine_map_each_version_that_the_node_has_fetched(tmp_path: Path) -> None:
+    engine = MultiProcessFake()
+    config = structs.replace(CONFIG, weights=Weights(bucket_bytes=128))
+
+    async def scene(store: WeightStore) -> None:
+        broker, spool = ZmqHub("ipc://*", CODEC), ZmqHub("ipc://*", CODEC)
+        serving = asyncio.create_task(serve_weights(spool, store))
+        async with asyncio.timeout(60.0):
+            attached = asyncio.create_task(attach(engine, broker.address, "server-1", slots=4, weights="spool"))
+            peer, _ = await received(broker, Hello)
+            broker.send(peer, Welcome(1, "runs/x", to_json(config), only_spool(spool.address), beat_s=0.05))
+            _, ready = await received(broker, Ready)
+            assert ready == Ready(versions.LAYOUT.hash, ranks=2, weights="spool")
+            for version, weights in ((3, versions.anchor(3)), (4, versions.delta(4))):
+                base = None if weights.is_anchor else versions.contents(version - 1)
+                [part] = versions.parts(versions.contents(version), base)
+                store.put(PutWeights(weights, 0, zlib.crc32(part), memoryview(part), is_last=True))
+                broker.send(peer, Transfer(0, version, members=[], keep=False, deadline_s=0.0))
+                _, live = await received(broker, Live)
+                assert isinstance(live, Live)
+                assert live.policy_version == version
+            attached.cancel()
+            await asyncio.wait([attached])
+        serving.cancel()
+        await broker.aclose()
+        await spool.aclose()
+
+    with closing(WeightStore(tmp_path)) as store:
+        asyncio.run(scene(store))
+    for loaded, version in zip(engine.loaded, (3, 4), strict=True):
+        expected = versions.tensors(version)
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    assert engine.calls == ["pause", "swap 3", "resume", "pause", "swap 4", "resume"]
+    assert shared_memory() == []
 
 
 def test_a_host_that_fetches_its_weights_says_so_and_asks_the_spool() -> None:
@@ -348,10 +411,16 @@ def links():
         except FileNotFoundError:  # the descriptor of this listing
             pass
 
+def children(threads):
+    for thread in threads:
+        try:
+            yield from (thread / "children").read_text().split()
+        except FileNotFoundError:  # a thread that has ended meanwhile
+            pass
+
 def left():
     threads = list(Path("/proc/self/task").iterdir())
-    children = [child for thread in threads for child in (thread / "children").read_text().split()]
-    return sum(link.startswith("socket:") for link in links()), len(threads), children
+    return sum(link.startswith("socket:") for link in links()), len(threads), list(children(threads))
 
 async def main():
     zmq.Context.instance().socket(zmq.PAIR).close()  # ZeroMQ's context keeps two threads for the process.

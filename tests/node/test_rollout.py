@@ -43,13 +43,3 @@ def test_an_engine_that_is_not_installed_is_named_with_what_installs_it(monkeypa
     assert error == reason
     assert "rollout.engine is 'vllm', but vLLM is not installed" in error
     assert "asyncrl[vllm]" in error
-
-
-def test_vllm_which_receives_weights_in_its_own_processes_cannot_fetch_them() -> None:
-    async def start(run: RunAddress, who: Identity) -> None:
-        await run_rollout(run, who, wait_s=10.0, stopping=asyncio.Event(), weights="spool")
-
-    error, reason = refused(with_vllm(), "rollout", start)
-
-    assert error == reason
-    assert "rollout.engine is 'vllm': weights is 'spool', but this engine receives weights in processes of" in error

@@ -25,6 +25,15 @@ def test_the_views_of_a_bucket_are_the_layouts_tensors() -> None:
     assert [len(buffer) for buffer in staging.buckets] == [bucket.num_bytes for bucket in LAYOUT.buckets]
 
 
+def test_buffers_that_are_given_are_used_and_no_others() -> None:
+    given = [torch.zeros(bucket.num_bytes, dtype=torch.uint8) for bucket in LAYOUT.buckets]
+    staging = Staging(LAYOUT, CPU, buckets=given)
+
+    assert [buffer.data_ptr() for buffer in staging.buckets] == [buffer.data_ptr() for buffer in given]
+    staging.tensors["norm"].fill_(1)
+    assert sum(int(buffer.count_nonzero()) for buffer in given) == 2 * 7
+
+
 def test_a_staging_of_one_bucket_allocates_no_more_than_the_largest() -> None:
     staging = Staging(LAYOUT, CPU, holds="bucket")
 

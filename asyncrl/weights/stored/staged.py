@@ -12,16 +12,22 @@ from asyncrl.errors import TransferError
 from asyncrl.messages import StoredWeights
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.shared import shared_staging
 from asyncrl.weights.stored.digest import digest
 from asyncrl.weights.stored.stream import FORMAT, Reader, host_staging
 
 
 class StagedVersion:
-    """Staging buffers in host memory, with the digest of what they hold. For one thread at a time."""
+    """
+    Staging buffers in host memory, with the digest of what they hold. For one thread at a time.
 
-    def __init__(self, layout: Layout) -> None:
+    They are the only copy of the weights beside the engine's own. With ``is_shared`` the processes of an engine map
+    them, and need no staging buffers: one copy for all of them.
+    """
+
+    def __init__(self, layout: Layout, *, is_shared: bool = False) -> None:
         self.layout = layout
-        self._staging = host_staging(layout)
+        self._staging = shared_staging(layout) if is_shared else host_staging(layout)
         self._checksum = Checksum(torch.device("cpu"))
         self._reader: Reader | None = None
         self.digest = ""
@@ -86,6 +92,11 @@ class StagedVersion:
     def discard(self) -> None:
         """Hold nothing: the next file must be an anchor."""
         self._reader, self.unfinished, self.next_part, self.digest = None, None, 0, ""
+
+    def close(self) -> None:
+        """Free the memory at once, whoever still refers to this object. Idempotent."""
+        self.discard()
+        self._staging = host_staging(Layout([], 1))
 
     def _reading(self) -> tuple[Reader, StoredWeights]:
         if self._reader is None or self.unfinished is None:

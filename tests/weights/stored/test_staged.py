@@ -7,10 +7,12 @@ from msgspec.structs import replace
 from asyncrl.errors import TransferError
 from asyncrl.messages import StoredWeights
 from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.shared import SharedTensors
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.staged import StagedVersion
-from tests.weights.stored.versions import LAYOUT, anchor, contents, delta, parts
+from tests.weights.shared_memory import shared_memory
+from tests.weights.stored.versions import LAYOUT, anchor, contents, delta, parts, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +113,20 @@ def test_after_a_damaged_part_the_file_must_be_read_anew() -> None:
         staged.read(memoryview(b"\x08\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\xff"))
     with pytest.raises(TransferError, match="no file was begun"):
         staged.read(memoryview(parts(contents(3), None)[0]))
+
+
+def test_closing_frees_the_memory_that_an_engines_processes_map() -> None:
+    before, staged = shared_memory(), StagedVersion(LAYOUT, is_shared=True)
+    read(staged, anchor(3), contents(3))
+    assert holds(staged, 3)
+    assert all(torch.equal(SharedTensors.of(staged.tensors).map()[name], staged.tensors[name]) for name in tensors(3))
+
+    staged.close()
+    staged.close()
+
+    assert shared_memory() == before
+    with pytest.raises(TransferError, match="no complete policy version"):
+        staged.tensors  # noqa: B018
 
 
 def test_the_layout_is_compared_by_its_hash() -> None:

@@ -1,5 +1,5 @@
 """
-vLLM as an `Engine` whose workers receive the weights.
+vLLM as an `Engine` whose workers receive the weights, or map those that the node has fetched.
 
     generate ─▶ vLLM's queue ─ steps in vLLM's process ─▶ the finished completion
                                   │
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +36,7 @@ from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.shared import SharedTensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,17 +204,18 @@ class VllmEngine:
 
     async def swap(self, policy_version: int, weights: "Mapping[str, Tensor]") -> None:
         """
-        Have the workers load the version they have received, see `Engine.swap`.
+        Have the workers load the version they have received, or ``weights`` from shared memory; see `Engine.swap`.
 
-        Raises `EngineError` if not paused or given ``weights``, and changes nothing. An error of the workers leaves the
-        engine unusable.
+        Raises `EngineError` if not paused, or ``weights`` are elsewhere, and changes nothing. An error of the workers
+        leaves the engine unusable.
         """
         if not self._is_paused:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
+        call: tuple[str, object] = ("asyncrl_swap", policy_version)
         if weights:
-            raise EngineError("vLLM's workers receive weights by themselves; pass no weights to swap", retryable=False)
+            call = "asyncrl_swap_shared", msgspec.json.encode(SharedTensors.of(weights)).decode()
         await asyncio.gather(  # Concurrent: no step runs, and each round trip would lengthen the pause.
-            self._adapter.call_workers("asyncrl_swap", policy_version),
+            self._adapter.call_workers(*call),
             self._adapter.announce_weights(policy_version, reset_cache=self._kv == "recompute"),
         )
         self.policy_version, self._salt = policy_version, uuid.uuid4().hex

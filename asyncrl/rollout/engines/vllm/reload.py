@@ -16,6 +16,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader.reload import layerwise
 
 from asyncrl.errors import TransferError
+from asyncrl.plug_in import describe
 
 # It warns at every publish of each layer without weights of its own, such as a tied head. `Reload` checks by itself.
 logging.getLogger(layerwise.__name__).setLevel(logging.ERROR)
@@ -37,11 +38,17 @@ class Reload:
         Load tensors by checkpoint name.
 
         Borrowed ones are copied: the caller overwrites them before `finish`, and vLLM may read them as late as that.
+
+        Raises:
+            TransferError: The model does not take them; it cannot be used then.
         """
         with set_current_vllm_config(self._config), torch.no_grad():
             loader: Any = self._model  # torch's Module has no load_weights
             owned = ((name, tensor.clone() if are_borrowed else tensor) for name, tensor in tensors.items())
-            self._loaded.update(loader.load_weights(owned))
+            try:
+                self._loaded.update(loader.load_weights(owned))
+            except Exception as error:  # a model's loader may raise anything
+                raise TransferError(f"the model does not take the weights: {describe(error, __file__)}") from error
         if are_borrowed and torch.accelerator.is_available():
             torch.accelerator.synchronize()  # The copies are asynchronous.
 

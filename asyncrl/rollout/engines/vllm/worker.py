@@ -1,8 +1,9 @@
 """
 Extension of vLLM's worker processes that receives weights and loads them into the model.
 
-    asyncrl_connect ─▶ a thread with a `Receiver` ── stages while the engine decodes
-    asyncrl_swap ────▶ staging ─▶ the model           between pause and resume
+    asyncrl_connect ─────▶ a thread with a `Receiver` ── stages while the engine decodes
+    asyncrl_swap ────────▶ staging ─▶ the model                between pause and resume
+    asyncrl_swap_shared ─▶ the node's staging ─▶ the model     between pause and resume
 
 vLLM mixes `WorkerExtension` into its worker class and can call its methods on all workers. Calls block the engine, so
 nothing in them waits for the network.
@@ -19,6 +20,7 @@ from asyncrl.rollout.engines.vllm import guard, reload
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.weights.groups.device import STAGED_ON, staging_device
+from asyncrl.weights.shared import SharedTensors
 
 guard.follow_node()  # At import: vLLM imports this module before it loads the model.
 reload.enable_amx()
@@ -49,9 +51,13 @@ class WorkerExtension:
             raise TransferError(f"cannot swap in policy_version {policy_version}: the newest received is {received}")
         if self._asyncrl_reload is None:
             self._asyncrl_load(self._asyncrl_receiver.receiver.weights(), are_borrowed=False)
-        if self._asyncrl_reload is not None:
-            self._asyncrl_reload.finish()
-        self._asyncrl_reload = None
+        self._asyncrl_finish()
+
+    def asyncrl_swap_shared(self, shared_json: str) -> None:
+        """Load the version that the node holds in shared memory. Raises `TransferError` if it cannot be mapped."""
+        shared = msgspec.json.decode(shared_json, type=SharedTensors)
+        self._asyncrl_load(shared.map(), are_borrowed=False)
+        self._asyncrl_finish()
 
     def _asyncrl_staging_device(self, backend: str) -> torch.device:
         """This worker's device if the backend can receive on it; otherwise vLLM copies from the backend's device."""
@@ -63,3 +69,9 @@ class WorkerExtension:
         if self._asyncrl_reload is None:
             self._asyncrl_reload = reload.Reload(self.model_runner.get_model(), self.vllm_config)  # type: ignore[attr-defined]
         self._asyncrl_reload.add(tensors, are_borrowed=are_borrowed)
+
+    def _asyncrl_finish(self) -> None:
+        """Complete the version whose parts were loaded."""
+        if self._asyncrl_reload is not None:
+            self._asyncrl_reload.finish()
+        self._asyncrl_reload = None

@@ -1,8 +1,11 @@
 """Worker extension for tests: loads new weights from files beside the model instead of from a trainer."""
 
+import hashlib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from asyncrl.rollout.engines.vllm.reload import Reload
@@ -21,3 +24,11 @@ class FromFiles(WorkerExtension):
         new = Reload(self.model_runner.get_model(), self.vllm_config)
         new.add(tensors)
         new.finish()
+
+    def asyncrl_digest(self) -> str:
+        """sha256 in hex of the model's tensors as vLLM has laid them out."""
+        model, digest = self.model_runner.get_model(), hashlib.sha256()
+        for name, tensor in sorted(chain(model.named_parameters(), model.named_buffers())):
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()

@@ -1,12 +1,18 @@
 """Kernel state that vLLM's layerwise reload does not update; `test_workers` reloads real models."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 pytest.importorskip("vllm")
 
+from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.reload import layerwise
+
+from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import reload
 
 
@@ -46,6 +52,22 @@ def test_expert_layers_on_a_cpu_lose_their_kernel() -> None:
     reload._unpack_experts(nn.Sequential(layer(quant_method=method), layer()))
 
     assert method.moe_kernel is None
+
+
+def test_weights_that_the_model_does_not_take_are_an_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Linear):
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+            named = dict(weights)
+            for name, tensor in named.items():
+                self.get_parameter(name).copy_(tensor)
+            return set(named)
+
+    monkeypatch.setattr(layerwise, "initialize_layerwise_reload", lambda _: None)
+    new = reload.Reload(Model(2, 2), VllmConfig())
+    new.add({"weight": torch.zeros(2, 2)})
+
+    with pytest.raises(TransferError, match=r"the model does not take the weights: AttributeError: .*`embed`"):
+        new.add({"embed": torch.zeros(2, 2)})
 
 
 def test_enabling_amx_is_harmless_on_any_cpu() -> None:

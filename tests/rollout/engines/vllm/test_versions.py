@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 from asyncrl.errors import EngineError
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.weights.contents.layout import Bucket
+from asyncrl.weights.shared import SharedTensors
+from tests.rollout.engines.fetching import fetch
 
 pytest.importorskip("vllm")
 
@@ -178,6 +181,49 @@ def test_a_group_shares_the_cache_of_its_prompt(make_engine, run, publish, kv):
     assert cached == [0, 64, 64, 0]
 
 
+def test_weights_that_the_node_has_fetched_are_loaded_bit_for_bit(make_engine, run, publish, model_of, tmp_path):
+    engine, req = make_engine(), request(*LONG_PROMPT, temperature=0.0, max_tokens=30)
+
+    async def seen() -> tuple[str, list[float]]:
+        (digest,) = await engine._adapter._llm.collective_rpc("asyncrl_digest")
+        return digest, (await engine.generate(req)).behavior_logprobs
+
+    async def scenario() -> tuple[list[tuple[str, list[float]]], ...]:
+        fetched, from_files = [], []
+        async with fetch(engine, model_of(0), tmp_path, 4096) as fetching:
+            for version in (1, 2, 3):
+                await fetching.publish(model_of(version), version)
+                fetched.append(await seen())
+        for version in (1, 2, 3):
+            await publish(engine, version)
+            from_files.append(await seen())
+        return fetched, from_files
+
+    fetched, from_files = run(scenario())
+
+    assert fetched == from_files
+    assert len({digest for digest, _ in fetched}) == 3
+
+
+def test_a_running_completion_goes_on_with_the_weights_that_were_fetched_meanwhile(
+    engine, run, model_of, has_written, tmp_path
+):
+    async def scenario() -> Completion:
+        req = request(*LONG_PROMPT, temperature=0.0, max_tokens=200)
+        task = asyncio.create_task(engine.generate(req))
+        async with fetch(engine, model_of(0), tmp_path, 4096) as fetching:
+            await has_written(engine, req, 20)
+            await fetching.publish(model_of(1), 1)
+            return await task
+
+    done = run(scenario())
+
+    (first, second) = done.spans
+    assert (first.policy_version, second.policy_version) == (0, 1)
+    before = done.completion_ids[: first.end]
+    assert done.completion_ids[first.end :] == greedy(model_of(1), LONG_PROMPT + before, 200 - first.end)
+
+
 def test_no_token_is_decoded_while_paused_and_all_earlier_ones_have_arrived(engine, run, has_written):
     async def scenario() -> list[list[int]]:
         req = request(temperature=0.0, max_tokens=200)
@@ -230,7 +276,7 @@ def test_a_swap_that_is_refused_changes_nothing(engine, run, model_of):
         with pytest.raises(EngineError, match=r"call pause\(\) first"):
             await engine.swap(1, {})
         await engine.pause()
-        with pytest.raises(EngineError, match="receive weights by themselves"):
+        with pytest.raises(EngineError, match="from memory that they share"):
             await engine.swap(1, weights)
         await engine.resume()
 
@@ -239,6 +285,23 @@ def test_a_swap_that_is_refused_changes_nothing(engine, run, model_of):
 
     assert done.completion_ids == greedy(model_of(0), [5, 9, 7], 12)
     assert done.spans == [Span(0, 0, 12)]
+
+
+def test_weights_that_the_workers_cannot_map_are_told_in_one_sentence(engine, run, model_of, monkeypatch):
+    lost = SharedTensors("/proc/self/fd/1000000", Bucket((), 1))
+    monkeypatch.setattr(SharedTensors, "of", lambda _: lost)
+
+    async def scenario() -> None:
+        await engine.pause()
+        try:
+            await engine.swap(1, dict(model_of(1).named_parameters()))
+        finally:
+            await engine.resume()
+
+    with pytest.raises(EngineError, match=r"shared weights cannot be mapped: .*No such file") as error:
+        run(scenario())
+    assert not error.value.retryable
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_an_error_of_a_worker_keeps_its_message(engine, run):

@@ -14,6 +14,7 @@ from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed
+from tests.rollout.engines.fetching import fetch
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,15 +65,23 @@ def greedy(model: PreTrainedModel) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks", "weights"),
+    ("family", "ranks", "via", "weights"),
     [
-        ("tied", 2, Weights(bucket_bytes=16384)),
-        ("untied", 1, Weights(bucket_bytes=16384, delta=True)),
-        ("moe", 1, Weights(bucket_bytes=16384, staging="bucket")),
+        ("tied", 2, "collective", Weights(bucket_bytes=16384)),
+        ("untied", 1, "collective", Weights(bucket_bytes=16384, delta=True)),
+        ("moe", 1, "collective", Weights(bucket_bytes=16384, staging="bucket")),
+        ("tied", 2, "spool", Weights(bucket_bytes=16384)),
+        ("moe", 1, "spool", Weights(bucket_bytes=16384)),
     ],
-    ids=["two tensor parallel workers", "deltas", "a mixture of experts, bucket by bucket"],
+    ids=[
+        "two tensor parallel workers",
+        "deltas",
+        "a mixture of experts, bucket by bucket",
+        "two tensor parallel workers, fetched",
+        "a mixture of experts, fetched",
+    ],
 )
-def test_after_each_publish_an_engine_decodes_as_the_trained_model(tmp_path, tokenizer, family, ranks, weights):
+def test_after_each_publish_an_engine_decodes_as_the_trained_model(tmp_path, tokenizer, family, ranks, via, weights):
     pytest.importorskip("vllm")
     model = build(family)
     model.save_pretrained(tmp_path)
@@ -81,7 +90,8 @@ def test_after_each_publish_an_engine_decodes_as_the_trained_model(tmp_path, tok
 
     async def play(engine: VllmEngine) -> list[bool]:
         agrees = []
-        async with feed(engine, model, weights) as fed:
+        receives, fetches = feed(engine, model, weights), fetch(engine, model, tmp_path / "spool", weights.bucket_bytes)
+        async with receives if via == "collective" else fetches as fed:
             for version in range(4):
                 if version:
                     move(model)
