@@ -158,15 +158,17 @@ class ZmqHub:
         known = self._peers.get(peer)
         return self._owner_of(known.public) if known and known.public else None
 
-    def cut(self, publics: Collection[bytes]) -> None:
-        """End the connections of peers with these public keys, which must not have owners any more."""
+    def cut(self, publics: Collection[bytes]) -> list[str]:
+        """End and return the connections of peers with these public keys, which must not have owners any more."""
         digits = {public.hex() for public in publics}
-        for peer in [peer for peer in self._peers.values() if peer.public in digits]:
+        found = [peer for peer in self._peers.values() if peer.public in digits]
+        for peer in found:
             log.warning("peer.cut", peer=peer.name, key=peer.public[:16])
             self._peers.pop(peer.name)
             self._unfinished.note(peer.name, 0)
             if peer.descriptor is not None:
                 shut_down(peer.descriptor)
+        return [peer.name for peer in found]
 
     def connect_local(self, peer: str) -> MemoryLink:
         """A link for an actor in this process."""

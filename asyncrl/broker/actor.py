@@ -17,14 +17,13 @@ from typing import Literal, cast
 from asyncrl.actor.allowance import Allowance
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.message import Message
+from asyncrl.broker.ending import Ending
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
-from asyncrl.broker.metrics.run_files import RunFiles, outcome
+from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.departures import DepartureBook
-from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.checks.permissions import key_refusal, refusal
@@ -34,14 +33,12 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
-    HOSTED_SPOOL,
     PROTOCOL,
     Bye,
     Commit,
     Drain,
     Drained,
     Exited,
-    Finished,
     Hello,
     Interrupt,
     Live,
@@ -51,7 +48,6 @@ from asyncrl.messages import (
     Reject,
     SpoolAddress,
     Stepped,
-    Stop,
     StoreGet,
     StoreSet,
     StoreValue,
@@ -65,11 +61,6 @@ from asyncrl.weights.groups.rendezvous import Rendezvous
 TICK_S = 0.25
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
-INTERRUPT_S = 70.0
-"""Seconds for the trainer of an interrupted run, and then for its rollouts, to store what they have."""
-GOODBYE_S = 10.0
-"""Seconds that nodes have to say Bye after the end of the run."""
-
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
 """Events of rejected nodes."""
 
@@ -129,13 +120,7 @@ class BrokerActor:
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._tasks: asyncio.TaskGroup | None = None
-        self._changed = asyncio.Event()
-        """Set after every message and tick: `_say_goodbye` then checks again if all nodes have left."""
-        self._ended = asyncio.Event()
-        self.is_suspended = False
-        """True once the broker was told to leave the run as it is."""
-        self._is_interrupted = False
-        self._cause = ""
+        self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
 
     async def run(self) -> None:
         """Serve until the run is over or `suspend` is called. Raises `RunFailed` with the cause of an early end."""
@@ -147,38 +132,46 @@ class BrokerActor:
                 loops = (self._serve, self._tick, self._write, self._spools.run)
                 serving = [tasks.create_task(loop()) for loop in loops]
                 self._sample_earlier_steps()
-                await self._ended.wait()
-                await (self._part() if self.is_suspended else self._say_goodbye())
+                await self._ending.wait()
+                await self._ending.say_goodbye()
                 for task in serving:
                     task.cancel()
                 await self._ledger.commit(self._unwritten)  # Departures of the last nodes.
         except BaseExceptionGroup as group:
             cause = group.exceptions[0]
             is_ours = isinstance(cause, AsyncrlError)
-            self._cause = self._cause or (str(cause) if is_ours else f"{type(cause).__name__}: {cause}")
-            self._announce_end()
+            ending = self._ending
+            ending.cause = ending.cause or (str(cause) if is_ours else f"{type(cause).__name__}: {cause}")
+            ending.announce()
             if is_ours:
-                raise RunFailed(self._cause) from cause
+                raise RunFailed(ending.cause) from cause
             raise
-        if self._cause:
-            raise RunFailed(self._cause)
+        if self._ending.cause:
+            raise RunFailed(self._ending.cause)
 
-    def stop(self, cause: str = "") -> None:
+    @property
+    def is_suspended(self) -> bool:
+        """True once the broker was told to leave the run as it is."""
+        return self._ending.is_suspended
+
+    def stop(self, cause: str = "", *, is_interrupted: bool = False) -> None:
         """End the run; with a cause it has failed."""
-        if not self._ended.is_set():
-            self._cause = cause
+        if self._ending.stop(cause, is_interrupted=is_interrupted):
             self._scheduler.is_over = True
-            self._ended.set()
 
     def interrupt(self) -> None:
         """End the run early. It can be resumed: first the trainer saves a checkpoint, and rollouts what they sample."""
-        self._is_interrupted = not self._ended.is_set()
-        self.stop("the run was interrupted")
+        self.stop("the run was interrupted", is_interrupted=True)
 
     def suspend(self) -> None:
         """Stop serving, and leave the run as it is: a broker that serves it again continues it."""
-        self.is_suspended = not self._ended.is_set()
-        self._ended.set()
+        self._ending.suspend()
+
+    def lost(self, peers: Sequence[str], cause: str) -> None:
+        """The connections of these peers have ended for good."""
+        with self._deciding():
+            for peer in peers:
+                self._scheduler.left(peer, cause, self._clock())
 
     # ── loops ───────────────────────────────────────────────────────────────────────────────
 
@@ -303,8 +296,8 @@ class BrokerActor:
             return f"its Hello is refused: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
         if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
             return f"{hello.node} is refused: {reason}"
-        if self._ended.is_set():
-            return f"this run is over: {self._cause or 'it is complete'}"
+        if self._ending.has_come:
+            return f"this run is over: {self._ending.cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
             return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
         if hello.run_id not in ("", self._run_id):
@@ -431,54 +424,7 @@ class BrokerActor:
         is_urgent = any(not isinstance(record, Rewarded) for record in records)
         if is_urgent or self._unsent or self._scheduler.is_finished:
             self._dirty.set()
-        self._changed.set()
-
-    async def _part(self) -> None:
-        """Reset every link, so that the nodes keep their work and wait for the next broker."""
-        await self._samples.wait(GOODBYE_S)
-        self._files.event("run.suspended")
-        for node in self._scheduler.nodes.all():
-            self._hub.forget(node.peer)
-
-    async def _say_goodbye(self) -> None:
-        """Announce the end, and wait until all nodes have left."""
-        if self._is_interrupted:
-            await self._drain_nodes()
-        # A run that failed may be resumed, which writes what is missing; a complete one may not.
-        await self._samples.wait(GOODBYE_S if self._cause else None)
-        self._announce_end(lambda node: node.role != "spool")  # They may have something to store before they leave.
-        await self._wait_without(lambda node: node.role != "spool", GOODBYE_S)
-        self._announce_end(lambda node: node.role == "spool")
-        await self._wait_without(lambda node: node.name != HOSTED_SPOOL, GOODBYE_S)
-
-    async def _drain_nodes(self) -> None:
-        """Have the trainer and the rollouts store what they have, and wait until they have left."""
-        self._files.event("run.interrupted")
-        for role in ("trainer", "rollout"):  # The trainer may need further batches, up to the end of a version.
-            holders = [node for node in self._scheduler.nodes.of(role) if _holds_work(node)]
-            for node in holders:
-                self._hub.send(node.peer, Drain(node.name))
-            await self._wait_without(holders.__contains__, INTERRUPT_S)
-
-    async def _wait_without(self, is_awaited: Callable[[Node], bool], deadline_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                while any(map(is_awaited, self._scheduler.nodes.all())):
-                    self._changed.clear()
-                    await self._changed.wait()
-
-    def _announce_end(self, is_told: Callable[[Node], bool] = lambda _: True) -> None:
-        self._cause = self._files.conclude(self._cause, is_interrupted=self._is_interrupted)
-        for node in filter(is_told, self._scheduler.nodes.all()):
-            message: Message = Stop(self._cause or "the run is complete", failed=bool(self._cause))
-            if node.role == "supervisor":
-                message = Finished(outcome(self._cause, is_interrupted=self._is_interrupted), self._cause)
-            self._hub.send(node.peer, message)
-
-
-def _holds_work(node: Node) -> bool:
-    """True for a node that can be heard, and leaves something on disk when it is drained."""
-    return node.is_ready and not node.is_quiet
+        self._ending.nodes_changed()
 
 
 _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {

@@ -161,7 +161,7 @@ async def _serve(
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_spool_error(task, broker))
     if keys.allowed:
-        background.append(asyncio.create_task(cut_revoked(keys.allowed, hubs), name="keys"))
+        background.append(asyncio.create_task(cut_revoked(keys.allowed, hubs, broker.lost), name="keys"))
         background.append(asyncio.create_task(tell_spools(keys, scheduler.nodes, hub), name="spool keys"))
     try:
         if not scheduler.is_finished:  # Otherwise no node is needed: the broker writes what is missing, and ends.

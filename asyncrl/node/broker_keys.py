@@ -79,14 +79,20 @@ def broker_keys(run: RunFolder, folder: Path | None) -> BrokerKeys:
 async def cut_revoked(
     allowed: AllowedKeys,
     hubs: Sequence[ZmqHub],
+    lost: Callable[[list[str], str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Follow changes of the allow-list until cancelled, and cut the connections of keys that are not in it any more."""
+    """
+    Follow changes of the allow-list until cancelled, and cut the connections of keys that are not in it any more.
+
+    Args:
+        lost: Called with the peers that were cut, and the cause.
+    """
     while True:
         await sleep(REFRESH_S)
         if revoked := allowed.refresh():
             for hub in hubs:
-                hub.cut(revoked)
+                lost(hub.cut(revoked), "its key was revoked")
 
 
 async def tell_spools(

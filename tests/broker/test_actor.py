@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.actor.message import Message
-from asyncrl.broker import actor
+from asyncrl.broker import actor, ending
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
@@ -169,7 +169,7 @@ class House:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tick fast, and do not wait for nodes that never say Bye."""
     monkeypatch.setattr(actor, "TICK_S", 0.001)
-    monkeypatch.setattr(actor, "GOODBYE_S", 0.05)
+    monkeypatch.setattr(ending, "GOODBYE_S", 0.05)
 
 
 def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config = CONFIG) -> House:

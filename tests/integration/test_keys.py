@@ -54,6 +54,9 @@ def test_a_node_with_a_key_joins_and_is_cut_off_within_seconds_when_it_is_revoke
     assert time.monotonic() - revoked_s < CUT_OFF_S
     assert reward.returncode == EX_CONFIG
     assert "it was revoked, or never added" in errors
+    assert [event["cause"] for event in keyed.run.read_events() if event["event"] == "node.lost"] == [
+        "its key was revoked"
+    ]
     assert keyed.process.poll() is None
 
 

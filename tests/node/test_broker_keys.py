@@ -79,21 +79,24 @@ def test_connections_of_revoked_keys_are_cut_at_the_next_look(
     folder: KeyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = folder.add("gpu-1", ["rollout"])
-    cut: list[list[bytes]] = []
-    monkeypatch.setattr(ZmqHub, "cut", lambda _, publics: cut.append(publics))
+    lost: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(ZmqHub, "cut", lambda _, publics: [public.hex() for public in publics])
     revoke = iter((lambda: None, lambda: folder.revoke("gpu-1"), lambda: None))
 
     async def sleep(_: float) -> None:
         next(revoke, asyncio.current_task().cancel)()  # type: ignore[union-attr]  # a task runs this
 
+    def told(peers: list[str], cause: str) -> None:
+        lost.append((peers, cause))
+
     async def scene() -> None:
         hub = ZmqHub("ipc://*", CODEC)
-        following = asyncio.create_task(cut_revoked(AllowedKeys(folder.path), [hub], sleep))
+        following = asyncio.create_task(cut_revoked(AllowedKeys(folder.path), [hub], told, sleep))
         await asyncio.wait([following])
         await hub.aclose()
 
     asyncio.run(scene())
-    assert cut == [[added.public]]
+    assert lost == [([added.public.hex()], "its key was revoked")]
 
 
 def test_every_spool_is_told_which_keys_may_connect_when_it_joins_and_when_they_change() -> None:

@@ -1,0 +1,113 @@
+"""
+The end of a run: why it ended, and who is told in which order.
+
+    stop ──────▶ samples are written ─▶ Stop to all but spools ─▶ they store the rest, and leave ─▶ Stop to spools
+    interrupt ─▶ the trainer saves a checkpoint, rollouts what they sample ─▶ the same
+    suspend ───▶ every link is reset: the nodes keep their work, and wait for the next broker
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from asyncrl.actor.link import Hub
+from asyncrl.actor.message import Message
+from asyncrl.broker.metrics.run_files import RunFiles, outcome
+from asyncrl.broker.metrics.sample_files import SampleFiles
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.messages import HOSTED_SPOOL, Drain, Finished, Stop
+
+INTERRUPT_S = 70.0
+"""Seconds for the trainer of an interrupted run, and then for its rollouts, to store what they have."""
+GOODBYE_S = 10.0
+"""Seconds that nodes have to say Bye after the end of the run."""
+
+
+class Ending:
+    """The first call of `stop`, `interrupt` or `suspend` counts."""
+
+    def __init__(self, nodes: NodeBook, hub: Hub, files: RunFiles, samples: SampleFiles) -> None:
+        self._nodes = nodes
+        self._hub = hub
+        self._files = files
+        self._samples = samples
+        self._ended = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._is_interrupted = False
+        self.is_suspended = False
+        """True once the broker was told to leave the run as it is."""
+        self.cause = ""
+        """Why the run failed; empty if it has not."""
+
+    @property
+    def has_come(self) -> bool:
+        """True once the run has ended, or is left as it is."""
+        return self._ended.is_set()
+
+    async def wait(self) -> None:
+        """Wait for the first call."""
+        await self._ended.wait()
+
+    def stop(self, cause: str = "", *, is_interrupted: bool = False) -> bool:
+        """End the run; with a ``cause`` it has failed. False if it has ended before."""
+        if self.has_come:
+            return False
+        self.cause, self._is_interrupted = cause, is_interrupted
+        self._ended.set()
+        return True
+
+    def suspend(self) -> None:
+        """Leave the run as it is."""
+        self.is_suspended = not self.has_come
+        self._ended.set()
+
+    def nodes_changed(self) -> None:
+        """Look again if all have left."""
+        self._changed.set()
+
+    async def say_goodbye(self) -> None:
+        """Announce the end, and wait until all nodes have left; or reset their links, if the run goes on later."""
+        if self.is_suspended:
+            await self._samples.wait(GOODBYE_S)
+            self._files.event("run.suspended")
+            for node in self._nodes.all():
+                self._hub.forget(node.peer)
+            return
+        if self._is_interrupted:
+            await self._drain()
+        # A run that failed may be resumed, which writes what is missing; a complete one may not.
+        await self._samples.wait(GOODBYE_S if self.cause else None)
+        self.announce(lambda node: node.role != "spool")  # They may have something to store before they leave.
+        await self._wait_without(lambda node: node.role != "spool", GOODBYE_S)
+        self.announce(lambda node: node.role == "spool")
+        await self._wait_without(lambda node: node.name != HOSTED_SPOOL, GOODBYE_S)
+
+    def announce(self, is_told: Callable[[Node], bool] = lambda _: True) -> None:
+        """Write the summary, if that was not done, and tell nodes that the run is over."""
+        self.cause = self._files.conclude(self.cause, is_interrupted=self._is_interrupted)
+        for node in filter(is_told, self._nodes.all()):
+            message: Message = Stop(self.cause or "the run is complete", failed=bool(self.cause))
+            if node.role == "supervisor":
+                message = Finished(outcome(self.cause, is_interrupted=self._is_interrupted), self.cause)
+            self._hub.send(node.peer, message)
+
+    async def _drain(self) -> None:
+        """Have the trainer and the rollouts store what they have, and wait until they have left."""
+        self._files.event("run.interrupted")
+        for role in ("trainer", "rollout"):  # The trainer may need further batches, up to the end of a version.
+            holders = [node for node in self._nodes.of(role) if _holds_work(node)]
+            for node in holders:
+                self._hub.send(node.peer, Drain(node.name))
+            await self._wait_without(holders.__contains__, INTERRUPT_S)
+
+    async def _wait_without(self, is_awaited: Callable[[Node], bool], deadline_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while any(map(is_awaited, self._nodes.all())):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+
+def _holds_work(node: Node) -> bool:
+    """True for a node that can be heard, and leaves something on disk when it is drained."""
+    return node.is_ready and not node.is_quiet
