@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 class OtherCameFirst(Exception):
-    """What was awaited has been cancelled."""
+    """Outcome of `unless`: what was awaited has been cancelled."""
 
 
 async def unless(other: Awaitable[object], waiting: Awaitable[Result]) -> Result:

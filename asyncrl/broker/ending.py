@@ -37,7 +37,7 @@ class Ending:
         self.is_suspended = False
         """True once the broker was told to leave the run as it is."""
         self.cause = ""
-        """Why the run failed; empty if it has not."""
+        """Reason of the failure; empty if the run has not failed."""
 
     @property
     def has_come(self) -> bool:

@@ -1,52 +1,26 @@
 """`asyncrl-node`: one role in the foreground, for `asyncrl run`, systemd or Slurm; no pid file, logs to stderr."""
 
-import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import click
-from msgspec import Struct
 
+from asyncrl.cli.launch.broker_job import broker_job
+from asyncrl.cli.launch.node_jobs import NodeOptions, finder, node_job, replicas_job, spool_job, until_run_is_over
 from asyncrl.cli.terminal import report_errors
 from asyncrl.client.credentials import read_credentials
-from asyncrl.client.handshake import identity
-from asyncrl.client.run_address import (
-    RunAddress,
-    configured_key,
-    configured_secret,
-    find_run,
-    leave_credentials,
-    remove_credentials,
-)
-from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
+from asyncrl.client.run_address import configured_key, configured_secret
 from asyncrl.config.check_addresses import check_interface
-from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
-from asyncrl.node.machine.local_address import INTERFACE_VARIABLE, outward_address
-from asyncrl.node.machine.machine import require_train
-from asyncrl.node.process import Job, run_process
-from asyncrl.node.runner import ToldToStop, unless_told
+from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
+from asyncrl.node.process import run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 
 PATH = click.Path(path_type=Path)
-Find = Callable[[], Awaitable[RunAddress]]
 ROLES = ("broker", "rollout", "reward", "trainer", "spool")
-
-
-class NodeOptions(Struct, frozen=True):
-    """Options of nodes that join a broker."""
-
-    weights: WeightsVia
-    may_fetch: bool
-    """Fetch a model that this machine lacks."""
-    wait_s: float
-    """Seconds to wait for the broker's answer."""
 
 
 @click.command(context_settings={"show_default": True})
@@ -167,7 +141,7 @@ def main(
     if role == "broker":
         if key_file:
             raise ConfigError("--key is for nodes: a broker has --keys DIR, the folder that `asyncrl keys init` made")
-        job = _broker_job(
+        job = broker_job(
             config_path=config_path,
             overrides=overrides,
             address=address,
@@ -180,13 +154,13 @@ def main(
             raise ConfigError(f"--config and --set are for the broker only; a {role} gets the configuration from it")
         if key_folder:
             raise ConfigError(f"--keys is for the broker: a {role} has --key FILE, made by `asyncrl keys add`")
-        find = _finder(role, address, run_dir, key_file or secret_file, wait_s)
+        find = finder(role, address, run_dir, key_file or secret_file, wait_s)
         work = (
-            _spool_job(find, name, folder, bind, wait_s)
+            spool_job(find, name, folder, bind, wait_s)
             if role == "spool"
-            else _replicas_job(find, name, replicas, devices, options) or _node_job(role, find, name, options)
+            else replicas_job(find, name, replicas, devices, options) or node_job(role, find, name, options)
         )
-        job = _until_run_is_over(work, run_dir)
+        job = until_run_is_over(work, run_dir)
     sys.exit(run_process(job, name=name))
 
 
@@ -203,159 +177,6 @@ def default_name(role: Role, key_file: Path | None) -> str:
     # A run has one trainer: under another name, it would be refused while the run waits for the one that was killed.
     # A spool's name is that of its files.
     return base if role in ("trainer", "spool") else f"{base}-{os.getpid()}"
-
-
-def _broker_job(
-    *,
-    config_path: Path | None,
-    overrides: tuple[str, ...],
-    address: str | None,
-    run_dir: Path | None,
-    secret_file: Path | None,
-    key_folder: Path | None,
-) -> Job:
-    from asyncrl.files.atomic import replacing
-    from asyncrl.files.disk import needed
-    from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
-    from asyncrl.node.broker_keys import broker_keys
-    from asyncrl.node.run_folder import held_run, is_complete
-
-    if config_path is None:
-        raise ConfigError("--config FILE is missing: the broker needs the run's configuration")
-    if address:
-        check_address(address, "--broker", binds=True)
-        overrides = (*overrides, f'broker.bind="{address}"')
-    config = load_config(config_path, overrides)
-    path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
-
-    async def job(stopping: asyncio.Event) -> None:
-        if is_complete(path, config):
-            click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
-            return
-        raise_gc_threshold()
-        raise_file_limit()
-        with held_run(path, config, secret_file) as run:
-            keys = broker_keys(run, key_folder)
-            # A restarted broker listens on its old port, where its nodes look for it.
-            recorded = run.directory.address
-            before = recorded.read_text().split() if recorded.exists() else []
-            bind = bound_again(run.config.broker.binds, before)
-
-            def listening(bound: list[str]) -> None:
-                via = tcp(outward_address(), 0)
-                for_nodes = [reached(announced([at], run.config.broker.advertise), via) for at in bound]
-                with needed(recorded), replacing(recorded, durable=False) as unfinished:
-                    unfinished.write_text("".join(f"{at}\n" for at in for_nodes))
-                for at in for_nodes:
-                    leave_credentials(at, keys.credentials_file)
-
-            try:
-                await run_broker(
-                    run.config, run.directory, bind=bind, keys=keys, listening=listening, stopping=stopping
-                )
-            finally:
-                for at in recorded.read_text().split() if recorded.exists() else []:
-                    remove_credentials(at)
-
-    return job
-
-
-def _finder(role: Role, address: str | None, run_dir: Path | None, credentials: Path | None, wait_s: float) -> Find:
-    """Function that finds the run's broker, given by ``--broker`` or by ``--run-dir``."""
-    if (address is None) == (run_dir is None):
-        raise ConfigError(
-            f"a {role} needs the broker's address, --broker tcp://HOST:PORT, or on its machine --run-dir: give one of "
-            f"the two"
-        )
-    if address is not None:
-        check_address(address, "--broker")
-    return partial(find_run, address or str(run_dir), credentials, wait_s)
-
-
-def _until_run_is_over(work: Job, run_dir: Path | None) -> Job:
-    """Job that does ``work`` until the run in ``run_dir`` is over, or this node is told to stop while it waits."""
-    from asyncrl.node.run_end import unless_over
-
-    async def job(stopping: asyncio.Event) -> None:
-        with suppress(ToldToStop):
-            await unless_over(run_dir, work(stopping))
-
-    return job
-
-
-def _replicas_job(find: Find, name: str, replicas: str | None, devices: str | None, options: NodeOptions) -> Job | None:
-    """Job that runs several rollouts; None without --replicas, for one rollout in this process."""
-    if replicas is None:
-        if devices is not None:
-            raise ConfigError("--devices works only with --replicas; for one rollout, set CUDA_VISIBLE_DEVICES")
-        return None
-    if replicas != "auto" and not (replicas.isdecimal() and int(replicas)):
-        raise ConfigError(f"--replicas is {replicas!r}: expected auto or a number of at least 1")
-    from asyncrl.cli.launch.replicas import run_replicas
-
-    count = None if replicas == "auto" else int(replicas)
-    only = None if devices is None else [name.strip() for name in devices.split(",")]
-
-    async def job(stopping: asyncio.Event) -> None:
-        run = await unless_told(stopping, find())
-        await run_replicas(
-            run,
-            name,
-            count=count,
-            only=only,
-            weights=options.weights,
-            may_fetch=options.may_fetch,
-            wait_s=options.wait_s,
-            stopping=stopping,
-        )
-
-    return job
-
-
-def _spool_job(find: Find, name: str, folder: Path | None, bind: str | None, wait_s: float) -> Job:
-    from asyncrl.node.spool import run_spool
-
-    if folder is None:
-        raise ConfigError("--dir FOLDER is missing: the spool keeps its payloads there")
-    if bind:
-        check_address(bind, "--bind", binds=True)
-
-    async def job(stopping: asyncio.Event) -> None:
-        run = await unless_told(stopping, find())
-        await run_spool(run, name, folder, bind=bind or "", wait_s=wait_s, stopping=stopping)
-
-    return job
-
-
-def _node_job(role: Role, find: Find, name: str, options: NodeOptions) -> Job:
-    node = identity(role, name)
-
-    async def job(stopping: asyncio.Event) -> None:
-        if role in ("rollout", "trainer"):
-            require_train()
-        run = await unless_told(stopping, find())
-        match role:
-            case "rollout":
-                from asyncrl.node.rollout import run_rollout
-
-                await run_rollout(
-                    run,
-                    node,
-                    wait_s=options.wait_s,
-                    stopping=stopping,
-                    weights=options.weights,
-                    may_fetch=options.may_fetch,
-                )
-            case "reward":
-                from asyncrl.node.reward import run_reward
-
-                await run_reward(run, node, wait_s=options.wait_s, stopping=stopping)
-            case "trainer":
-                from asyncrl.node.trainer.trainer import run_trainer
-
-                await run_trainer(run, node, wait_s=options.wait_s, stopping=stopping, may_fetch=options.may_fetch)
-
-    return job
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class ListedFiles(Struct, frozen=True, kw_only=True):
     """The part of a manifest that every kind has."""
 
     files: dict[str, FileEntry]
-    """By path in the folder."""
+    """Files by path in the folder."""
 
 
 Manifest = TypeVar("Manifest", bound=ListedFiles)

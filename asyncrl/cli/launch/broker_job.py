@@ -1,0 +1,74 @@
+"""The broker's process holds the run directory, listens, and leaves its address and credentials for local nodes."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from asyncrl.client.run_address import leave_credentials, remove_credentials
+from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
+from asyncrl.config.run_file import load_config
+from asyncrl.errors import ConfigError
+from asyncrl.node.machine.local_address import outward_address
+from asyncrl.node.process import Job
+
+
+def broker_job(
+    *,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    address: str | None,
+    run_dir: Path | None,
+    secret_file: Path | None,
+    key_folder: Path | None,
+) -> Job:
+    """
+    Job that serves the run in ``run_dir``, which is made if it does not exist.
+
+    Raises:
+        ConfigError: The run file is missing or wrong, or the address is.
+    """
+    from asyncrl.files.atomic import replacing
+    from asyncrl.files.disk import needed
+    from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
+    from asyncrl.node.broker_keys import broker_keys
+    from asyncrl.node.run_folder import held_run, is_complete
+
+    if config_path is None:
+        raise ConfigError("--config FILE is missing: the broker needs the run's configuration")
+    if address:
+        check_address(address, "--broker", binds=True)
+        overrides = (*overrides, f'broker.bind="{address}"')
+    config = load_config(config_path, overrides)
+    path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
+
+    async def job(stopping: asyncio.Event) -> None:
+        if is_complete(path, config):
+            click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
+            return
+        raise_gc_threshold()
+        raise_file_limit()
+        with held_run(path, config, secret_file) as run:
+            keys = broker_keys(run, key_folder)
+            # A restarted broker listens on its old port, where its nodes look for it.
+            recorded = run.directory.address
+            before = recorded.read_text().split() if recorded.exists() else []
+            bind = bound_again(run.config.broker.binds, before)
+
+            def listening(bound: list[str]) -> None:
+                via = tcp(outward_address(), 0)
+                for_nodes = [reached(announced([at], run.config.broker.advertise), via) for at in bound]
+                with needed(recorded), replacing(recorded, durable=False) as unfinished:
+                    unfinished.write_text("".join(f"{at}\n" for at in for_nodes))
+                for at in for_nodes:
+                    leave_credentials(at, keys.credentials_file)
+
+            try:
+                await run_broker(
+                    run.config, run.directory, bind=bind, keys=keys, listening=listening, stopping=stopping
+                )
+            finally:
+                for at in recorded.read_text().split() if recorded.exists() else []:
+                    remove_credentials(at)
+
+    return job

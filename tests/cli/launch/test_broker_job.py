@@ -1,0 +1,63 @@
+"""The broker's job: its run directory, its address, and a run that is complete already."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.cli.launch.broker_job import broker_job
+from asyncrl.errors import ConfigError
+from asyncrl.node import broker
+from asyncrl.node.process import Job
+from asyncrl.observe.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    path = tmp_path / "run.toml"
+    path.write_text(f'[model]\npath = "{tmp_path}"\n[data]\ntrain = "{tmp_path}/train.jsonl"\n')
+    return path
+
+
+def job_of(run_file: Path | None, run_dir: Path | None = None, address: str | None = None) -> Job:
+    return broker_job(
+        config_path=run_file, overrides=(), address=address, run_dir=run_dir, secret_file=None, key_folder=None
+    )
+
+
+def test_a_run_file_is_needed() -> None:
+    with pytest.raises(ConfigError, match="--config FILE is missing: the broker needs the run's configuration"):
+        job_of(None)
+
+
+def test_an_address_that_cannot_be_bound_is_refused(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--broker is '127\.0\.0\.1': expected tcp://HOST:PORT"):
+        job_of(run_file, address="127.0.0.1")
+
+
+def test_its_address_is_in_the_run_directory_while_it_listens(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binds: list[list[str]] = []
+
+    async def run_broker(
+        _config: object, directory: RunDirectory, *, bind: list[str], listening: Callable[[list[str]], None], **_: Any
+    ) -> None:
+        binds.append(bind)
+        listening(["tcp://127.0.0.1:5577"])
+        assert directory.address.read_text() == "tcp://127.0.0.1:5577\n"
+
+    monkeypatch.setattr(broker, "run_broker", run_broker)
+    monkeypatch.setattr(broker, "raise_gc_threshold", lambda: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for _ in range(2):
+        job = job_of(run_file, tmp_path / "run", "tcp://127.0.0.1:0")
+        asyncio.run(_run(job))
+    assert binds == [["tcp://127.0.0.1:0"], ["tcp://127.0.0.1:5577"]], "started again, it listens where nodes look"
+
+
+async def _run(job: Job) -> None:
+    await job(asyncio.Event())
