@@ -107,6 +107,8 @@ class CheckpointStore:
             raise LedgerError(
                 f"{part.name} of step {part.step}: expected bytes from {size}, got those from {part.offset}"
             )
+        if part.offset + len(part.content) > incoming.files[part.name].size:
+            raise LedgerError(f"{part.name} of step {part.step} is larger than its manifest says")
         hashed = _hashed(incoming, part.name)
         with path.open("ab") as file:
             file.write(part.content)

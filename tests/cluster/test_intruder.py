@@ -16,7 +16,8 @@ from asyncrl.observe.run_directory import RunDirectory
 from tests.cluster.machine import Machine
 from tests.cluster.namespace import Process
 from tests.cluster.network import Network
-from tests.integration.node_processes import CONFIG, PATIENCE_S
+from tests.integration.node_processes import CONFIG
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machines_permitted")]
 CONTROL, SPOOL, PROXY = 5570, 5571, 5580

@@ -23,9 +23,8 @@ from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from tests.integration.node_processes import Nodes
+from tests.patience import PATIENCE_S
 
-STUCK_S = 100.0
-"""Seconds after which a run counts as hanging."""
 POLL_S = 0.05
 
 LOG_LINES = 12
@@ -46,7 +45,7 @@ class ToyRun:
         self._start("run", "toy.toml", *settings)
         self._others: list[subprocess.Popen[str]] = []
         self.directory = RunDirectory(folder / "runs" / "toy")
-        self.patience_s = STUCK_S
+        self.patience_s = PATIENCE_S
         self.most_processes = 0
         self.output = self.errors = ""
         self.code: int | None = None
@@ -215,7 +214,7 @@ class ToyRun:
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
         where = str(self.directory.path.relative_to(self._folder))
         process = self.beside("-m", "asyncrl", "drain", where, node, *options)
-        output, errors = process.communicate(timeout=STUCK_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def beside(self, *options: str, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
@@ -237,7 +236,7 @@ class ToyRun:
 
     def end(self) -> "ToyRun":
         try:
-            self.code = self._process.wait(STUCK_S)
+            self.code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end: {self.log_tails()}") from None
         self.output, self.errors = self._printed()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.observe.run_directory import RunDirectory
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 [run]
@@ -24,7 +25,6 @@ every_versions = 0
 at_start = false
 at_end = false
 """
-PATIENCE_S = 60.0
 EX_CONFIG, EX_UNAVAILABLE = 78, 69
 
 

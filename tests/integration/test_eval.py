@@ -10,13 +10,14 @@ import pytest
 
 from asyncrl.node.offline_evaluation import OfflineEvaluation
 from tests.integration.conftest import ToyRun
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 
 def asyncrl(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "asyncrl", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

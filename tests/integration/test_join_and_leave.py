@@ -7,6 +7,7 @@ import pytest
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.messages import Unit
 from tests.integration.conftest import ToyRun
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def test_a_rollout_joins_and_leaves_when_drained_without_losing_a_token(start_ru
         run.until(lambda seen=seen: results_of(run, "joiner") > seen)
         drained = run.drain("joiner")
         assert (drained.returncode, drained.stdout, drained.stderr) == (0, "joiner has left\n", "")
-        _, errors = joiner.communicate(timeout=30)
+        _, errors = joiner.communicate(timeout=PATIENCE_S)
         assert joiner.returncode == 0, errors
 
     partial = unfinished(run)
@@ -56,7 +57,7 @@ def test_replicas_join_are_restarted_and_leave_together(start_run):
     run.kill_node("machine-1", machine)
     run.until(lambda: len(run.happened("node.joined", "machine-1")) == 2)
     machine.send_signal(signal.SIGTERM)
-    _, errors = machine.communicate(timeout=60)
+    _, errors = machine.communicate(timeout=PATIENCE_S)
 
     assert machine.returncode == 0, errors
     assert "was killed by SIGKILL" in errors

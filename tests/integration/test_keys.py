@@ -14,7 +14,8 @@ from asyncrl.errors import LinkRefused, UnknownKey
 from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.messages import Commit
 from asyncrl.observe.run_directory import RunDirectory
-from tests.integration.node_processes import EX_CONFIG, PATIENCE_S, Nodes, joined, until
+from tests.integration.node_processes import EX_CONFIG, Nodes, joined, until
+from tests.patience import PATIENCE_S
 
 CUT_OFF_S = 5.0
 

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from asyncrl.actor import failpoints
 from asyncrl.node.failpoints import SHARD_PLACES
 from tests.integration.conftest import ToyRun
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 STEPS = 16
 SETTINGS = ("trainer.nodes=2", "trainer.ranks=2", "checkpoint.every_steps=2", "sampling.max_tokens=24")
@@ -83,7 +84,7 @@ def test_a_rank_that_dies_in_load_step_publish_or_checkpoint_is_named_and_the_ru
         plan = {failpoints.VARIABLE: f"{place}:1:{tmp_path / place}"}
         second = start_second(run, plan)
         run.until(lambda count=count: len(causes(run)) == count)
-        output, errors = second.communicate(timeout=60)
+        output, errors = second.communicate(timeout=PATIENCE_S)
         assert second.returncode == 75, (output, errors)
         assert re.search(f"^asyncrl: {SECOND}-rank-[23] was killed by SIGKILL$", errors, re.MULTILINE)
     start_second(run)

@@ -18,7 +18,8 @@ from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import to_json
 from asyncrl.files.secret_file import write_secret
 from asyncrl.messages import CODEC, PROTOCOL, Hello, SpoolSet, Welcome
-from tests.integration.node_processes import EX_CONFIG, EX_UNAVAILABLE, PATIENCE_S, Nodes, joined, until
+from tests.integration.node_processes import EX_CONFIG, EX_UNAVAILABLE, Nodes, joined, until
+from tests.patience import PATIENCE_S
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 

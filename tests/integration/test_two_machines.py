@@ -11,10 +11,11 @@ import pytest
 
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
+from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PORT = 5570
-TIMEOUT_S = 90.0
 NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--fork", "--kill-child", "sh", "-ec")
 """Namespaces of a command and its children, which end with it; inside, it may create more."""
 CABLE = """
@@ -47,7 +48,7 @@ def transferred(folder: Path, broker: str, second: str = "") -> tuple[dict[str, 
     """
     if not all(map(shutil.which, ("unshare", "ip"))):
         pytest.skip("needs unshare and ip, of util-linux and iproute2")
-    tried = subprocess.run([*NAMESPACES, CABLE], capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    tried = subprocess.run([*NAMESPACES, CABLE], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     if tried.returncode:
         pytest.skip(f"this machine refuses network namespaces or veth: {tried.stderr.strip()}")
     write_secret(folder / "secret", new_secret())
@@ -61,7 +62,7 @@ def transferred(folder: Path, broker: str, second: str = "") -> tuple[dict[str, 
     }
     command = [*NAMESPACES, CABLE + RUN, "sh", sys.executable, "-m", "tests.integration.transfer_process"]
     done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     written = [(folder / role).read_text() for role in ("trainer", "rollout")]
     assert all(written), done.stderr

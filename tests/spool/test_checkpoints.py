@@ -123,6 +123,14 @@ def test_a_part_that_does_not_follow_is_refused_and_changes_nothing(tmp_path: Pa
     assert put(store, "other", b"x") == "other of step 60 was not offered"
 
 
+def test_more_than_the_manifest_says_is_not_stored(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    wanted(store, offer())
+    too_much = put(store, "model.safetensors", b"weights and more")
+    assert too_much == "model.safetensors of step 60 is larger than its manifest says"
+    assert wanted(store, offer())["model.safetensors"] == 0
+
+
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     answer = CheckpointStore(tmp_path / "checkpoints").answer(offer())
