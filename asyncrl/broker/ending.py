@@ -80,7 +80,7 @@ class Ending:
         self.announce(lambda node: node.role != "spool")  # They may have something to store before they leave.
         await self._wait_without(lambda node: node.role != "spool", GOODBYE_S)
         self.announce(lambda node: node.role == "spool")
-        await self._wait_without(lambda node: node.name != HOSTED_SPOOL, GOODBYE_S)
+        await self._wait_without(lambda node: node.role == "spool" and node.name != HOSTED_SPOOL, GOODBYE_S)
 
     def announce(self, is_told: Callable[[Node], bool] = lambda _: True) -> None:
         """Write the summary, if that was not done, and tell nodes that the run is over."""
