@@ -12,11 +12,16 @@ class OtherCameFirst(Exception):
 
 
 async def unless(other: Awaitable[object], waiting: Awaitable[Result]) -> Result:
-    """Await ``waiting``; cancels it, and raises `OtherCameFirst`, as soon as ``other`` is done. Both end here."""
+    """
+    Await ``waiting``; cancels it, and raises `OtherCameFirst`, as soon as ``other`` is done. Both end here.
+
+    An error of either is raised as it is.
+    """
     tasks = asyncio.ensure_future(waiting), asyncio.ensure_future(other)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
+            tasks[1].result()
             raise OtherCameFirst
         return tasks[0].result()
     finally:

@@ -16,7 +16,7 @@ from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.client.files import LIST_S, fetch_file
 from asyncrl.errors import LinkError, RunFailed
-from asyncrl.files.atomic import flush
+from asyncrl.files.atomic import replace_folder
 from asyncrl.files.checkpoints import (
     BEST,
     MANIFEST,
@@ -121,7 +121,7 @@ async def fetch_newest(link: Link, remote: str, directory: Path) -> Path | None:
     files = {Path(file.name): file for file in listed.files}
     manifest = next((path for path in files if path.name == MANIFEST), None)
     newest = await asyncio.to_thread(newest_complete, directory)
-    if manifest is None or (newest and newest[0] >= step_of(manifest.parent)):
+    if manifest is None or (newest and newest[0] >= step_of(manifest.parent.name)):
         return None
     folder = directory / manifest.parent
     partial = directory / f".{folder.name}.{files[manifest].sha256.hex()[:16]}.fetching"
@@ -182,11 +182,7 @@ async def _stored(link: Link) -> None:
 
 
 def _finish(partial: Path, folder: Path) -> None:
-    """Flush a fetched checkpoint, and have it appear."""
-    for path in [partial, *partial.rglob("*")]:
-        flush(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-    flush(folder.parent)
+    """Have a fetched checkpoint appear, and remove what is left of others."""
+    replace_folder(partial, folder)
     for other in folder.parent.glob(".step_*.fetching"):
         shutil.rmtree(other)

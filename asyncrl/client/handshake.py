@@ -5,6 +5,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 
 from msgspec import Struct
@@ -183,18 +184,23 @@ def weights_links(spools: SpoolSet, who: Identity, run: RunAddress) -> Callable[
     Raises:
         ConfigError: The broker hosts no spool.
     """
-    own = hosted_spool(spools, run.broker)
-    connect = spool_connector(who, run.keys(), ".weights")
+    connect = hosted_links(spools, who, run, ".weights")
 
     def open_link() -> ZmqLink:
-        if own is None:
+        if connect is None:
             raise ConfigError(
                 f"{who.node} fetches weights from the spool in the broker's process, but broker.spool is false: set it "
                 f"to true, or use --weights collective"
             )
-        return connect(own)
+        return connect()
 
     return open_link
+
+
+def hosted_links(spools: SpoolSet, who: Identity, run: RunAddress, purpose: str) -> Callable[[], ZmqLink] | None:
+    """Function that opens links to the spool in the broker's process, for one purpose; None if there is none."""
+    own = hosted_spool(spools, run.broker)
+    return partial(spool_connector(who, run.keys(), purpose), own) if own else None
 
 
 def spool_connector(who: Identity, keys: LinkKeys | None, purpose: str = "") -> Callable[[SpoolAddress], ZmqLink]:

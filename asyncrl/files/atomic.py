@@ -57,6 +57,20 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def flush_folder(folder: Path) -> None:
+    """Sync everything in a folder to disk, whatever wrote it."""
+    for path in [folder, *folder.rglob("*")]:
+        flush(path)
+
+
+def replace_folder(unfinished: Path, folder: Path) -> None:
+    """Have ``folder`` appear complete, in place of one of that name; it survives a power cut then."""
+    flush_folder(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+    flush(folder.parent)
+
+
 def _is_stream(path: Path) -> bool:
     """True for a device, FIFO or socket, also behind a link; False for a file, or nothing."""
     refuse_folder(path)

@@ -78,20 +78,25 @@ def require_digests(folder: Path, files: Mapping[str, FileEntry]) -> None:
             )
 
 
+def step_name(step: int) -> str:
+    """Name of the folder of the checkpoint that contains so many steps."""
+    return f"step_{step:06d}"
+
+
 def step_folder(directory: Path, step: int) -> Path:
     """Folder of the checkpoint that contains so many steps."""
-    return directory / f"step_{step:06d}"
+    return directory / step_name(step)
 
 
-def step_of(folder: Path) -> int:
+def step_of(name: str) -> int:
     """Steps that a checkpoint contains, by the name of its folder; -1 for another folder."""
-    number = folder.name.removeprefix("step_")
-    return int(number) if number != folder.name and number.isdecimal() else -1
+    number = name.removeprefix("step_")
+    return int(number) if number != name and number.isdecimal() else -1
 
 
 def step_folders(directory: Path) -> dict[int, Path]:
     """Folders of checkpoints by the steps that they contain, oldest first."""
-    return dict(sorted((step_of(path), path) for path in directory.glob("step_*") if step_of(path) >= 0))
+    return dict(sorted((step_of(path.name), path) for path in directory.glob("step_*") if step_of(path.name) >= 0))
 
 
 def newest_complete(directory: Path) -> tuple[int, Path] | None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from asyncrl.client.files import cache_folder, fetch_folder
-from asyncrl.client.handshake import Identity, spool_connector
+from asyncrl.client.handshake import Identity, hosted_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.client.spools import hosted_spool
 from asyncrl.config.model.files import describe, difference
 from asyncrl.config.sections import Config, from_json, to_json
 from asyncrl.errors import ConfigError
@@ -62,11 +61,11 @@ async def local_copies(welcome: Welcome, run: RunAddress, who: Identity, *, may_
     missing = _missing(welcome)
     if not missing:
         return {}
-    spool = hosted_spool(welcome.spools, run.broker)
-    if not may_fetch or spool is None:
+    connect = hosted_links(welcome.spools, who, run, ".models")
+    if not may_fetch or connect is None:
         why = "the broker hosts no spool to fetch it from" if may_fetch else "--fetch is never"
         raise ConfigError(f"there is no {missing[0]}, and {why}: copy the directory from the broker's machine")
-    link = spool_connector(who, run.keys())(spool)
+    link = connect()
     try:
         return {path: str(await fetch_folder(link, path, cache_folder())) for path in missing}
     finally:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.files.lock import is_locked
 from asyncrl.log import get_logger
 from asyncrl.observe.run_directory import RunDirectory
@@ -42,16 +43,7 @@ async def unless_over(run_dir: Path | None, work: Awaitable[None]) -> None:
     if run_dir is None:
         await work
         return
-    working = asyncio.ensure_future(work)
-    watching = asyncio.create_task(until_over(RunDirectory(run_dir)), name="end of the run")
     try:
-        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-        else:
-            watching.result()
-            log.info("run.over", path=str(run_dir))
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await unless(until_over(RunDirectory(run_dir)), work)
+    except OtherCameFirst:
+        log.info("run.over", path=str(run_dir))

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.files.atomic import flush, replacing
+from asyncrl.files.atomic import replace_folder, replacing
 from asyncrl.files.checkpoints import (
     BEST,
     MANIFEST,
@@ -67,27 +67,28 @@ class CheckpointStore:
 
     def _offered(self, offer: OfferCheckpoint) -> dict[str, int]:
         """Bytes that are there of each incomplete file; the copy is complete if there is none."""
-        if not self._is_complete(offer):
-            incoming = self._incoming = self._begun(offer)
+        files = _files(offer)
+        if not self._is_complete(offer, files):
+            incoming = self._incoming = self._begun(offer, files)
             if wanted := {name: size for name in incoming.files if (size := _missing_from(incoming, name)) is not None}:
                 return wanted
             self._complete(incoming)
         self._prune(offer)
         return {}
 
-    def _is_complete(self, offer: OfferCheckpoint) -> bool:
+    def _is_complete(self, offer: OfferCheckpoint, files: dict[str, FileEntry]) -> bool:
         folder = step_folder(self._directory, offer.step)
         try:
-            require_sizes(folder, _files(offer))
-            return (folder / MANIFEST).read_bytes() == offer.manifest
-        except (LedgerError, FileNotFoundError):
+            require_sizes(folder, files)
+        except LedgerError:
             return False
+        return _manifest(folder) == offer.manifest
 
-    def _begun(self, offer: OfferCheckpoint) -> Incoming:
+    def _begun(self, offer: OfferCheckpoint, files: dict[str, FileEntry]) -> Incoming:
         """The offered checkpoint, with what an earlier process received of it."""
         if (known := self._incoming) and known.step == offer.step and _manifest(known.folder) == offer.manifest:
             return known
-        files, folder = _files(offer), step_folder(self._directory, offer.step)
+        folder = step_folder(self._directory, offer.step)
         partial = folder.with_name(f".{folder.name}.copying")
         if _manifest(partial) != offer.manifest:
             shutil.rmtree(partial, ignore_errors=True)
@@ -115,12 +116,8 @@ class CheckpointStore:
         hashed.update(part.content)
 
     def _complete(self, incoming: Incoming) -> None:
-        for path in [incoming.folder, *incoming.folder.rglob("*")]:
-            flush(path)
         folder = step_folder(self._directory, incoming.step)
-        shutil.rmtree(folder, ignore_errors=True)
-        incoming.folder.rename(folder)
-        flush(self._directory)
+        replace_folder(incoming.folder, folder)
         self._incoming = None
         log.info("checkpoint.copied", path=str(folder))
 

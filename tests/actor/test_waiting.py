@@ -20,6 +20,8 @@ def test_an_error_is_raised_as_it_is() -> None:
     async def scene() -> None:
         with pytest.raises(KeyError, match="missing"):
             await unless(asyncio.Event().wait(), fail())
+        with pytest.raises(KeyError, match="missing"):
+            await unless(fail(), asyncio.Event().wait())
 
     asyncio.run(scene())
 

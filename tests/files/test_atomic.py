@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.files.atomic import replacing
+from asyncrl.files.atomic import replace_folder, replacing
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -102,3 +102,14 @@ def test_a_device_is_written_into_and_stays_one(tmp_path: Path) -> None:
 def test_a_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError), replacing(tmp_path):
         pytest.fail("there is nothing to write to")
+
+
+def test_a_folder_appears_in_place_of_the_one_before(tmp_path: Path) -> None:
+    folder, unfinished = tmp_path / "step", tmp_path / ".step.partial"
+    for path, content in ((folder / "old", "old"), (unfinished / "inner" / "new", "new")):
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    replace_folder(unfinished, folder)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / "inner" / "new"]
+    assert (folder / "inner" / "new").read_text() == "new"

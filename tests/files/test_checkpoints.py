@@ -18,6 +18,7 @@ from asyncrl.files.checkpoints import (
     require_sizes,
     step_folder,
     step_folders,
+    step_name,
     step_of,
 )
 
@@ -67,7 +68,8 @@ def test_folders_are_ordered_by_their_steps(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, step)
     (tmp_path / "step_x").mkdir()
     assert list(step_folders(tmp_path)) == [3, 20, 1_000_000]
-    assert (step_of(Path("step_000020")), step_of(Path("000020")), step_of(Path("step_x"))) == (20, -1, -1)
+    assert (step_name(20), step_of(step_name(1_000_000))) == ("step_000020", 1_000_000)
+    assert (step_of("step_000020"), step_of("000020"), step_of("step_x")) == (20, -1, -1)
 
 
 def test_the_newest_complete_checkpoint_is_found_behind_incomplete_ones(tmp_path: Path) -> None:

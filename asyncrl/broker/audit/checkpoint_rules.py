@@ -9,7 +9,7 @@ from msgspec import Struct
 from asyncrl.broker.ledger.audit import LEDGER
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.errors import LedgerError
-from asyncrl.files.checkpoints import MANIFEST, FileEntry, step_folder
+from asyncrl.files.checkpoints import MANIFEST, FileEntry, step_name, step_of
 
 
 class ManifestFacts(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ def checkpoint_problems(
         file, steps, version = f"checkpoints/{name}/{MANIFEST}", manifest.step, manifest.policy_version
         if manifest.run_id and run_id and manifest.run_id != run_id:
             yield f"{file}: the checkpoint belongs to another run: expected run {run_id}, got {manifest.run_id}"
-        if step_folder(Path(), steps).name != name:
+        if step_name(steps) != name:
             yield f"{file}: it says that the checkpoint contains {steps} steps: expected those of its name"
         if steps > book.next_step:
             yield f"{file}: the checkpoint contains {steps} steps, but the ledger has batches of {book.next_step}"
@@ -67,9 +67,9 @@ def checkpoint_problems(
 def commit_problems(book: RecordBook, names: Sequence[str]) -> Iterator[str]:
     """Sentences about commits of the ledger for which there never was a checkpoint, given the folders there are."""
     for commit in book.commits:
-        if Path(commit.checkpoint).name != step_folder(Path(), commit.step + 1).name:
+        if Path(commit.checkpoint).name != step_name(commit.step + 1):
             yield f"{LEDGER}: step {commit.step} was committed to {commit.checkpoint}: no checkpoint of that step"
-    newest = max((int(name.removeprefix("step_")) for name in names), default=0)
+    newest = max(map(step_of, names), default=0)
     if names and book.committed_step >= newest:
         yield (
             f"{LEDGER}: step {book.committed_step} was committed, but the newest checkpoint contains {newest} steps: "

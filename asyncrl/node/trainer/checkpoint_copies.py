@@ -5,12 +5,11 @@ Checkpoints of a trainer whose machine does not see the run directory: from the 
     a checkpoint written                   copied before its steps count as saved
 """
 
-from functools import partial
+from pathlib import Path
 
 from asyncrl.client.checkpoints import CheckpointSender, fetch_newest
-from asyncrl.client.handshake import Identity, spool_connector
+from asyncrl.client.handshake import Identity, hosted_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.client.spools import hosted_spool
 from asyncrl.config.sections import from_json
 from asyncrl.log import get_logger
 from asyncrl.messages import Welcome
@@ -26,25 +25,20 @@ async def fetch_checkpoint(welcome: Welcome, run: RunAddress, who: Identity) -> 
     Raises:
         LinkError, RunFailed: It cannot be fetched, or not be stored.
     """
-    if not _is_shared(welcome) and (spool := hosted_spool(welcome.spools, run.broker)):
-        link = spool_connector(who, run.keys(), ".checkpoint")(spool)
+    folder, shared = checkpoint_folder(welcome), shared_folder(welcome)
+    if folder != shared and (connect := hosted_links(welcome.spools, who, run, ".checkpoint")):
+        link = connect()
         try:
-            await fetch_newest(link, str(shared_folder(welcome)), checkpoint_folder(welcome))
+            await fetch_newest(link, str(shared), folder)
         finally:
             await link.aclose()
 
 
-def checkpoint_sender(welcome: Welcome, run: RunAddress, who: Identity) -> CheckpointSender | None:
-    """Sender of the checkpoints of this machine; None if they need not, or cannot, be sent."""
-    if not from_json(welcome.config).checkpoint.copy_to_broker or _is_shared(welcome):
+def checkpoint_sender(folder: Path, welcome: Welcome, run: RunAddress, who: Identity) -> CheckpointSender | None:
+    """Sender of the checkpoints in this machine's ``folder``; None if they need not, or cannot, be sent."""
+    if not from_json(welcome.config).checkpoint.copy_to_broker or folder == shared_folder(welcome):
         return None
-    folder = checkpoint_folder(welcome)
-    if (spool := hosted_spool(welcome.spools, run.broker)) is None:
+    if (connect := hosted_links(welcome.spools, who, run, ".checkpoints")) is None:
         log.warning("checkpoint.stays", folder=str(folder), cause="broker.spool is false: no spool takes a copy of it")
         return None
-    return CheckpointSender(folder, partial(spool_connector(who, run.keys(), ".checkpoints"), spool))
-
-
-def _is_shared(welcome: Welcome) -> bool:
-    """True if this machine sees the run directory."""
-    return checkpoint_folder(welcome) == shared_folder(welcome)
+    return CheckpointSender(folder, connect)

@@ -35,7 +35,7 @@ from asyncrl.client.handshake import Identity, hello
 from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Assembled, Hello, Stop, StoreGet, StoreSet, StoreValue
-from asyncrl.node.runner import unless_told
+from asyncrl.node.runner import ToldToStop, unless_told
 from asyncrl.node.service_manager import service_manager
 from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.first_rank import Work
@@ -116,19 +116,8 @@ def _place(assembled: Assembled, session: Session) -> Place:
 
 async def _follow(link: MemberLink, session: Session, place: Place, group: int, stopping: asyncio.Event) -> None:
     """Run the ranks of a machine that is not the first, until the run or the group is over or ``stopping`` is set."""
-    following = asyncio.create_task(_run_ranks(link, session, place, group))
-    told = asyncio.create_task(stopping.wait())
-    ends: list[asyncio.Future[Any]] = [following, told, link.lost]
-    try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
-        elif link.lost.done():
-            raise link.lost.result()
-    finally:
-        following.cancel()
-        told.cancel()
-        await asyncio.gather(following, told, return_exceptions=True)
+    with suppress(ToldToStop):
+        await unless_told(stopping, _unless_lost(link, _run_ranks(link, session, place, group)))
 
 
 async def _run_ranks(link: Link, session: Session, place: Place, group: int) -> None:

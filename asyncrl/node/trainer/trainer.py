@@ -157,7 +157,7 @@ async def serve_trainer(
         start=start,
         run_id=welcome.run_id,
         uploader=uploader,
-        sender=checkpoint_sender(welcome, run, who),
+        sender=checkpoint_sender(checkpoints, welcome, run, who),
         others=others,
         on_drain=stopping.set,
     )

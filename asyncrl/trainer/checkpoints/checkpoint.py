@@ -29,7 +29,7 @@ from torch import Tensor
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.files.atomic import flush
+from asyncrl.files.atomic import replace_folder
 from asyncrl.files.checkpoints import (
     MANIFEST,
     ListedFiles,
@@ -119,11 +119,7 @@ def write(
             files={str(path.relative_to(partial)): file_entry(path) for path in _files(partial)},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-        for path in [partial, *partial.rglob("*")]:
-            flush(path)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        flush(directory)
+        replace_folder(partial, final)
     return final
 
 

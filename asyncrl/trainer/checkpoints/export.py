@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
-from asyncrl.files.atomic import flush
+from asyncrl.files.atomic import flush, flush_folder
 from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
@@ -78,8 +78,7 @@ def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dty
         if dtype:
             _cast(partial, dtype)
         (partial / CARD).write_text(card, encoding="utf-8")
-        for path in [partial, *partial.rglob("*")]:
-            flush(path)
+        flush_folder(partial)
         partial.rename(out)
         flush(out.parent)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncrl.files.atomic import flush
+from asyncrl.files.atomic import replace_folder
 from asyncrl.files.checkpoints import MANIFEST, step_folder
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
@@ -87,9 +87,7 @@ def _copy(folder: Path, ranks: Ranks, source: int, *, writes: bool) -> None:
     if writes:
         verify(partial)
         with needed(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-            flush(folder.parent)
+            replace_folder(partial, folder)
 
 
 def _files(folder: Path, ranks: Ranks, source: int) -> dict[str, int]:
@@ -117,5 +115,3 @@ def _copy_file(original: Path, copy: Path, size: int, ranks: Ranks, source: int,
         for file in (reader, writer):
             if file:
                 file.close()
-    if writes:
-        flush(copy)

@@ -73,7 +73,7 @@ def test_a_checkpoint_is_copied_there_and_fetched_by_an_empty_machine(tmp_path: 
         here = checkpoint_folder(welcome)
         assert here.is_relative_to(state)
         write_checkpoint(here, 20)
-        sender = checkpoint_sender(welcome, RUN, WHO)
+        sender = checkpoint_sender(here, welcome, RUN, WHO)
         assert sender is not None
         await sender.send()
         (state / "asyncrl").rename(state / "of the machine before")
@@ -86,17 +86,19 @@ def test_a_checkpoint_is_copied_there_and_fetched_by_an_empty_machine(tmp_path: 
 def test_a_trainer_that_sees_the_run_directory_copies_nothing(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         here = welcome(tmp_path, "ipc:///nowhere", ledger.run_id)
-    assert checkpoint_sender(here, RUN, WHO) is None
+    assert checkpoint_sender(checkpoint_folder(here), here, RUN, WHO) is None
     asyncio.run(fetch_checkpoint(here, RUN, WHO))
 
 
 def test_copies_can_be_turned_off(tmp_path: Path) -> None:
-    assert checkpoint_sender(welcome(tmp_path, "ipc:///nowhere", copies=False), RUN, WHO) is None
+    there = welcome(tmp_path, "ipc:///nowhere", copies=False)
+    assert checkpoint_sender(checkpoint_folder(there), there, RUN, WHO) is None
 
 
 def test_without_a_spool_at_the_broker_it_is_said_that_checkpoints_stay(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        assert checkpoint_sender(welcome(tmp_path), RUN, WHO) is None
+        there = welcome(tmp_path)
+        assert checkpoint_sender(checkpoint_folder(there), there, RUN, WHO) is None
     assert [(line["event"], line["cause"]) for line in logs] == [
         ("checkpoint.stays", "broker.spool is false: no spool takes a copy of it")
     ]
