@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
+from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -643,8 +644,8 @@ class Lease(Message, frozen=True):
     split: Split
     prompt: Prompt
     sampling: Sampling
-    seed: int
-    """Index i samples with ``seed + i`` on every node."""
+    seed: int | None
+    """Index i samples with ``seed + i`` on every node; None draws from the engine's generator."""
     max_prompt_tokens: int
     expires_in_s: float
     """Seconds from receipt: clocks are never compared across machines."""
@@ -769,6 +770,14 @@ class Checked(Message, frozen=True):
 
     step: int
     refused: list[Refusal]
+
+
+class PartWritten(Message, frozen=True):
+    """This rank has written its part of the checkpoint after ``step``; none if it is on another machine."""
+
+    step: int
+    files: dict[str, FileEntry]
+    """Files by path in the checkpoint."""
 
 
 # ── received by spools ──────────────────────────────────────────────────────────────────────
@@ -986,7 +995,7 @@ ToTrainer = (
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
-ToFirstRank = Hello | Beat | Checked | StoreSet | StoreGet
+ToFirstRank = Hello | Beat | Checked | PartWritten | StoreSet | StoreGet
 ToShard = Welcome | Reject | Stop | Batch | Work | Fetched | StoreValue | Spools
 ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim

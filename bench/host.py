@@ -341,7 +341,9 @@ def summary(rounds: list[dict[str, Measured]], case: str) -> dict[str, object]:
     """Medians over the rounds; ratios are to the case without rollouts of the same round."""
     pairs = [(figures(measured[case]), figures(measured["without"])) for measured in rounds]
     line = {key: median(ours[key] for ours, _ in pairs) for key in pairs[0][0]}
-    ratios = {f"{key}_ratio": median(ours[key] / base[key] for ours, base in pairs) for key in line if "_p" in key}
+    ratios = {
+        f"{key}_ratio": median(ours[key] / base[key] for ours, base in pairs) for key in line if key.endswith("_ms")
+    }
     return {"case": case, **line, **ratios}
 
 

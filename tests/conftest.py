@@ -5,10 +5,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
 os.environ.setdefault("TMPDIR", tempfile.gettempdir())  # For addresses "ipc://*", which libzmq else puts into "."
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # A busy one takes any time for an example.
+hypothesis.settings.load_profile("any machine")
 
 WORDS = ["<pad>", "<eos>", *"0123456789+-=#", "a", "b", "c", "How", "many", "now?"]
 EOS_ID = WORDS.index("<eos>")

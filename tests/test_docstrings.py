@@ -39,6 +39,6 @@ def test_an_opening_is_judged_by_its_first_word(text: str, is_riddle: bool) -> N
     assert opens_with_a_riddle(text) == is_riddle
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_open_with_their_subject_or_verb(path: Path) -> None:
-    assert [f"{path.name}:{line}: {text}" for line, text in docstrings(path) if opens_with_a_riddle(text)] == []
+def test_docstrings_open_with_their_subject_or_verb() -> None:
+    every = ((path.relative_to(ROOT), line, text) for path in SOURCES for line, text in docstrings(path))
+    assert [f"{path}:{line}: {text}" for path, line, text in every if opens_with_a_riddle(text)] == []

@@ -83,11 +83,13 @@ def forbidden_calls(tree: ast.AST) -> Iterator[str]:
                 yield "trust_remote_code=True"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_no_module_can_execute_received_data(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert {name.partition(".")[0] for name in imports(tree)}.isdisjoint(SERIALIZERS)
-    assert list(forbidden_calls(tree)) == []
+def test_no_module_can_execute_received_data() -> None:
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    serializers = {
+        path: SERIALIZERS & {name.partition(".")[0] for name in imports(tree)} for path, tree in trees.items()
+    }
+    calls = {path: list(forbidden_calls(tree)) for path, tree in trees.items()}
+    assert [{path: found for path, found in every.items() if found} for every in (serializers, calls)] == [{}, {}]
 
 
 @pytest.mark.parametrize(

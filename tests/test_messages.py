@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from asyncrl import messages
 from asyncrl.actor.message import Message, Value
@@ -41,7 +42,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     }
     if hint in scalars:
         return scalars[hint]
-    if isinstance(hint, type) and issubclass(hint, Value | Message):
+    if isinstance(hint, type) and issubclass(hint, Struct):
         return st.builds(hint, **{name: values(part) for name, part in get_type_hints(hint).items()})
     arguments = get_args(hint)
     match get_origin(hint):

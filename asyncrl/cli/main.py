@@ -12,11 +12,14 @@ from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import toy
 from asyncrl.config.run_file import explain, load_config
-from asyncrl.errors import LedgerError
+from asyncrl.errors import ConfigError, LedgerError
 
 PATH = click.Path(path_type=Path)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable."
+)
+memory_option = click.option(
+    "--device-memory", metavar="SIZE", help="Memory of each device, such as 80GB.  [default: that of the devices here]"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -38,8 +41,9 @@ def main() -> None:
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
 @click.option("--dry-run", is_flag=True, help="Check everything and print what would run; start nothing.")
+@memory_option
 @report_errors
-def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
+def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_memory: str | None) -> None:
     """
     Train a model as the run file CONFIG says, on this machine.
 
@@ -52,9 +56,11 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
     """
     from asyncrl.cli.launch import run as launch
 
+    if device_memory and not dry_run:
+        raise ConfigError("--device-memory is for --dry-run, which checks that the run fits into it")
     config = load_config(config_path, overrides)
     if dry_run:
-        launch.dry_run(config)
+        launch.dry_run(config, device_memory or "")
     else:
         launch.run(config, name=config_path.stem)
 
@@ -214,15 +220,41 @@ def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: b
 @json_option
 @click.option("--picture", type=PATH, metavar="FILE", help="Also write a self-contained HTML page.")
 @click.option("--search/--no-search", "searched", default=True, help="Search for the best split of the devices.")
+@click.option("--memory", is_flag=True, help="Predict memory instead; PLAN is a run file.")
+@memory_option
 @report_errors
-def plan(plan_path: Path, overrides: tuple[str, ...], as_json: bool, picture: Path | None, searched: bool) -> None:
+def plan(
+    plan_path: Path,
+    overrides: tuple[str, ...],
+    *,
+    as_json: bool,
+    picture: Path | None,
+    searched: bool,
+    memory: bool,
+    device_memory: str | None,
+) -> None:
     """
-    Predict step time, idle shares and staleness on a cluster.
+    Predict step time, idle shares and staleness on a cluster, or the memory of a run.
 
     PLAN is a TOML file with measured speeds, completion lengths and a schedule; conf/plan/ has one that explains every
     number. The broker's own rules run against simulated nodes in simulated time. Speed-ups are relative to synchronous
     training that uses all devices for sampling and for training in turn.
+
+    With --memory, PLAN is a run file, and the answer is the bytes on a device and on a host at every phase. Only the
+    config.json of its model has to be there.
+
+    \b
+    Example:
+      asyncrl plan conf/plan/verl-128.toml
+      asyncrl plan --memory conf/quickstart.toml --device-memory 80GB
     """
+    if memory:
+        if picture or not searched:
+            raise ConfigError("--picture and --no-search are not for --memory; remove them")
+        _plan_memory(plan_path, overrides, device_memory or "", as_json=as_json)
+        return
+    if device_memory:
+        raise ConfigError("--device-memory is for --memory; add it, or remove both")
     from rich.console import Console
 
     from asyncrl.cli.plan import report_table
@@ -236,6 +268,19 @@ def plan(plan_path: Path, overrides: tuple[str, ...], as_json: bool, picture: Pa
     if picture:
         write_page(answer, plan_path.stem, picture)
         click.echo(picture, err=True)
+
+
+def _plan_memory(path: Path, overrides: tuple[str, ...], device_memory: str, *, as_json: bool) -> None:
+    config = load_config(path, overrides)
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
+    from asyncrl.cli.memory import memory_table
+    from asyncrl.node.memory import plan_memory, room_here
+
+    room = room_here(config, device_memory)
+    answer = plan_memory(config, room)
+    click.echo(to_json(answer) if as_json else memory_table(answer, path.stem))
 
 
 @main.command()

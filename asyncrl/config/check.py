@@ -50,6 +50,22 @@ def check(config: Config) -> None:
     _check_heartbeats(config.broker)
 
 
+def advice(config: Config) -> list[str]:
+    """A sentence for each setting that works, and that hardly anybody wants."""
+    sentences = []
+    on_cuda = [key for key, kind in _devices(config).items() if kind == "cuda"]
+    if config.model.dtype == "float32" and on_cuda:
+        sentences.append(
+            f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
+            f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
+        )
+    return sentences
+
+
+def _devices(config: Config) -> dict[str, str]:
+    return {"trainer.device": config.trainer.device, "rollout.device": config.rollout.wanted_device}
+
+
 def _refuse_infinite(config: Config) -> None:
     for key, value in leaves(msgspec.to_builtins(config)):
         if isinstance(value, float) and not math.isfinite(value):
@@ -137,10 +153,6 @@ def _check_rollout(config: Config) -> None:
         for key in Vllm.__struct_fields__:
             if getattr(vllm, key) != getattr(plain, key):
                 raise ConfigError(f"rollout.vllm.{key} is only read with engine='vllm', not {engine!r}; remove it")
-    if engine == "transformers" and (device := config.rollout.device) not in ("auto", "cpu"):
-        raise ConfigError(
-            f"rollout.device is {device!r}, but rollout.engine='transformers' decodes on the CPU; use engine='vllm'"
-        )
     longest = config.longest_request
     if 0 < vllm.max_model_len < longest:
         raise ConfigError(
@@ -231,6 +243,13 @@ def _check_machines(trainer: Trainer) -> None:
         raise ConfigError(
             "trainer.wait_s is only read with trainer.min_nodes between 1 and trainer.nodes - 1: otherwise the trainer "
             "waits for all of its machines; remove it, or set min_nodes"
+        )
+
+    fewest = trainer.ranks * (trainer.min_nodes or trainer.nodes)
+    if trainer.shard_size and (trainer.ranks * trainer.nodes % trainer.shard_size or fewest % trainer.shard_size):
+        raise ConfigError(
+            f"trainer.shard_size is {trainer.shard_size}, which does not divide the trainer's {fewest} ranks; use a "
+            f"divisor of trainer.ranks = {trainer.ranks}, or 0 to shard over all ranks"
         )
 
 

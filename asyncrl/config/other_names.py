@@ -86,6 +86,7 @@ VERL: Mapping[str, str] = {
     # trainer
     "n_gpus_per_node": "trainer.ranks",
     "nnodes": "trainer.nodes",
+    "fsdp_size": "trainer.shard_size",
     "ppo_epochs": "trainer.epochs",
     "ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
     "ppo_micro_batch_size_per_gpu": "trainer.max_tokens_per_micro_batch",

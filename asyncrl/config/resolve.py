@@ -1,14 +1,49 @@
-"""Paths of a run file, made absolute on the broker's machine: nodes have working directories of their own."""
+"""
+Settings that only the broker's machine can resolve, so that all nodes read the same.
+
+    paths                      made absolute: nodes have working directories of their own
+    weights.backend = "auto"   one library, for the trainer and all rollouts
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
 
 PATH_KEYS = ("path", "train", "held_out")
 """Settings that name files or model directories, in any section."""
+
+
+LIBRARIES: dict[str, Literal["nccl", "hccl"]] = {"cuda": "nccl", "npu": "hccl"}
+"""Collective library between devices of one kind; it refuses two ranks on one device."""
+
+
+def with_backend(config: Config, *, shares_device: bool = False) -> Config:
+    """
+    The same configuration with ``weights.backend = "auto"`` replaced by the library that all members can use.
+
+    Args:
+        shares_device: The trainer and a rollout compute on one device.
+
+    Raises:
+        ConfigError: They do, and the backend is one that refuses it.
+    """
+    backend, kind = config.weights.backend, config.trainer.device
+    if shares_device and backend in LIBRARIES.values():
+        raise ConfigError(
+            f"weights.backend is {backend!r}, which needs a separate device for each end, but trainer and rollouts "
+            f"share the only {kind} device of this machine; use 'auto' or 'gloo'"
+        )
+    if backend != "auto":
+        return config
+    wanted = config.rollout.wanted_device
+    are_apart = not shares_device and (kind if wanted == "auto" else wanted) == kind
+    chosen = LIBRARIES.get(kind, "gloo") if are_apart else "gloo"
+    return replace(config, weights=replace(config.weights, backend=chosen))
 
 
 def with_absolute_paths(config: Config, base: Path) -> Config:

@@ -156,6 +156,12 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
     stop: list[str] = []
     """Texts that end a completion."""
+    seeded: bool = True
+    """
+    Draw each trajectory with a seed of its own, so that one that is sampled again under the same weights gets the same
+    tokens, on any node. False draws all of an engine from one generator, which vLLM does faster: on an NPU a seed costs
+    one kernel per completion and step. Evaluations are always seeded.
+    """
 
     def sampling(self) -> Sampling:
         """The settings as the message type that a lease carries."""
@@ -196,7 +202,10 @@ class Rollout(Section, frozen=True, kw_only=True):
     """``transformers`` comes with asyncrl and runs anywhere; ``vllm`` is installed separately and fast on devices."""
     vllm: Vllm = Vllm()
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
-    """Device of vLLM; ``auto`` takes the first available of cuda, npu and cpu. transformers uses the CPU."""
+    """
+    Device of each rollout. ``auto`` is the cpu for transformers, and for vLLM the first available of cuda, npu and cpu.
+    On a machine with one device, rollouts share it with a trainer of the same ``trainer.device``.
+    """
     slots: Count = 64
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
@@ -207,6 +216,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Seconds between two saves of unfinished completions, the most that a killed node loses; 0 never saves."""
     drain_s: NonNegative = 30.0
     """Seconds after SIGTERM to save unfinished completions, which other nodes then continue."""
+
+    @property
+    def wanted_device(self) -> Literal["auto", "cpu", "cuda", "npu"]:
+        """``device`` as the engine understands it: only vLLM takes what it finds."""
+        return "cpu" if self.engine == "transformers" and self.device == "auto" else self.device
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
@@ -380,6 +394,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     Processes of each machine that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node].
     """
+    shard_size: Natural = 0
+    """
+    Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 takes all ranks
+    [fsdp_size].
+    """
     nodes: Count = 1
     """Machines that train together; each runs ``asyncrl-node --role trainer`` with ``ranks`` processes [nnodes]."""
     min_nodes: Natural = 0
@@ -423,8 +442,9 @@ class Weights(Section, frozen=True, kw_only=True):
     backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
     """
     Collective library, and the memory in which both ends stage weights: ``gloo`` host, ``nccl`` CUDA device, ``hccl``
-    Ascend NPU. ``auto`` follows ``trainer.device``. nccl needs a separate device for each end: a trainer and a rollout
-    that share one GPU use gloo.
+    Ascend NPU. The broker decides ``auto`` for all nodes: nccl or hccl if ``trainer.device`` and ``rollout.device`` are
+    that kind of device, where an ``auto`` of vLLM counts as the trainer's, and gloo otherwise. nccl and hccl need a
+    separate device for each end: a trainer and a rollout that share one use gloo.
     """
     interface: str = ""
     """

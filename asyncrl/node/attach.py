@@ -38,6 +38,7 @@ from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
+from asyncrl.weights.groups.group import CPU
 from asyncrl.weights.receive import Receiver
 
 if TYPE_CHECKING:
@@ -275,5 +276,6 @@ async def _receiver(
 ) -> WeightReceiver:
     if isinstance(engine, MultiProcessEngine):
         return await engine.receiver(member, link.send, weights, interface=interface)
-    device = staging_device(weights.backend)
-    return Receiver(layout, member, link.send, weights, interface=interface, device=device)
+    own = getattr(engine, "device", CPU)
+    device = staging_device(weights.backend, own)
+    return Receiver(layout, member, link.send, weights, interface=interface, device=device, beside=own)

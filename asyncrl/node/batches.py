@@ -36,7 +36,7 @@ from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
-from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
+from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
 
 log = get_logger()
 
@@ -99,6 +99,7 @@ async def batches(
         interface=interface,
         checkpoints=checkpoints,
         stopping=asyncio.Event(),
+        device=model.device,
     )
     serving = asyncio.create_task(session, name="trainer")
     serving.add_done_callback(stream.end)
@@ -171,9 +172,11 @@ class BatchStream:
 
     def snapshot(self) -> Snapshot:
         """Copy of the model. The state of your optimizer is not in it."""
+        weights = renamed(self._model, saved_tensors(self._model))
         return Snapshot(
-            model=self._model,
-            weights=host_copy(self._model.state_dict()),
+            configs=[self._model.config],
+            weights={name: host_copy(weight) for name, weight in weights.items()},
+            weight_parts=dict.fromkeys(weights, 0),
             tensors={},
             random_state=bytes(torch.get_rng_state().numpy()),
         )

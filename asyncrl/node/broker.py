@@ -20,6 +20,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.handshake import Identity, hello, identity, send_beats, shake_hands, spool_connector
 from asyncrl.config.addresses import announced
 from asyncrl.config.changes import changed
+from asyncrl.config.check import advice
 from asyncrl.config.sections import Config, Data, from_json, to_json
 from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import count_reasons
@@ -92,6 +93,8 @@ async def run_broker(
         ledger = Ledger(directory.ledger)
         files.callback(ledger.close)
         _record_config(directory, ledger, config)
+        for sentence in advice(config):
+            log.warning("config.advice", advice=sentence)
         _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
         segments = weights = None
         if config.broker.spool:

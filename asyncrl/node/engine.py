@@ -5,6 +5,7 @@ import os
 from asyncrl.config.sections import Config
 from asyncrl.node.machine.devices import find, require
 from asyncrl.rollout.engine import Engine
+from asyncrl.weights.groups.device import device_name
 
 # ruff: noqa: PLC0415  only the configured engine must be installed
 
@@ -17,14 +18,14 @@ def load_engine(config: Config) -> Engine:
         ConfigError: The engine is not installed, needs more devices than this process may use, or cannot run the model.
         EngineDied: The engine did not start.
     """
-    devices = find(config.rollout.device, os.environ)
+    devices = find(config.rollout.wanted_device, os.environ)
     require(devices, config.rollout)
     os.environ.update(devices.environment())  # must precede the import of libraries that read these variables
     match config.rollout.engine:
         case "vllm":
             return _vllm(config)
         case "transformers":
-            return _transformers(config)
+            return _transformers(config, device_name(devices.kind))
 
 
 def _vllm(config: Config) -> Engine:
@@ -33,7 +34,7 @@ def _vllm(config: Config) -> Engine:
     return VllmEngine.load(config)
 
 
-def _transformers(config: Config) -> Engine:
+def _transformers(config: Config, device: str) -> Engine:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -47,5 +48,6 @@ def _transformers(config: Config) -> Engine:
         max_tokens_per_slot=config.longest_request,
         kv=config.rollout.kv,
         dtype=config.model.dtype,
+        device=device,
         chat_template_kwargs=config.data.chat_template_kwargs,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.config.changes import changed
-from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
@@ -52,7 +52,7 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
         path.mkdir(parents=True, exist_ok=True)
     with locked(RunDirectory(path).lock, f"another broker serves the run in {path}", LOCK_WAIT_S):
         directory = RunDirectory(path)
-        config = with_absolute_paths(config, Path.cwd())
+        config = with_backend(with_absolute_paths(config, Path.cwd()))
         if directory.config.is_file():
             if changed(load_config(directory.config), config):
                 directory.write_config(to_toml(config))

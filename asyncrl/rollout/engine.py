@@ -44,12 +44,16 @@ class Request(Struct, frozen=True, kw_only=True):
     prompt_ids: list[int]
     """[L] token ids."""
     sampling: Sampling
-    seed: int
-    """The tokens are a function of seed, weights and prompt, independent of other requests in the batch."""
+    seed: int | None
+    """
+    The tokens are a function of seed, weights and prompt, independent of other requests in the batch. None draws from a
+    generator of the engine, which no other engine shares: the same request again gets other tokens.
+    """
     resume_from: Completion | None = None
     """
     Unfinished completion of the same request, of another node or an earlier policy. The new completion begins with its
-    tokens, log-probs and spans, and continues with the draws of an uninterrupted one. They count for ``max_tokens``.
+    tokens, log-probs and spans, and continues with the draws of an uninterrupted one if it has a seed. They count for
+    ``max_tokens``.
     """
     priority: int = 0
     """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""
@@ -60,7 +64,8 @@ class Engine(Protocol):
     An inference engine, called from one event loop. `asyncrl.testing.FakeEngine` is a small implementation.
 
     An engine may have an attribute ``vocab_size``, the rows of its token embedding: token ids are then compared with it
-    before a trajectory leaves the node.
+    before a trajectory leaves the node. It may have a ``device``, the `torch.device` of its weights, with an index: new
+    ones are then staged there, or in page-locked memory beside it. Without it that is the CPU.
     """
 
     def encode(self, prompt: Prompt, /) -> list[int]:

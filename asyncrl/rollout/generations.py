@@ -248,7 +248,7 @@ class Generations:
         generation.request = Request(
             prompt_ids=self._encode(lease),
             sampling=_sampling(lease, unit.index),
-            seed=lease.seed + unit.index,
+            seed=None if lease.seed is None else lease.seed + unit.index,
             resume_from=prefix,
             priority=PRIORITY,
         )

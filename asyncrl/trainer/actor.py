@@ -23,9 +23,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
@@ -64,9 +66,11 @@ from asyncrl.messages import (
 )
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
+from asyncrl.trainer.compute import compute_thread
 from asyncrl.trainer.fetching import FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.trainable import Trainable, WeightPublisher, WeightUploader
+from asyncrl.weights.groups.group import CPU
 
 log = get_logger()
 Result = TypeVar("Result")
@@ -100,6 +104,7 @@ class TrainerActor:
         checkpoints: Directory of the checkpoints.
         run_id: Identity of the run, for its checkpoints; empty if it is unknown.
         others: The further ranks, if there are any.
+        device: Current device of the thread that computes.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
     """
 
@@ -118,6 +123,7 @@ class TrainerActor:
         uploader: WeightUploader | None = None,
         sender: CheckpointSender | None = None,
         others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
+        device: torch.device = CPU,
         on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -140,6 +146,7 @@ class TrainerActor:
         )
         self._start = start
         self._others = others
+        self._device = device
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
         self._clock = clock
@@ -176,19 +183,23 @@ class TrainerActor:
             LinkError: A spool did not answer.
             DecodeError: A spool lost a trajectory of a batch.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute, self._checkpoints:
-            try:
-                async with asyncio.TaskGroup() as self._tasks:
-                    tasks = self._tasks
-                    self._draining = tasks.create_task(self._drain_began.wait())
-                    loops = (self._spools.run, self._transfer, self._upload, self._train)
-                    jobs = [tasks.create_task(loop()) for loop in loops]
-                    await self._serve()
-                    self._checkpoints.end_copies()
-                    for task in filter(None, (*jobs, self._draining, self._upcoming)):
-                        task.cancel()
-            except BaseExceptionGroup as group:
-                raise group.exceptions[0] from None
+        async with compute_thread(self._device) as self._compute:
+            with self._checkpoints:
+                await self._run()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                tasks = self._tasks
+                self._draining = tasks.create_task(self._drain_began.wait())
+                loops = (self._spools.run, self._transfer, self._upload, self._train)
+                jobs = [tasks.create_task(loop()) for loop in loops]
+                await self._serve()
+                self._checkpoints.end_copies()
+                for task in filter(None, (*jobs, self._draining, self._upcoming)):
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def drain(self, deadline_s: float) -> bool:
         """
@@ -402,12 +413,17 @@ class TrainerActor:
 
     async def _checkpoint(self, step: int) -> None:
         """Copy the contents of a checkpoint, which is written while the next steps train."""
-        await self._checkpoints.wait_idle()
+        await self._checkpoints.begin(step + 1)
         self._num_saved = step + 1
         self._others.broadcast(Work("snapshot", step))
         snapshot = await self._in_thread(self._learner.snapshot)
-        self._checkpoints.begin(
-            self._tasks, step=step + 1, policy_version=self._version, stepped=self._stepped, snapshot=snapshot
+        self._checkpoints.write(
+            self._tasks,
+            step=step + 1,
+            policy_version=self._version,
+            stepped=self._stepped,
+            snapshot=snapshot,
+            others=partial(self._others.written, step),
         )
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:

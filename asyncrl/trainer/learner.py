@@ -28,7 +28,9 @@ from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
 from asyncrl.trainer.algorithm.selecting import select_tokens
 from asyncrl.trainer.algorithm.step_metrics import merged
-from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
+from asyncrl.trainer.checkpoints.parts import Part, divide
+from asyncrl.trainer.checkpoints.snapshot import Snapshot, own_tensors, own_weights
+from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
@@ -153,21 +155,28 @@ class Learner:
         return self.policy.specs()
 
     def snapshot(self) -> Snapshot:
-        """Copy everything that a checkpoint contains. Collective; only the first rank's copy contains tensors."""
-        keeps = self._ranks.rank == 0
+        """
+        Copy this rank's part of everything that a checkpoint contains. Collective.
+
+        The ranks of the first machine have a part each; those of other machines have none.
+        """
+        part = Part(self._ranks.rank, min(self._ranks.size, self._config.trainer.ranks))
+        weight_parts = divide(self.policy.saved_sizes(), part.count)
         return Snapshot(
-            model=self.policy.model,
-            weights=host_copy(self.policy.state_dict(), keeps=keeps),
-            tensors={name: host_copy(part, keeps=keeps) for name, part in self._models.tensors().items()},
+            configs=self.policy.configs,
+            part=part,
+            weights=own_weights(self.policy.saved_weights(), weight_parts, part),
+            weight_parts=weight_parts,
+            tensors={name: own_tensors(tensors, part) for name, tensors in self._models.tensors().items()},
             state={"kl_coef": self._kl_controller.coef},
             random_state=torch.get_rng_state().numpy().tobytes(),
         )
 
-    def resume(
-        self, num_steps: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, float] | None = None
-    ) -> None:
+    def resume(self, num_steps: int, tensors: Mapping[str, Stored], state: Mapping[str, float] | None = None) -> None:
         """
-        Continue as after ``num_steps`` steps, with `Snapshot.tensors`, complete on every rank, and `Snapshot.state`.
+        Continue as after ``num_steps`` steps, with the `Snapshot.tensors` of all ranks, and `Snapshot.state`.
+
+        Of each tensor, the rows that this rank holds are read.
 
         Raises:
             LedgerError: The tensors are not of these models.

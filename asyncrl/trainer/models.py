@@ -10,12 +10,14 @@ With several ranks they are sharded, and every call here is collective.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER
+from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
@@ -42,17 +44,10 @@ class Models:
         trainer, dtype = config.trainer, config.model.dtype
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
-        self.policy = Policy(
-            model_path,
-            dtype=dtype,
-            device=ranks.device,
-            gradient_checkpointing=trainer.gradient_checkpointing,
-            lora=trainer.lora,
-        )
-        self.reference = Policy(base_path, dtype=dtype, device=ranks.device) if recipe.has_reference else None
-        if ranks.mesh is not None:
-            for model in filter(None, (self.policy, self.reference)):
-                model.shard(ranks.mesh)
+        place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
+        checkpointing = trainer.gradient_checkpointing
+        self.policy = Policy(model_path, **place, gradient_checkpointing=checkpointing, lora=trainer.lora)
+        self.reference = Policy(base_path, **place) if recipe.has_reference else None
         self.optimizer = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )
@@ -78,8 +73,8 @@ class Models:
             found[ADAPTERS] = {name: weight.detach() for name, weight in self.policy.parameters().items()}
         return found | (self.critic.tensors() if self.critic else {})
 
-    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy unsharded tensors from `tensors`; raises `LedgerError` if they are not of these models."""
+    def restore(self, tensors: Mapping[str, Stored]) -> None:
+        """Read this rank's rows of `tensors`; raises `LedgerError` if they are not of these models."""
         if self._has_adapters:
             self.policy.restore_adapters(tensors.get(ADAPTERS, {}))
         self.optimizer.restore(tensors[OPTIMIZER])

@@ -2,7 +2,7 @@
 Further rank of the trainer: holds a shard of the model, and does what the first rank tells it to do.
 
     rank 0 ── Batch, Work ─▶ shard ── Fetch ─▶ spool          each rank fetches only the trajectories it trains
-       │◀─────── Checked ──────┤
+       │◀─ Checked, PartWritten ┤
        └────── collectives ────┘
 
 It does not know the broker: only the first rank publishes, commits and reports. The first rank announces each
@@ -15,7 +15,10 @@ Safe to run inside another process, like `TrainerActor`.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
@@ -25,28 +28,56 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
-from asyncrl.messages import Batch, Beat, Checked, Spools, Stop, Work
+from asyncrl.files.checkpoints import FileEntry
+from asyncrl.messages import Batch, Beat, Checked, PartWritten, Spools, Stop, Work
+from asyncrl.trainer.checkpoints.checkpoint import write_part
+from asyncrl.trainer.checkpoints.snapshot import Snapshot
+from asyncrl.trainer.compute import compute_thread
 from asyncrl.trainer.fetching import fetch_step, limits_of
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.step import Step
+from asyncrl.weights.groups.group import CPU
 
 Result = TypeVar("Result")
 
 
 class ShardActor:
-    """Actor of one further rank, 1 or higher. ``link`` goes to the first rank, after Hello and Welcome."""
+    """
+    Actor of one further rank, 1 or higher.
 
-    def __init__(self, learner: Learner, rank: int, config: Config, link: Link, spools: SpoolLinks) -> None:
+    Args:
+        link: Goes to the first rank, after Hello and Welcome.
+        checkpoints: Folder of the run's checkpoints on this machine.
+        device: Current device of the thread that computes.
+        on_failure: Called with the error that ends this rank, before the end of its thread is awaited: the thread may
+            be in a collective with a rank that is gone.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        rank: int,
+        config: Config,
+        link: Link,
+        spools: SpoolLinks,
+        *,
+        checkpoints: Path,
+        device: torch.device = CPU,
+        on_failure: Callable[[BaseException], object] = lambda _: None,
+    ) -> None:
         self._learner = learner
         self._rank = rank
         self._config = config
         self._vocab_size = vocab_size_of(learner)
         self._link = link
         self._spools = spools
+        self._device = device
+        self._on_failure = on_failure
         self._payloads = PayloadClient(spools)
         self._occupancy = Occupancy()
         self._steps: dict[int, asyncio.Task[Step]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
+        self._checkpoints = checkpoints
         self._compute: ThreadPoolExecutor
 
     async def run(self) -> None:
@@ -57,14 +88,15 @@ class ShardActor:
             LinkError, DecodeError: A spool did not answer, or lost a trajectory of a batch.
             RankDied: Another rank is gone.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="trainer-compute") as self._compute:
+        async with compute_thread(self._device) as self._compute:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    jobs = [tasks.create_task(job()) for job in (self._spools.run, self._work_in_order)]
+                    jobs = [tasks.create_task(job) for job in (self._spools.run(), self._work_in_order(tasks))]
                     await self._receive(tasks)
                     for task in (*jobs, *self._steps.values()):
                         task.cancel()
             except BaseExceptionGroup as group:
+                self._on_failure(group.exceptions[0])
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
@@ -101,7 +133,7 @@ class ShardActor:
         await self._link.send(Checked(batch.step, fetched.refused))
         return fetched.step
 
-    async def _work_in_order(self) -> None:
+    async def _work_in_order(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             work = await self._work.get()
             match work.kind:
@@ -114,7 +146,15 @@ class ShardActor:
                     await self._in_thread(self._learner.gather_weights)
                 case "snapshot":
                     reach("shard.copying")
-                    await self._in_thread(self._learner.snapshot)
+                    snapshot = await self._in_thread(self._learner.snapshot)
+                    tasks.create_task(self._write(work.step, snapshot))
+
+    async def _write(self, step: int, snapshot: Snapshot) -> None:
+        """Write this rank's part of a checkpoint while the next steps train."""
+        files: dict[str, FileEntry] = {}
+        if snapshot.part.index < snapshot.part.count:
+            files = await asyncio.to_thread(write_part, self._checkpoints, step + 1, snapshot)
+        await self._link.send(PartWritten(step, files))
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
         self._occupancy.begin()

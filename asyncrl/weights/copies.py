@@ -18,6 +18,7 @@ import torch
 
 from asyncrl.weights.contents.header import NO_VERSION
 from asyncrl.weights.contents.layout import Layout
+from asyncrl.weights.groups.group import CPU
 from asyncrl.weights.staging import Staging
 
 
@@ -29,10 +30,14 @@ class _Copy:
 
 
 class Copies:
-    """Thread-safe for one writer and any readers. ``keeps_base`` adds a third copy, so `keep` delays no writer."""
+    """
+    Thread-safe for one writer and any readers.
 
-    def __init__(self, layout: Layout, device: torch.device, *, keeps_base: bool) -> None:
-        self._copies = [_Copy(Staging(layout, device)) for _ in range(3 if keeps_base else 2)]
+    ``keeps_base`` adds a third copy, so `keep` delays no writer. ``beside`` is the device of the model; see `Staging`.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, *, keeps_base: bool, beside: torch.device = CPU) -> None:
+        self._copies = [_Copy(Staging(layout, device, beside=beside)) for _ in range(3 if keeps_base else 2)]
         self._newest: _Copy | None = None
         self._kept: _Copy | None = None
         self._changed = threading.Condition()

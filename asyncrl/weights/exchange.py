@@ -9,7 +9,8 @@ Each bucket is encoded, applied and checksummed before the next one is broadcast
 delta without changes) are not broadcast.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 
 import torch
 from msgspec import Struct
@@ -21,7 +22,7 @@ from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.delta import Form
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group
+from asyncrl.weights.groups.group import CPU, Group
 from asyncrl.weights.staging import Staging
 
 OnBucket = Callable[[Mapping[str, Tensor]], None]
@@ -53,19 +54,27 @@ class Channel:
 
 
 def send(
-    channel: Channel, staging: Staging, *, base: Staging | None, checksum: Checksum | None, stats: SendStats
+    channel: Channel,
+    layout: Layout,
+    buckets: Iterable[Tensor],
+    *,
+    base: Iterable[Tensor] | None,
+    checksum: Checksum | None,
+    stats: SendStats,
 ) -> None:
     """
-    Send the version in ``staging``, without checksums if ``checksum`` is None.
+    Send a version, without checksums if ``checksum`` is None.
 
     Args:
-        base: Version that all receivers hold, to send deltas from; None sends whole buckets.
+        buckets: Those of the layout, on the group's device; each is read before the next one is asked for.
+        base: Buckets of the version that all receivers hold, to send deltas from; None sends whole buckets.
     """
-    sums = []
-    for i, bucket in enumerate(staging.buckets):
-        payload = bucket
-        if base:
-            form, payload, num_changed = delta.encode(bucket, base.buckets[i], staging.layout.buckets[i].item_bytes)
+    sums, device = [], CPU
+    bases: Iterable[Tensor | None] = repeat(None) if base is None else base
+    for bucket, old, planned in zip(buckets, bases, layout.buckets, strict=False):
+        payload, device = bucket, bucket.device
+        if old is not None:
+            form, payload, num_changed = delta.encode(bucket, old, planned.item_bytes)
             channel.broadcast(torch.tensor([form, len(payload)], device=bucket.device))
             stats.num_changed += num_changed
         channel.broadcast(payload)
@@ -74,7 +83,7 @@ def send(
         if checksum:
             sums.append(checksum(bucket))
     if checksum and sums:
-        channel.broadcast(torch.tensor(sums, device=staging.buckets[0].device))
+        channel.broadcast(torch.tensor(sums, device=device))
 
 
 def receive(

@@ -25,6 +25,7 @@ from asyncrl.weights.groups.group import CPU, Group
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
 from asyncrl.weights.staging import Staging
+from asyncrl.weights.window import Window
 
 NO_GROUP = -1
 
@@ -41,7 +42,8 @@ class Publisher:
         layout: The tensors to send; receivers must have an equal layout.
         member: This node; always ``members[0]`` of a transfer.
         interface: Address of this machine on which it connects to the receivers.
-        device: Device of the copies; the backend must be able to send from it.
+        device: Device from which the group sends, through two buffers of a bucket each if it is not the CPU.
+        beside: Device of the model.
     """
 
     def __init__(
@@ -53,14 +55,17 @@ class Publisher:
         *,
         interface: str = LOOPBACK,
         device: torch.device = CPU,
+        beside: torch.device = CPU,
     ) -> None:
         self._layout = layout
         self._config = config
         self._device = device
         # first, because it makes the device usable
         self._keeper = GroupKeeper(member, send, config, interface=interface, device=device)
-        self.copies = Copies(layout, device, keeps_base=config.delta)
-        """The staged versions."""
+        on_device = device.type != "cpu"
+        self.copies = Copies(layout, CPU, keeps_base=config.delta, beside=device if on_device else beside)
+        """The staged versions, in host memory."""
+        self._windows = [Window(layout, device) for _ in range(1 + config.delta)] if on_device else []
         self._checksum = Checksum(device)
         self._transfer_group = NO_GROUP
         """Group whose members hold the kept copy: the group of the last completed transfer with ``keep``."""
@@ -133,13 +138,20 @@ class Publisher:
             if staging is None:  # The receivers see it in the header and do not wait.
                 raise TransferError(f"policy_version {newest} is staged, not {version}")
             checksum = self._checksum if is_checked else None
-            send(channel, staging, base=base, checksum=checksum, stats=stats)
+            buckets, *bases = self._sent(staging, *([base] if base else []))
+            send(channel, self._layout, buckets, base=bases[0] if bases else None, checksum=checksum, stats=stats)
             num_items = self._layout.num_items
             self.changed_fraction = stats.num_changed / num_items if base and num_items else None
             if transfer.keep:
                 self._transfer_group = transfer.transfer_group
                 if self._config.delta:
                     self.copies.keep(version)
+
+    def _sent(self, *versions: Staging) -> list[Iterable[Tensor]]:
+        """Buckets of versions on the device from which the group sends."""
+        if not self._windows:
+            return [version.buckets for version in versions]
+        return [window.buckets(version) for window, version in zip(self._windows, versions, strict=False)]
 
 
 def _copy(name: str, tensor: Tensor, staging: Staging) -> None:

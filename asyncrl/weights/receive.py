@@ -41,6 +41,7 @@ class Receiver:
         layout: The tensors to receive; the trainer must have an equal layout.
         interface: Address of this machine on which it connects to the trainer.
         device: Device of the buffers; the backend must be able to receive into it.
+        beside: Device of the engine's model.
         local_rank: Index of this process among the member's processes.
         on_bucket: Given with ``staging = "bucket"``, and only then. Called on the receiving thread with the tensors of
             each bucket, views into the buffer, in the layout's order. It must have finished reading them, on the
@@ -59,6 +60,7 @@ class Receiver:
         *,
         interface: str = LOOPBACK,
         device: torch.device = CPU,
+        beside: torch.device = CPU,
         local_rank: int = 0,
         on_bucket: OnBucket | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class Receiver:
         # constructed first, because it makes the device usable
         self._keeper = GroupKeeper(member, send, config, interface=interface, local_rank=local_rank, device=device)
         self._device = device
-        self._staging = Staging(layout, device, holds=config.staging)
+        self._staging = Staging(layout, device, beside=beside, holds=config.staging)
         self._is_whole = on_bucket is None
         self._on_bucket = on_bucket or (lambda _: None)
         self._checksum = Checksum(device)

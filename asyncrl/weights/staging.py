@@ -7,14 +7,19 @@ import torch
 from torch import Tensor
 
 from asyncrl.weights.contents.layout import Bucket, Layout
+from asyncrl.weights.groups.group import CPU
 
 
 class Staging:
     """
     A buffer for every bucket of a layout, allocated once, and a view of every tensor.
 
-    ``holds="bucket"`` allocates a single buffer, as large as the largest bucket, which holds one bucket at a time.
-    ``buckets`` are used instead of new buffers: [num_bytes] uint8 each, all zero.
+    Args:
+        device: Device of the buffers.
+        beside: Device that computes. Buffers in host memory beside another device are page-locked, which makes copies
+            between the two several times faster.
+        holds: ``bucket`` allocates a single buffer, as large as the largest bucket, which holds one bucket at a time.
+        buckets: Used instead of new buffers: [num_bytes] uint8 each, all zero.
     """
 
     def __init__(
@@ -22,16 +27,19 @@ class Staging:
         layout: Layout,
         device: torch.device,
         *,
+        beside: torch.device = CPU,
         holds: Literal["whole", "bucket"] = "whole",
         buckets: Sequence[Tensor] | None = None,
     ) -> None:
         self.layout = layout
         sizes = [bucket.num_bytes for bucket in layout.buckets]
+        is_locked = device.type == "cpu" != beside.type
         if buckets is not None or holds == "whole":
-            self.buckets = [_buffer(size, device) for size in sizes] if buckets is None else [*buckets]
+            new = (_buffer(size, device, is_locked=is_locked) for size in sizes)
+            self.buckets = [*new] if buckets is None else [*buckets]
             """[num_bytes] uint8 per bucket; the padding is zero."""
         else:
-            shared = _buffer(max(sizes, default=0), device)
+            shared = _buffer(max(sizes, default=0), device, is_locked=is_locked)
             self.buckets = [shared[:size] for size in sizes]
         self.views = [views(*pair) for pair in zip(layout.buckets, self.buckets, strict=True)]
         """Tensors of each bucket by name, in the layout's shapes and dtypes."""
@@ -39,8 +47,8 @@ class Staging:
         """Tensors of all buckets by name."""
 
 
-def _buffer(num_bytes: int, device: torch.device) -> Tensor:
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+def _buffer(num_bytes: int, device: torch.device, *, is_locked: bool) -> Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=is_locked)
 
 
 def views(bucket: Bucket, buffer: Tensor) -> dict[str, Tensor]:

@@ -25,7 +25,14 @@ from asyncrl.trainer.packing.step import trajectory_info
 
 COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
 SHAPES = {
-    "tiny": COMMON | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8},
+    "tiny": COMMON
+    | {
+        "vocab_size": 1024,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+    },
     "qwen3-0.6b": COMMON
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "qwen3-4b": COMMON

@@ -129,7 +129,7 @@ def damage_newest_checkpoint(cluster: Cluster) -> None:
         cluster.disk.checkpoints.pop()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(config=CONFIGS, seed=SEEDS)
 def test_a_broker_that_dies_at_any_point_goes_on_and_the_accounts_of_all_its_lives_add_up(
     config: Config, seed: int
@@ -151,7 +151,7 @@ def test_a_broker_that_dies_at_any_point_goes_on_and_the_accounts_of_all_its_liv
     check_promises(cluster)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(config=CONFIGS, seed=SEEDS)
 def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> None:
     dice = Random(seed)

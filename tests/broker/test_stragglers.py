@@ -104,7 +104,7 @@ def stalenesses(cluster: Cluster) -> list[int]:
 # ── the promise of each mode ────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(config=configs("wait"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_wait_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)
@@ -115,7 +115,7 @@ def test_wait_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -
     assert not of(cluster, Restarted), "nothing is thrown away for its age"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(config=configs("reissue") | configs("reissue", "fifo"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)
@@ -135,7 +135,7 @@ def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int
     assert audited(cluster).tokens_thrown_away["restarted"] == sum(sum(r.lengths) for r in restarts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(config=configs("train"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
     cluster = lived_through(config, num_chaotic, seed)

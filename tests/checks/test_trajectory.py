@@ -11,7 +11,7 @@ from asyncrl.messages import Span, Trajectory, TrajectoryLimits, TrajectorySumma
 from tests.checks.damage import DAMAGES, LIMITS, as_bytes, sound, through_the_wire
 
 NUM_EACH = 400
-NUM_SOUND = 10_000
+NUM_SOUND = 2_500
 
 
 def test_no_sound_trajectory_has_a_problem() -> None:

@@ -6,9 +6,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from rich.console import Console
 
 from asyncrl.cli.doctor import show, to_plain
+from asyncrl.cli.main import main
 from asyncrl.cli.terminal import to_json
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 
@@ -46,13 +48,13 @@ def test_json_has_the_same_content() -> None:
     assert [line["state"] for line in said["lines"]] == ["good", "absent", "bad"]
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "asyncrl", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *arguments])
 
 
 def test_doctor_checks_gloo_between_two_processes_and_finds_a_trainer_can_run() -> None:
-    done = doctor("--role", "trainer", "--json")
+    command = [sys.executable, "-m", "asyncrl", "doctor", "--role", "trainer", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line["name"]: line for line in json.loads(done.stdout)["lines"]}
     assert "1 MiB between two processes" in lines["gloo"]["what"]
@@ -74,7 +76,7 @@ def test_the_machines_of_a_cluster_file_are_checked(tmp_path: Path) -> None:
         (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=broker.getsockname()[1]))
         done = doctor("--cluster", str(tmp_path / "cluster.toml"), "--json")
         table = doctor("--cluster", str(tmp_path / "cluster.toml"))
-    assert (done.returncode, table.returncode) == (1, 1), done.stderr
+    assert (done.exit_code, table.exit_code) == (1, 1), done.stderr
     said = json.loads(done.stdout)
     assert said["is_fit"] is False
     assert {line["name"]: line["state"] for line in said["lines"]}["broker"] == "good"
@@ -86,7 +88,7 @@ def test_the_machines_of_a_cluster_file_are_checked(tmp_path: Path) -> None:
 def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=1).replace("roles", "role"))
     done = doctor("--cluster", str(tmp_path / "cluster.toml"))
-    assert (done.returncode, done.stdout) == (78, "")
+    assert (done.exit_code, done.stdout) == (78, "")
     assert done.stderr == "asyncrl: unknown key 'machine.role': did you mean 'machine.roles'?\n"
 
 
@@ -94,4 +96,4 @@ def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
     "arguments", [("--npu", "--role", "trainer"), ("--role", "cook"), ("--npu", "--cluster", "cluster.toml")]
 )
 def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
-    assert doctor(*arguments).returncode == 2
+    assert doctor(*arguments).exit_code == 2

@@ -27,7 +27,7 @@ def asyncrl(*arguments: object) -> Result:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run file with a model that looks whole, and a dataset. What needs torch is not checked."""
-    monkeypatch.setattr("asyncrl.cli.launch.run.check_architecture", lambda _: None)
+    monkeypatch.setattr("asyncrl.cli.launch.run.check_architecture", lambda *_: None)
     write_model(tmp_path / "model")
     rows = [{"prompt": "how many", "answer": "1", "data_source": "toy"}] * 4
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
@@ -57,7 +57,12 @@ def test_the_commands_are_these():
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
     assert (_commands("services")) == {"install"}
     assert (_commands("toy")) == {"step-sums", "random"}
-    assert [param.opts[0] for param in main.commands["run"].params] == ["config_path", "--set", "--dry-run"]
+    assert [param.opts[0] for param in main.commands["run"].params] == [
+        "config_path",
+        "--set",
+        "--dry-run",
+        "--device-memory",
+    ]
 
 
 def test_config_show_names_the_origin_of_each_value(config):

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.check import advice
+from asyncrl.config.run_file import decode
 from tests.config.configs import made, refused
 
 
@@ -50,10 +52,6 @@ from tests.config.configs import made, refused
         (
             {"rollout": {"vllm": {"enforce_eager": True}}},
             "rollout.vllm.enforce_eager is only read with engine='vllm', not 'transformers'; remove it",
-        ),
-        (
-            {"rollout": {"device": "npu"}},
-            "rollout.device is 'npu', but rollout.engine='transformers' decodes on the CPU; use engine='vllm'",
         ),
         (
             {"rollout": {"engine": "vllm", "vllm": {"max_model_len": 500}}},
@@ -142,6 +140,11 @@ from tests.config.configs import made, refused
         (
             {"trainer": {"min_lr_ratio": 1.5, "lr_schedule": "cosine"}},
             "trainer.min_lr_ratio is 1.5: the cosine would end above trainer.lr; use at most 1",
+        ),
+        (
+            {"trainer": {"ranks": 4, "shard_size": 3}},
+            "trainer.shard_size is 3, which does not divide the trainer's 4 ranks; use a divisor of trainer.ranks = 4, "
+            "or 0 to shard over all ranks",
         ),
         (
             {"trainer": {"nodes": 2, "min_nodes": 3}},
@@ -270,3 +273,22 @@ def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, 
 )
 def test_values_just_inside_the_bounds_are_accepted(sections: dict[str, Any]) -> None:
     made(**sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"trainer": {"device": "cuda"}}, ["trainer.device = 'cuda'"]),
+        (
+            {"trainer": {"device": "cuda"}, "rollout": {"device": "cuda"}},
+            ["trainer.device and rollout.device = 'cuda'"],
+        ),
+        ({"trainer": {"device": "cuda"}, "model": {"dtype": "bfloat16"}}, []),
+        ({"trainer": {"device": "npu"}}, []),
+        ({}, []),
+    ],
+)
+def test_float32_on_a_gpu_is_advised_against_in_one_sentence(sections: dict[str, Any], named: list[str]) -> None:
+    raw = {"model": {"path": "m"} | sections.get("model", {}), "data": {"train": "t"}}
+    sentences = advice(decode(raw | {key: value for key, value in sections.items() if key != "model"}))
+    assert [one.split(" with ")[1].split(":")[0] for one in sentences] == named

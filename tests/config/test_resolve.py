@@ -1,7 +1,12 @@
 from pathlib import Path
+from typing import Any
 
-from asyncrl.config.resolve import with_absolute_paths
+import pytest
+
+from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
 
 BASE = Path("/srv/run")
 
@@ -22,3 +27,40 @@ def test_relative_paths_are_resolved_on_the_brokers_machine() -> None:
 def test_built_in_names_and_empty_paths_stay() -> None:
     config = decode({"model": {"path": "/m"}, "data": {"train": "/t"}, "reward": {"function": "gsm8k"}})
     assert with_absolute_paths(config, BASE) == config
+
+
+def devices(trainer: str, rollout: str, engine: str = "vllm", backend: str = "auto") -> Config:
+    sections: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}, "weights": {"backend": backend}}
+    return decode(sections | {"trainer": {"device": trainer}, "rollout": {"device": rollout, "engine": engine}})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "engine", "backend"),
+    [
+        ("cuda", "cuda", "vllm", "nccl"),
+        ("cuda", "cuda", "transformers", "nccl"),
+        ("cuda", "auto", "vllm", "nccl"),
+        ("npu", "auto", "vllm", "hccl"),
+        ("npu", "npu", "transformers", "hccl"),
+        ("cuda", "auto", "transformers", "gloo"),  # on the CPU
+        ("cuda", "cpu", "vllm", "gloo"),
+        ("cuda", "npu", "vllm", "gloo"),
+        ("cpu", "cuda", "vllm", "gloo"),
+        ("cpu", "auto", "vllm", "gloo"),
+    ],
+)
+def test_weights_move_by_the_library_that_trainer_and_all_rollouts_can_use(
+    trainer: str, rollout: str, engine: str, backend: str
+) -> None:
+    assert with_backend(devices(trainer, rollout, engine)).weights.backend == backend
+
+
+def test_a_trainer_and_a_rollout_that_share_a_device_use_gloo() -> None:
+    assert with_backend(devices("cuda", "cuda"), shares_device=True).weights.backend == "gloo"
+    with pytest.raises(ConfigError, match="'nccl', which needs a separate device for each end"):
+        with_backend(devices("cuda", "cuda", backend="nccl"), shares_device=True)
+
+
+def test_a_backend_that_is_set_stays() -> None:
+    config = devices("cuda", "cuda", backend="gloo")
+    assert with_backend(config) is config

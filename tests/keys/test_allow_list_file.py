@@ -67,13 +67,13 @@ def rights(allowed: AllowList) -> set[tuple[bytes, str, tuple[str, ...]]]:
     return {(public, key.name, key.roles) for public, key in allowed.accepted(NOW_S).items()}
 
 
-@pytest.mark.parametrize("end", range(len(TEXT)))
-def test_a_file_that_ends_early_opens_no_door(end: int) -> None:
-    try:
-        cut = from_text(TEXT[:end])
-    except ConfigError:
-        return
-    assert rights(cut) <= rights(TWO)
+def test_a_file_that_ends_early_opens_no_door() -> None:
+    for end in range(len(TEXT)):
+        try:
+            cut = from_text(TEXT[:end])
+        except ConfigError:
+            continue
+        assert rights(cut) <= rights(TWO), TEXT[:end]
 
 
 def test_an_emptied_file_is_no_list() -> None:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, MutableMapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -269,8 +269,6 @@ from asyncrl.client import handshake
 from asyncrl.testing import FakeEngine
 
 handshake.FIRST_WARNING_S = 0.05
-if len(sys.argv) > 2:
-    logging.basicConfig(format="%(message)s")
 
 async def main():
     task = asyncio.create_task(attach(FakeEngine(num_tokens=3), sys.argv[1], "server-1", slots=4, wait_s=0.3))
@@ -278,25 +276,38 @@ async def main():
     print("the host serves on", type(task.exception()).__name__)
 
 asyncio.run(main())
+logging.basicConfig(format="%(message)s")
+logging.error("configured")
+asyncio.run(main())
 """
 
 
-def serve_without_broker(*options: str) -> tuple[str, list[str]]:
-    """Output and errors of a host whose broker is not there."""
-    done = subprocess.run(
-        [sys.executable, "-c", HOST, *options], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout, done.stderr.splitlines()
+class Served(NamedTuple):
+    """Output of a host whose broker is not there, and its errors before and after it configured logging."""
+
+    address: str
+    output: str
+    before: list[str]
+    after: list[str]
 
 
-def test_a_host_that_configured_no_logging_gets_no_output() -> None:
-    assert serve_without_broker(free_address()) == ("the host serves on LinkError\n", [])
-
-
-def test_an_end_that_nobody_awaits_is_an_error_in_the_log_that_the_host_configured() -> None:
+@pytest.fixture(scope="module")
+def served() -> Served:
     address = free_address()
-    output, said = serve_without_broker(address, "logging")
-    assert output == "the host serves on LinkError\n"
+    command = [sys.executable, "-c", HOST, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    said = done.stderr.splitlines()
+    place = said.index("configured")
+    return Served(address, done.stdout, said[:place], said[place + 1 :])
+
+
+def test_a_host_that_configured_no_logging_gets_no_output(served: Served) -> None:
+    assert served.output == "the host serves on LinkError\n" * 2
+    assert served.before == []
+
+
+def test_an_end_that_nobody_awaits_is_an_error_in_the_log_that_the_host_configured(served: Served) -> None:
+    address, said = served.address, served.after
     assert said[0] == f"broker.awaited node='server-1' address='{address}' waited_s=0.1"
     cause = f"LinkError: no broker answered at {address} within 0.3 s: is it running, and is the address right?"
     assert f"rollout.ended node='server-1' address='{address}' cause='{cause}'" in said

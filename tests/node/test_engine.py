@@ -42,3 +42,11 @@ def test_too_few_devices_are_refused_before_anything_is_loaded_or_changed() -> N
     with pytest.raises(ConfigError, match="needs 4 devices, but this process may use 2"):
         load_engine(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_the_transformers_engine_is_loaded_on_the_device_that_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr(TransformersEngine, "load", lambda _, **options: loaded.append(options))
+    raw = {"model": {"path": "m", "dtype": "bfloat16"}, "data": {"train": "t"}, "rollout": {"device": "npu"}}
+    load_engine(decode(raw))
+    assert (loaded[0]["device"], loaded[0]["dtype"]) == ("npu:0", "bfloat16")

@@ -39,6 +39,7 @@ class Parrot:
         self._running -= 1
         if self._faults:
             raise self._faults.pop()
+        assert request.seed is not None, "an evaluation is seeded"
         written = [*request.prompt_ids, request.seed]
         return Completion(
             completion_ids=written,

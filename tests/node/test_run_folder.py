@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.resolve import with_backend
 from asyncrl.config.run_file import decode, load_config
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError
@@ -12,7 +13,7 @@ from asyncrl.node.run_folder import held_run
 
 
 def config(**run: object) -> Config:
-    return decode({"model": {"path": "/m"}, "data": {"train": "/t"}, "run": run})
+    return with_backend(decode({"model": {"path": "/m"}, "data": {"train": "/t"}, "run": run}))
 
 
 def test_the_same_command_creates_a_run_and_continues_it(tmp_path: Path) -> None:

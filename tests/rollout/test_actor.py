@@ -244,6 +244,15 @@ def test_index_i_samples_with_the_seed_plus_i():
     scene(play)
 
 
+def test_a_lease_without_a_seed_becomes_requests_without_one():
+    async def play(stage):
+        stage.say(replace(lease(indices=(1, 3)), seed=None))
+        await stage.engine.started(2)
+        assert [request.seed for request in stage.engine.requests] == [None, None]
+
+    scene(play)
+
+
 def test_greedy_indices_of_a_lease_are_decoded_greedily():
     async def play(stage):
         stage.say(structs.replace(lease(indices=(0, 1)), greedy=[1]))

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import RunFailed
+from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages import Stepped
 from tests.simulation.virtual_time import PROCESS
 
@@ -45,7 +46,13 @@ class CheckpointFolder:
         del self._kept[max(self._kept)]
         return True
 
-    def write(self, directory: object, *, step: int, policy_version: int, snapshot: Trained, **others: Any) -> str:
+    def begin(self, directory: object, step: int) -> None:
+        """Nothing is on the disk before the end."""
+
+    def write_part(self, directory: object, step: int, snapshot: Trained) -> dict[str, FileEntry]:
+        return {}
+
+    def finish(self, directory: object, *, step: int, policy_version: int, snapshot: Trained, **others: Any) -> str:
         """Write a checkpoint atomically."""
         reach("trainer.checkpoint_partial")
         if self._disk.is_full:

@@ -42,7 +42,7 @@ class SimEngine:
         versions = [span.policy_version for span in spans_before(request) for _ in range(span.start, span.end)]
         self._running[id(request)] = request, versions
         try:
-            while len(versions) < len(tokens_of(request.seed)):
+            while len(versions) < len(whole(request)):
                 await asyncio.sleep(dice.expovariate(1 / plan.token_s))
                 await self._may_write.wait()
                 versions.append(self._policy_version)
@@ -68,6 +68,12 @@ class SimEngine:
         self._may_write.set()
 
 
+def whole(request: Request) -> list[int]:
+    """All tokens of the completion."""
+    assert request.seed is not None, "no run file here switches seeds off"
+    return tokens_of(request.seed)
+
+
 def spans_before(request: Request) -> list[Span]:
     return request.resume_from.spans if request.resume_from else []
 
@@ -77,7 +83,7 @@ def completion(request: Request, versions: list[int], finish_reason: FinishReaso
     starts = [i for i, version in enumerate(versions) if i == 0 or versions[i - 1] != version]
     ends = [*starts[1:], len(versions)]
     return Completion(
-        completion_ids=tokens_of(request.seed)[: len(versions)],
+        completion_ids=whole(request)[: len(versions)],
         behavior_logprobs=[-0.5] * len(versions),
         spans=[Span(versions[start], start, end) for start, end in zip(starts, ends, strict=True)],
         finish_reason=finish_reason,

@@ -17,7 +17,7 @@ from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.schedule import Outcome, search
 
 ROOT = Path(__file__).parents[2]
-NUM_FAST, NUM_SLOW = 120, 2000
+NUM_FAST, NUM_SLOW = 60, 2000
 
 
 def require_no_violation(outcome: Outcome) -> None:

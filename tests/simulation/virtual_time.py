@@ -194,7 +194,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 def _call(future: asyncio.Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Do one item of work as a thread would, unless the process is dead."""
     process = PROCESS.get(None)
-    if future.done() or (process is not None and not process.is_alive):
+    if process is not None and not process.is_alive:
+        future.cancel()  # Its coroutines may wait for the end of their threads.
+    if future.done():
         return
     try:
         result = function(*arguments)

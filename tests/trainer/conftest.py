@@ -1,14 +1,15 @@
 """A tiny random Qwen3 with a word-level tokenizer, and ragged trajectories for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
 from asyncrl.config.run_file import decode
@@ -23,6 +24,15 @@ def _one_quiet_thread() -> None:
     logging.disable_progress_bar()
 
 
+@pytest.fixture(autouse=True)
+def _no_process_group_is_left() -> Iterator[None]:
+    """A bfloat16 policy without ranks forms a group of this process alone."""
+    was_initialized = dist.is_initialized()
+    yield
+    if dist.is_initialized() and not was_initialized:
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     words = {f"w{i}": i for i in range(VOCAB)}
@@ -33,7 +43,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
     """Save a model of the given seed and settings; the same again is another copy."""
 
-    def save(seed: int = 0, **settings: Any) -> Path:
+    def save(seed: int = 0, kind: Any = (Qwen3Config, Qwen3ForCausalLM), **settings: Any) -> Path:
         torch.manual_seed(seed)
         shape: dict[str, Any] = {
             "vocab_size": VOCAB,
@@ -48,7 +58,8 @@ def save_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTo
             "initializer_range": 0.2,
         }
         path = tmp_path_factory.mktemp("model")
-        Qwen3ForCausalLM(Qwen3Config(**shape | settings)).save_pretrained(path)
+        make_config, make_model = kind
+        make_model(make_config(**shape | settings)).save_pretrained(path)
         tokenizer.save_pretrained(path)
         return path
 
@@ -58,6 +69,14 @@ def save_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTo
 @pytest.fixture(scope="session")
 def model_path(save_model: Callable[..., Path]) -> Path:
     return save_model()
+
+
+@pytest.fixture(scope="session")
+def experts_path(save_model: Callable[..., Path]) -> Path:
+    """Directory of a mixture of 5 experts, 2 of them for each token."""
+    return save_model(
+        kind=(Qwen3MoeConfig, Qwen3MoeForCausalLM), num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12
+    )
 
 
 @pytest.fixture

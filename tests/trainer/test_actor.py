@@ -18,6 +18,7 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
+from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages import (
     Abort,
     Batch,
@@ -128,7 +129,7 @@ class FakeUploader:
 
 
 class FakeCheckpoints:
-    """Stands in for the module `checkpoint`; each write waits for `may_write`."""
+    """Stands in for the module `checkpoint`; the end of each write waits for `may_write`."""
 
     def __init__(self) -> None:
         self.may_write = threading.Event()
@@ -137,7 +138,13 @@ class FakeCheckpoints:
         self.written: list[dict[str, Any]] = []
         self.pruned: list[int] = []
 
-    def write(self, folder: Path, **contents: Any) -> Path:
+    def begin(self, _folder: Path, step: int) -> None:
+        """The folder of the parts is not looked at."""
+
+    def write_part(self, _folder: Path, _step: int, snapshot: object) -> dict[str, FileEntry]:
+        return {str(snapshot): FileEntry(1, "")}
+
+    def finish(self, folder: Path, **contents: Any) -> Path:
         self.has_begun.set()
         self.may_write.wait(10)
         self.written.append(contents)
@@ -372,6 +379,9 @@ class OneOther:
     async def refused(self, step: int) -> list[Refusal]:
         return [Refusal(Unit(step, 0), "NaN")]
 
+    async def written(self, step: int) -> dict[str, FileEntry]:
+        return {f"theirs of {step}": FileEntry(2, "")}
+
 
 def test_what_another_rank_refuses_is_left_out_by_all(scene):
     other = OneOther()
@@ -512,6 +522,17 @@ def test_checkpoints_are_written_at_their_interval_with_step_and_version(scene):
     assert stage.checkpoints.pruned[0] == 3
 
 
+def test_a_checkpoint_has_the_files_of_all_ranks(scene):
+    async def play(stage):
+        stage.actor._others = OneOther()
+        await stage.begin()
+        await stage.give(0)
+        await stage.hear_at_last(Commit)
+
+    stage = scene(play, checkpoint={"every_steps": 1})
+    assert stage.checkpoints.written[0]["parts"].keys() == {"after 1 steps", "theirs of 0"}
+
+
 def test_a_checkpoint_is_written_while_the_next_step_trains_and_the_one_after_it_waits(scene):
     async def play(stage):
         stage.checkpoints.may_write.clear()
@@ -552,7 +573,7 @@ def test_a_checkpoint_in_progress_at_the_end_is_completed(scene):
 
 def test_a_disk_that_takes_no_checkpoint_ends_it(scene, monkeypatch):
     async def play(stage):
-        monkeypatch.setattr(stage.checkpoints, "write", full)
+        monkeypatch.setattr(stage.checkpoints, "write_part", full)
         await stage.begin()
         stage.say(Published(1))
         await stage.give(0)

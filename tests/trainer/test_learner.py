@@ -1,3 +1,7 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from asyncrl.messages import Span
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import local_step
+from tests.trainer.checkpoints.writing import write_model
+from tests.weights.groups.fake_npu import installed_at
 
 BETA1 = 0.9
 TAUGHT = [name for name, estimator in ADVANTAGES.items() if "baseline" not in estimator.needs]
@@ -76,12 +82,17 @@ ALGORITHMS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def reference_path(save_model: Callable[..., Path]) -> Path:
+    return save_model(seed=1)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: "-".join(map(str, algorithm.values())))
 def test_loss_and_gradient_are_those_of_the_formula_however_the_step_is_cut(
-    model_path, save_model, config, make_trajectories, algorithm
+    model_path, reference_path, config, make_trajectories, algorithm
 ):
     """Trajectories with zero advantage are left out of the forward pass here, and not there."""
-    reference_path, trajectories = save_model(seed=1), make_trajectories()
+    trajectories = make_trajectories(num_groups=3)
     settings = config(algorithm=algorithm)
     loss, grads = step_loss_in_float64(model_path, reference_path, trajectories, settings.algorithm, norm=20.0)
     for max_tokens in (36, 100, 10_000):
@@ -204,10 +215,10 @@ EVERYTHING = [
 
 @pytest.mark.parametrize("algorithm", EVERYTHING, ids=str)
 def test_every_algorithm_takes_the_same_step_however_it_is_cut(model_path, config, make_trajectories, algorithm):
-    steps = []
+    steps, trajectories = [], make_trajectories(num_groups=3)
     for max_tokens in (36, 10_000):
         learner = Learner(config(algorithm=algorithm, trainer={"max_tokens_per_micro_batch": max_tokens}), model_path)
-        steps.append((learner.train(make_trajectories()), gradients(learner)))
+        steps.append((learner.train(trajectories), gradients(learner)))
     (metrics, grads), (at_once, grads_at_once) = steps
 
     assert metrics["skipped"] == 0.0
@@ -262,7 +273,7 @@ def test_adapters_learn_beside_the_base_and_are_published_merged(model_path, con
     for seed in range(2):
         learner.train(make_trajectories(seed=seed))
     snapshot = learner.snapshot()
-    snapshot.model.save_pretrained(tmp_path, state_dict=snapshot.weights)
+    write_model(tmp_path, snapshot)
     merged = Learner(config(), tmp_path)
     resumed = Learner(settings, model_path)
     resumed.resume(2, snapshot.tensors, snapshot.state)
@@ -307,3 +318,18 @@ def test_a_completion_without_tokens_changes_nothing_but_the_counts(model_path, 
     assert metrics["skipped"] == 0.0
     assert metrics["num_trajectories"] == 2.0
     assert metrics["trained_tokens"] == metrics["num_tokens"] == len(trajectories[1].completion_ids)
+
+
+def test_on_a_device_it_takes_the_same_steps_and_leaves_no_tensor_on_another(model_path: Path, tmp_path: Path) -> None:
+    """The device is as strict as torch's, and the weights are staged beside it in page-locked memory."""
+    command = [sys.executable, "-m", "tests.trainer.npu_process", str(model_path)]
+    environment, root = installed_at(tmp_path), Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["strays"], facts["pinned"]) == ([], 1)
+    (metrics, weights), (expected_metrics, expected_weights) = facts["npu"], facts["cpu"]
+    for found, expected in zip(metrics, expected_metrics, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for name, expected in expected_weights.items():
+        assert np.asarray(weights[name]) == pytest.approx(np.asarray(expected), abs=1e-4)

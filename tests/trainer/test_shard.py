@@ -3,6 +3,7 @@
 import array
 import asyncio
 import zlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from asyncrl.messages import (
     Checked,
     Fetch,
     Fetched,
+    PartWritten,
     ScoredTrajectory,
     Span,
     SpoolRef,
@@ -27,10 +29,14 @@ from asyncrl.messages import (
     Unit,
     Work,
 )
+from asyncrl.trainer.checkpoints.checkpoint import begin
+from asyncrl.trainer.checkpoints.parts import Part
+from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.shard import ShardActor
 from tests.client.only_spool import only
 
 PEER = "trainer-0-rank-1.abc"
+NOWHERE = Path("nowhere")
 
 
 class FakeLearner:
@@ -40,6 +46,8 @@ class FakeLearner:
         self.done: list[object] = []
         self.error: Exception | None = None
         self.checked: list[Any] = []
+        self.written: list[Any] = []
+        self.parts = 1
 
     def assign_ranks(self, infos):
         self.baselines = [one.outcome.baseline for one in infos]
@@ -55,6 +63,7 @@ class FakeLearner:
 
     def snapshot(self):
         self.done.append("snapshot")
+        return Snapshot(configs=[], part=Part(1, self.parts), weights={}, weight_parts={}, tensors={}, random_state=b"")
 
 
 def payload(index: int) -> bytes:
@@ -76,11 +85,11 @@ def config(group_size: int) -> Config:
     return decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"group_size": group_size}})
 
 
-async def scene(learner: Any, *messages: Message, group_size: int = 4) -> list[int]:
+async def scene(learner: Any, *messages: Message, group_size: int = 4, checkpoints: Path = NOWHERE) -> list[int]:
     """Send these messages, then Stop; return the offsets it fetched."""
     first, spool = MemoryHub(), MemoryHub()
     fetched: list[int] = []
-    actor = ShardActor(learner, 1, config(group_size), first.connect(PEER), only(spool, PEER))
+    actor = ShardActor(learner, 1, config(group_size), first.connect(PEER), only(spool, PEER), checkpoints=checkpoints)
 
     async def serve() -> None:
         while True:
@@ -93,13 +102,16 @@ async def scene(learner: Any, *messages: Message, group_size: int = 4) -> list[i
     serving, running = asyncio.create_task(serve()), asyncio.create_task(actor.run())
     for message in messages:
         first.send(PEER, message)
+    num_answers = sum(isinstance(one, Batch) or one == Work("snapshot", 0) for one in messages)
+    answers = [(await first.receive())[1] for _ in range(num_answers)]
+    learner.checked = [answer for answer in answers if isinstance(answer, Checked)]
+    learner.written = [answer for answer in answers if isinstance(answer, PartWritten)]
     works = sum(isinstance(message, Work) for message in messages)
     while len(learner.done) < works and not running.done():
         await asyncio.sleep(0)
     first.send(PEER, Stop("over"))
     await running
     serving.cancel()
-    learner.checked = [(await first.receive())[1] for _ in range(sum(isinstance(one, Batch) for one in messages))]
     return fetched
 
 
@@ -133,6 +145,24 @@ def test_a_greedy_trajectory_is_compared_with_and_neither_fetched_nor_trained() 
     assert learner.done == [("train", [1], None)]
     assert learner.baselines == [1.0, 1.0, 1.0]
     assert fetched == [1]
+
+
+def test_a_rank_writes_its_part_of_a_checkpoint_and_says_so(tmp_path) -> None:
+    learner = FakeLearner()
+    learner.parts = 2
+    begin(tmp_path, 1)
+    asyncio.run(scene(learner, Work("snapshot", 0), checkpoints=tmp_path))
+
+    (written,) = learner.written
+    assert written.files.keys() == {"model-00002-of-00002.safetensors"}
+    (path,) = tmp_path.rglob("*.safetensors")
+    assert written.files[path.name].size == path.stat().st_size
+
+
+def test_a_rank_of_another_machine_has_nothing_to_write() -> None:
+    learner = FakeLearner()
+    asyncio.run(scene(learner, Work("snapshot", 0)))
+    assert learner.written == [PartWritten(0, {})]
 
 
 def test_it_ends_when_another_rank_is_gone() -> None:

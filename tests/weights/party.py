@@ -118,5 +118,5 @@ async def party(
 def same(received: dict[str, Tensor], sent: dict[str, Tensor]) -> bool:
     """Equal bit for bit."""
     return received.keys() == sent.keys() and all(
-        received[name].dtype == sent[name].dtype and torch.equal(received[name], sent[name]) for name in sent
+        received[name].dtype == sent[name].dtype and torch.equal(received[name].cpu(), sent[name]) for name in sent
     )

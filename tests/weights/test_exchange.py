@@ -52,7 +52,8 @@ def staged(weights: Mapping[str, Tensor]) -> Staging:
 
 def record(new: Staging, base: Staging | None = None, *, checked: bool = True) -> tuple[list[Tensor], SendStats]:
     recorder, sent = Recorder(), SendStats()
-    send(recorder, new, base=base, checksum=SUM if checked else None, stats=sent)
+    bases = base.buckets if base else None
+    send(recorder, new.layout, new.buckets, base=bases, checksum=SUM if checked else None, stats=sent)
     return recorder.tape, sent
 
 
@@ -151,6 +152,6 @@ def test_buckets_are_handed_over_in_the_layouts_order_from_one_buffer() -> None:
 def test_a_layout_without_bytes_needs_no_collective() -> None:
     empty = Layout([spec for spec in SPECS if spec.name == "adapter"], 64)
     staging, recorder = Staging(empty, CPU), Recorder()
-    send(recorder, staging, base=None, checksum=None, stats=SendStats())
+    send(recorder, staging.layout, staging.buckets, base=None, checksum=None, stats=SendStats())
 
     assert recorder.tape == []

@@ -1,3 +1,6 @@
+from typing import Any
+
+import pytest
 import torch
 
 from asyncrl.weights.staging import Staging
@@ -41,3 +44,18 @@ def test_a_staging_of_one_bucket_allocates_no_more_than_the_largest() -> None:
     assert staging.buckets[0].untyped_storage().nbytes() == max(bucket.num_bytes for bucket in LAYOUT.buckets)
     for bucket, views in zip(LAYOUT.buckets, staging.views, strict=True):
         assert list(views) == [slot.spec.name for slot in bucket.slots]
+
+
+@pytest.mark.parametrize(("device", "beside", "is_locked"), [("cpu", "cuda:0", True), ("cpu", "cpu", False)])
+def test_host_buffers_beside_a_device_are_page_locked(
+    monkeypatch: pytest.MonkeyPatch, device: str, beside: str, is_locked: bool
+) -> None:
+    locked = []
+
+    def zeros(*args: int, pin_memory: bool, **options: Any) -> torch.Tensor:
+        locked.append(pin_memory)
+        return torch.empty(*args, **options)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    Staging(LAYOUT, torch.device(device), beside=torch.device(beside))
+    assert set(locked) == {is_locked}

@@ -7,16 +7,16 @@ from asyncrl.messages import Lease, ResumePoint
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
-    training = config.sampling
-    sampling = config.evaluation.sampling(training) if group.split == "held_out" else training.sampling()
+    training, is_evaluation = config.sampling, group.split == "held_out"
+    is_seeded = is_evaluation or training.seeded
     return Lease(
         lease_id=lease.lease_id,
         group_id=group.group_id,
         indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
-        sampling=sampling,
-        seed=sampling_seed(config.run.seed, group.group_id, group.size),
+        sampling=config.evaluation.sampling(training) if is_evaluation else training.sampling(),
+        seed=sampling_seed(config.run.seed, group.group_id, group.size) if is_seeded else None,
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
         truncation=config.data.truncation,

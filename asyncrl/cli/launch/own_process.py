@@ -12,13 +12,13 @@ from asyncrl.errors import AsyncrlError, ConfigError
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
-def check_apart(module: str, config: Config, *, limit_s: float, too_slow: str) -> None:
+def check_apart(module: str, config: Config, *arguments: str, limit_s: float, too_slow: str) -> None:
     """
-    Run ``python -m module``, which calls `answer`.
+    Run ``python -m module`` with ``arguments``, which calls `answer`.
 
     Raises `ConfigError` with its error, or with ``too_slow`` if it takes longer than ``limit_s`` seconds.
     """
-    command, environment = [sys.executable, "-m", module], os.environ | QUIET
+    command, environment = [sys.executable, "-m", module, *arguments], os.environ | QUIET
     try:
         checked = subprocess.run(
             command, input=to_json(config), capture_output=True, timeout=limit_s, check=False, env=environment

@@ -19,7 +19,7 @@ from asyncrl.config.sections import Config, from_json
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages import WeightsVia
-from asyncrl.node.machine.devices import Devices, chosen, find, share
+from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
 from asyncrl.node.runner import join_steadily, unless_told
 from asyncrl.node.service_manager import service_manager
 
@@ -50,7 +50,7 @@ async def run_replicas(
     _, link, welcome = await unless_told(stopping, join_steadily(run, identity("rollout", name), wait_s))
     await leave(link, "knows the configuration")
     config = from_json(welcome.config)
-    found = find(config.rollout.device, os.environ)
+    found = find(config.rollout.wanted_device, os.environ)
     if only is not None:
         found = chosen(found, only)
     shares = share(found, config.rollout, count, "--replicas")
@@ -129,10 +129,6 @@ def _plan(found: Devices, shares: list[Devices], config: Config) -> dict[str, ob
     fields: dict[str, object] = {"replicas": len(shares), "devices": [str(share) for share in shares]}
     if found.kind == "cpu":
         fields["why"] = f"on the CPU: {found.source}"
-    elif config.rollout.engine == "transformers":
-        fields["why"] = "rollout.engine 'transformers' decodes on the CPU"
     else:
-        fields["why"] = (
-            f"{len(found.ids)} devices, {config.rollout.vllm.tensor_parallel_size} per replica ({found.source})"
-        )
+        fields["why"] = f"{len(found.ids)} devices, {needed(found, config.rollout)} per replica ({found.source})"
     return fields

@@ -22,10 +22,11 @@ from asyncrl.cli.launch.architecture import check_architecture
 from asyncrl.cli.launch.functions import check_functions
 from asyncrl.cli.launch.screen import Screen, failure_list
 from asyncrl.cli.launch.supervisor import Supervisor
+from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
 from asyncrl.config.model.directory import check_model, require_directory
 from asyncrl.config.model.weights import check_weights
-from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
@@ -59,25 +60,29 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
     require_train()
     console = Console()
     trainer, shares = _check(config, console)
+    config = _resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory):
         return _execute(config, directory, trainer, shares, console)
 
 
-def dry_run(config: Config) -> None:
+def dry_run(config: Config, device_memory: str = "") -> None:
     """
-    Check all that `run` and its nodes check before the first step, and print what it would start.
+    Check all that `run` and its nodes check before the first step, and the memory; print what it would start.
+
+    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here.
 
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
     trainer, shares = _check(config, console)
+    config = _resolved(config, shares)
     if missing := missing_packages(TRAIN):
-        unchecked = "the advantage and what trainer and rollouts can compute of model.path were not checked"
+        unchecked = "the advantage, memory and what trainer and rollouts can compute of model.path were not checked"
         _print(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
     else:
-        check_architecture(config)
+        check_architecture(config, device_memory)
     _print(console, to_toml(config))
     _print(console, _plan(config, trainer, shares))
 
@@ -107,7 +112,8 @@ def resume(path: Path, steps: int | None = None) -> None:
         directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
         config = load_config(directory.config)
         check_trackers(config.trackers)
-        _execute(config, directory, *_shares(config), Console())
+        trainer, shares = _shares(config)
+        _execute(_resolved(config, shares), directory, trainer, shares, Console())
 
 
 @contextmanager
@@ -124,6 +130,9 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     """Check everything that is known before the start. Returns what `_shares` does."""
     check_one_machine(config.broker)
     found = _shares(config)
+    _resolved(config, found[1])
+    for sentence in advice(config):
+        _print(console, f"note: {sentence}")
     check_trackers(config.trackers)
     check_functions(config)
     check_model(config.model.path)
@@ -142,9 +151,14 @@ def _extended(config: Config, steps: int) -> Config:
     return replace(config, run=replace(config.run, steps=steps))
 
 
+def _resolved(config: Config, shares: list[Devices]) -> Config:
+    """The configuration with the library for weights between the trainer and rollouts with these ``shares``."""
+    return with_backend(config, shares_device=any(share.is_shared for share in shares))
+
+
 def _shares(config: Config) -> tuple[Devices | None, list[Devices]]:
     """Devices of the trainer (None for the CPU) and of each rollout; ConfigError if there are too few."""
-    wanted = config.rollout.device
+    wanted = config.rollout.wanted_device
     if config.trainer.device != "cpu" and wanted in ("auto", "cpu"):
         found = find(config.trainer.device, os.environ)
     else:
@@ -288,6 +302,7 @@ def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) 
 def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:
     steps, schedule = config.run.steps, config.schedule
     where = " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
+    where += ", shared with the trainer" if shares[0].is_shared else ""
     ranks = f" of {config.trainer.ranks} ranks" if config.trainer.ranks > 1 else ""
     return (
         f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer{ranks}\n"

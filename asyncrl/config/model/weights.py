@@ -64,6 +64,14 @@ def vocabulary(shapes: Shapes) -> int | None:
     return shapes[found[0]][0] if found else None
 
 
+def weight_files(model: Path) -> list[Path]:
+    """Safetensors files of a directory that `check_weights` accepts."""
+    if (model / WHOLE).is_file():
+        return [model / WHOLE]
+    index = msgspec.json.decode((model / INDEX).read_bytes(), type=_Index).weight_map
+    return [model / file for file in dict.fromkeys(index.values())]
+
+
 def _shapes(model: Path, setting: str) -> Shapes:
     if (model / WHOLE).is_file():
         return read_shapes(model / WHOLE)

@@ -4,6 +4,8 @@ device itself.
 
     find ─▶ Devices("cuda", "0" "1" "2" "3") ─share(replicas=2, each=2)─▶ "0" "1" │ "2" "3" ─▶ environment of each
 
+The only device of a machine is shared by the trainer and all rollouts, and its memory with it.
+
 Devices have the names of the vendor's variable, CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES: a number or a UUID.
 Devices that the variable leaves out are not used: they may be assigned to another process.
 """
@@ -24,6 +26,8 @@ Kind = Literal["cpu", "cuda", "npu"]
 FILES = {"cuda": "nvidia[0-9]*", "npu": "davinci[0-9]*"}
 """Names of the drivers' device files in /dev, one per device."""
 DEV = Path("/dev")
+MOST_SHARED = 0.8
+"""Most of a shared device's memory that vLLM may take: the trainer needs some for activations beside its weights."""
 
 
 class Devices(Struct, frozen=True):
@@ -33,6 +37,8 @@ class Devices(Struct, frozen=True):
     ids: tuple[str, ...] = ()
     source: str = "it has no accelerator"
     """Origin of the ids, for error messages."""
+    is_shared: bool = False
+    """The trainer computes on them, too."""
 
     def environment(self) -> dict[str, str]:
         """Variables that restrict a process to these devices; kind ``cpu`` hides all accelerators."""
@@ -52,7 +58,7 @@ def find(wanted: Literal["auto"] | Kind, environment: Mapping[str, str], dev: Pa
         ConfigError: ``environment`` lists a device twice.
     """
     if wanted == "cpu":
-        return Devices("cpu", source="rollout.device is 'cpu'")
+        return Devices("cpu", source="rollouts are on the cpu by rollout.device and rollout.engine")
     if wanted != "auto":
         return _visible(wanted, environment, dev)
     found = [_visible(kind, environment, dev) for kind in ("cuda", "npu")]
@@ -72,7 +78,8 @@ def chosen(devices: Devices, ids: Sequence[str]) -> Devices:
 
 def apart(devices: Devices, trainer: Trainer) -> tuple[Devices | None, Devices]:
     """
-    Split ``devices`` into the first ones for the trainer (None if it runs on the CPU) and the rest for rollouts.
+    Split ``devices`` into the first ones for the trainer (None if it runs on the CPU) and the rest for rollouts. A
+    single device is for both.
 
     Raises:
         ConfigError: There are too few devices.
@@ -86,24 +93,30 @@ def apart(devices: Devices, trainer: Trainer) -> tuple[Devices | None, Devices]:
             f"{_number(trainer.ranks)}, but this machine has {len(found)} ({devices.source})"
         )
     own, left = found[: trainer.ranks], found[trainer.ranks :]
+    if len(found) == 1:
+        source = f"{devices.source}, shared with the trainer"
+        return Devices(devices.kind, own, devices.source), Devices(devices.kind, own, source, is_shared=True)
     source = f"{devices.source}, less {_number(len(own))} for the trainer"
     return Devices(devices.kind, own, devices.source), Devices(devices.kind, left, source)
 
 
 def share(devices: Devices, rollout: Rollout, replicas: int | None, asked: str = "rollout.replicas") -> list[Devices]:
     """
-    Disjoint devices for each replica, in order.
+    Disjoint devices for each replica, in order; a device that is shared with the trainer, for all of them.
 
     Args:
         replicas: Number of replicas; None for as many as there are devices for, or one on a CPU.
         asked: The option that set ``replicas``, for error messages.
 
     Raises:
-        ConfigError: The replicas need more devices than there are.
+        ConfigError: The replicas need more devices than there are, or more of a shared one's memory.
     """
     each = needed(devices, rollout)
     if replicas is None:
         replicas = max(len(devices.ids) // each, 1) if each else 1
+    if devices.is_shared and each == 1:
+        _require_room(rollout, replicas)
+        return [devices] * replicas
     if replicas * each > len(devices.ids):
         raise ConfigError(
             f"{asked} = {replicas} with {_requirement(rollout)} needs {_number(replicas * each)}, but this machine has "
@@ -122,8 +135,20 @@ def require(devices: Devices, rollout: Rollout) -> None:
 
 def needed(devices: Devices, rollout: Rollout) -> int:
     """Number of devices of one replica; 0 on a CPU, where its processes share the cores."""
-    on_devices = rollout.engine == "vllm" and devices.kind != "cpu"
-    return rollout.vllm.tensor_parallel_size if on_devices else 0
+    if "cpu" in (devices.kind, rollout.wanted_device):
+        return 0
+    return rollout.vllm.tensor_parallel_size if rollout.engine == "vllm" else 1
+
+
+def _require_room(rollout: Rollout, replicas: int) -> None:
+    """vLLM takes its fraction of a device when it starts, and keeps it."""
+    taken = replicas * rollout.vllm.gpu_memory_utilization
+    if rollout.engine == "vllm" and taken > MOST_SHARED:
+        raise ConfigError(
+            f"rollout.replicas = {replicas} with rollout.vllm.gpu_memory_utilization = "
+            f"{rollout.vllm.gpu_memory_utilization:g} takes {taken:.0%} of the memory of the only device, which the "
+            f"trainer shares; lower them to at most {MOST_SHARED:.0%} together"
+        )
 
 
 def _visible(kind: Literal["cuda", "npu"], environment: Mapping[str, str], dev: Path) -> Devices:
@@ -146,7 +171,9 @@ def _require_unique(ids: Sequence[str], where: str) -> None:
 
 
 def _requirement(rollout: Rollout) -> str:
-    return f"rollout.vllm.tensor_parallel_size = {rollout.vllm.tensor_parallel_size}"
+    if rollout.engine == "vllm":
+        return f"rollout.vllm.tensor_parallel_size = {rollout.vllm.tensor_parallel_size}"
+    return f"rollout.device = {rollout.device!r}"
 
 
 def _number(count: int) -> str:

@@ -13,9 +13,10 @@ from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.sharing import newest_of_all
+from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import Ranks
-from asyncrl.weights.groups.device import require
+from asyncrl.weights.groups.device import make_current, require
 
 log = get_logger()
 
@@ -43,6 +44,7 @@ def load_learner(
     base = Path(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
     ranks = form()
+    make_current(ranks.device)
     keep = 0 if config.checkpoint.keep_best else config.checkpoint.keep  # copies must not push out the best
     if (folder := newest_of_all(checkpoints, ranks, is_reader=is_reader, keep=keep)) is None:
         return Learner(config, base, ranks=ranks), tokenizer, Start()
@@ -51,6 +53,7 @@ def load_learner(
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
     # In a LoRA checkpoint's model, the adapters are merged; resuming needs the base model and separate adapters.
     learner = Learner(config, base if config.trainer.lora.rank else folder, reference_path=base, ranks=ranks)
-    learner.resume(manifest.step, checkpoint.read_all_tensors(folder, manifest), manifest.state)
+    with open_tensors(folder / checkpoint.TENSORS, manifest.files) as tensors:
+        learner.resume(manifest.step, tensors, manifest.state)
     checkpoint.restore_random_state(manifest)
     return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)

@@ -10,9 +10,7 @@ disagree on the progress of the run.
 """
 
 import asyncio
-import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -21,14 +19,14 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from asyncrl.actor.sockets.curve import hub_keys_of, needs_keys
-from asyncrl.actor.supervise import OURS, Child, describe_exit
+from asyncrl.actor.supervise import Child, describe_exit
 from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.config.addresses import tcp
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.messages import CODEC, Stop
-from asyncrl.node.trainer.first_rank import COLLECTIVE_S, FirstRank, Work
+from asyncrl.node.trainer.first_rank import COLLECTIVE_S, FirstRank, Work, exit_unless_cancelled
 from asyncrl.node.trainer.place import HubAddress, Place, RankPlace, Session
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
 from asyncrl.trainer.ranks.rank_store import rank_store
@@ -37,7 +35,7 @@ from asyncrl.trainer.ranks.ranks import SingleRank
 CAUSE_S = 5.0
 """Time to find the dead rank after a collective failed: the collective fails first."""
 LEAVE_S = 10.0
-"""Time for the other ranks to exit when the run is over, and for this process to leave a collective."""
+"""Time for the other ranks to exit when the run is over."""
 MARGIN_S = 2.0
 """Time for which a silent rank of another machine is left to the broker, which sees if all of the machine is lost."""
 CHECK_S = 1.0
@@ -183,20 +181,12 @@ async def _while_ranks_live(
 
 async def _leave_collectives(first_rank: FirstRank, working: "asyncio.Task[None]", error: Failure) -> None:
     """Wait for the end of ``working``; end this process if a library does not let go of its thread."""
-    timer = threading.Timer(LEAVE_S, _exit, [error])
-    timer.daemon = True
-    timer.start()  # A thread: the actor blocks the loop while it waits for the end of its own threads.
+    timer = exit_unless_cancelled(error)
     first_rank.abort(str(error))
     working.cancel()
     with suppress(asyncio.CancelledError, RankDied):
         await working
     timer.cancel()
-
-
-def _exit(error: Failure) -> None:
-    sys.stderr.write(f"{OURS}{error}\n")
-    sys.stderr.flush()
-    os._exit(error.exit_code)
 
 
 async def _result(lost: Awaitable[MachineLost]) -> Failure:

@@ -14,12 +14,13 @@ from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, identity, join, spool_links
 from asyncrl.client.run_address import RunAddress, configured_key
 from asyncrl.config.sections import from_json
+from asyncrl.errors import RankDied
 from asyncrl.messages import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies
 from asyncrl.node.process import run_process
 from asyncrl.node.runner import load_with_beats, serve
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
-from asyncrl.node.trainer.first_rank import COLLECTIVE_S, START_S, end_waits, form_group
+from asyncrl.node.trainer.first_rank import COLLECTIVE_S, START_S, end_waits, exit_unless_cancelled, form_group
 from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.machines import machine_hello
 from asyncrl.node.trainer.place import RankPlace
@@ -65,7 +66,16 @@ async def run_shard(
 
         learner = await load_with_beats(link, welcome.beat_s, load)
         try:
-            actor = ShardActor(learner, place.rank, config, link, spool_links(welcome.spools, who, run))
+            actor = ShardActor(
+                learner,
+                place.rank,
+                config,
+                link,
+                spool_links(welcome.spools, who, run),
+                checkpoints=checkpoint_folder(welcome),
+                device=groups[-1].device,
+                on_failure=lambda error: _end_waits(store, groups, f"this rank failed: {error}"),
+            )
             await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
         finally:
             for group in groups:
@@ -78,7 +88,7 @@ async def _ended_by(stopping: asyncio.Event, store: LinkStore, groups: list[Rank
 
     async def end() -> None:
         await stopping.wait()
-        end_waits(store, groups[-1] if groups else None, "this rank was told to stop")
+        _end_waits(store, groups, "this rank was told to stop")
 
     ending = asyncio.create_task(end())
     try:
@@ -86,6 +96,12 @@ async def _ended_by(stopping: asyncio.Event, store: LinkStore, groups: list[Rank
     finally:
         ending.cancel()
         await asyncio.gather(ending, return_exceptions=True)
+
+
+def _end_waits(store: LinkStore, groups: list[RankGroup], reason: str) -> None:
+    """End all waits of this rank, which leaves; and the process, if a library waits all the same."""
+    exit_unless_cancelled(RankDied(reason))
+    end_waits(store, groups[-1] if groups else None, reason)
 
 
 def main(address: str, name: str, place: str) -> int:

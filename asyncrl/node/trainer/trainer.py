@@ -6,6 +6,8 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from asyncrl.actor.link import Link
 from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.connection import Connection
@@ -37,7 +39,7 @@ from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.trainer.trainable import Trainable
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.groups.device import staging_device
+from asyncrl.weights.groups.device import device_name, staging_device, torch_device
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.stored.upload import Uploader
 
@@ -114,6 +116,7 @@ async def _train(
         interface=interface,
         checkpoints=checkpoints,
         stopping=stopping,
+        device=torch_device(device_name(config.trainer.device)),  # that of rank 0
         others=others,
     )
 
@@ -131,6 +134,7 @@ async def serve_trainer(
     interface: str,
     checkpoints: Path,
     stopping: asyncio.Event,
+    device: torch.device,
     others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
 ) -> None:
     """
@@ -139,12 +143,15 @@ async def serve_trainer(
     Args:
         interface: Address of this machine on which its process groups listen.
         checkpoints: Folder of the run's checkpoints.
+        device: Device of the learner's model.
     """
     config = from_json(welcome.config)
     layout = Layout(specs, config.weights.bucket_bytes)
-    device = staging_device(config.weights.backend)
+    staged_on = staging_device(config.weights.backend, device)
     member = Member(who.node, who.incarnation)
-    publisher = Publisher(layout, member, link.send, config.weights, interface=interface, device=device)
+    publisher = Publisher(
+        layout, member, link.send, config.weights, interface=interface, device=staged_on, beside=device
+    )
     uploader = Uploader(layout, publisher.copies, config.weights.anchor_every, weights_links(welcome.spools, who, run))
     actor = TrainerActor(
         config,
@@ -159,6 +166,7 @@ async def serve_trainer(
         uploader=uploader,
         sender=checkpoint_sender(checkpoints, welcome, run, who),
         others=others,
+        device=device,
         on_drain=stopping.set,
     )
     async with aclosing(publisher), aclosing(uploader):

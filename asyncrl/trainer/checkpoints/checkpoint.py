@@ -4,14 +4,15 @@ Checkpoints: everything that a trainer needs to resume, on disk, complete or not
     checkpoints/
         step_000060/
             config.json, *.safetensors, tokenizer…    Hugging Face model directory, ready to serve
-            trainer/optimizer.safetensors              AdamW's moments; in a folder, or engines would load them too
+            trainer/optimizer*.safetensors             AdamW's moments; in a folder, or engines would load them too
             trainer/*.safetensors                      other learned tensors
             manifest.json                              step, frontier, random state; size and digest of every file above
         .step_000070.partial/                          left by a process that died
         best.json                                      the best on held-out prompts, see `retention`
 
 All files are written to a hidden folder, the manifest last, flushed to disk, and renamed: a folder called ``step_*`` is
-complete, unless the disk lied or someone changed it, which `verify` detects. Nothing is pickled.
+complete, unless the disk lied or someone changed it, which `verify` detects. Nothing is pickled. Each rank writes the
+tensors of its part, the first one all else: `begin`, then `write_part` on every rank, then `finish`.
 There is no scheduler state: the learning rate is a function of the step.
 """
 
@@ -24,29 +25,32 @@ from typing import Protocol
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import replace_folder
 from asyncrl.files.checkpoints import (
     MANIFEST,
+    FileEntry,
     ListedFiles,
     file_entry,
     require_digests,
     require_sizes,
     step_folder,
     step_folders,
+    step_name,
 )
 from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
 from asyncrl.messages import Stepped
+from asyncrl.trainer.checkpoints.parts import Part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
 log = get_logger()
 
+INDEX = "model.safetensors.index.json"
 TENSORS = "trainer"
 """Folder of the tensors that are not weights of the model."""
 FORMAT = 1
@@ -79,7 +83,31 @@ class Manifest(ListedFiles, frozen=True, kw_only=True):
     """Identity of the run; empty if it is unknown."""
 
 
-def write(
+def begin(directory: Path, step: int) -> None:
+    """
+    Make an empty folder for the parts of a checkpoint, and remove what earlier ones left unfinished.
+
+    Raises:
+        RunFailed: The disk failed.
+    """
+    with _removed_on_error(directory, step):
+        for unfinished in directory.glob(".step_*.partial"):
+            shutil.rmtree(unfinished)
+        (_partial(directory, step) / TENSORS).mkdir(parents=True)
+
+
+def write_part(directory: Path, step: int, snapshot: Snapshot) -> dict[str, FileEntry]:
+    """Write the tensors of a rank; returns the files. Raises `RunFailed`, and removes everything, if the disk fails."""
+    partial, part = _partial(directory, step), snapshot.part
+    with _removed_on_error(directory, step):
+        written = {part.file("model"): snapshot.weights}
+        written |= {f"{TENSORS}/{part.file(name)}": tensors for name, tensors in snapshot.tensors.items()}
+        for name, tensors in written.items():
+            save_file(tensors, partial / name, metadata={"format": "pt"})
+        return {name: file_entry(partial / name) for name in written}
+
+
+def finish(
     directory: Path,
     *,
     step: int,
@@ -88,25 +116,28 @@ def write(
     stepped: Sequence[Stepped] = (),
     run_id: str = "",
     snapshot: Snapshot,
+    parts: Mapping[str, FileEntry],
     tokenizer: Tokenizer,
 ) -> Path:
     """
-    Write ``directory/step_<step>`` and return its path; once this returns, it survives a power cut.
+    Complete ``directory/step_<step>`` and return its path; once this returns, it survives a power cut.
 
     A folder of the same step is replaced: it exists only if it was damaged and the run resumed from an older one.
+
+    Args:
+        snapshot: Of the first rank.
+        parts: Files that were written by `write_part`, on all ranks.
 
     Raises:
         RunFailed: The disk failed; everything written was removed, and older checkpoints are unchanged.
     """
-    final = step_folder(directory, step)
-    partial = directory / f".{final.name}.partial"
-    with _removed_on_error(final, partial):
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / TENSORS).mkdir(parents=True)
-        snapshot.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
+    final, partial = step_folder(directory, step), _partial(directory, step)
+    with _removed_on_error(directory, step):
+        for config in snapshot.configs:
+            config.save_pretrained(partial)
         _save_tokenizer(tokenizer, partial)
-        for name, tensors in snapshot.tensors.items():
-            save_file(tensors, _tensors_path(partial, name))
+        if snapshot.part.count > 1:
+            _write_index(partial, snapshot, parts)
         reach("trainer.checkpoint_partial")
         manifest = Manifest(
             step=step,
@@ -116,16 +147,25 @@ def write(
             run_id=run_id,
             state=snapshot.state,
             random_state=snapshot.random_state,
-            files={str(path.relative_to(partial)): file_entry(path) for path in _files(partial)},
+            files={name: parts.get(name) or file_entry(partial / name) for name in _files(partial)},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         replace_folder(partial, final)
     return final
 
 
+def _write_index(folder: Path, snapshot: Snapshot, files: Mapping[str, FileEntry]) -> None:
+    names = [Part(index, snapshot.part.count).file("model") for index in range(snapshot.part.count)]
+    total = sum(files[name].size for name in names)
+    weight_map = {weight: names[index] for weight, index in snapshot.weight_parts.items()}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(index)) + b"\n")
+
+
 @contextmanager
-def _removed_on_error(final: Path, partial: Path) -> Iterator[None]:
+def _removed_on_error(directory: Path, step: int) -> Iterator[None]:
     """Turn disk errors into `RunFailed`, and remove the partial checkpoint, which may have filled the disk."""
+    final, partial = step_folder(directory, step), _partial(directory, step)
     try:
         with needed(final):
             try:
@@ -184,21 +224,6 @@ def require_run(folder: Path, manifest: Manifest, run_id: str) -> None:
         )
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """Read one file of `Snapshot.tensors`, bit for bit; raises `LedgerError` if it is missing or damaged."""
-    path = _tensors_path(folder, name)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise LedgerError(f"cannot read {path}: {error}; resume from an older checkpoint") from error
-
-
-def read_all_tensors(folder: Path, manifest: Manifest) -> dict[str, dict[str, Tensor]]:
-    """Read `Snapshot.tensors`, bit for bit; raises `LedgerError` if a file is missing or damaged."""
-    paths = (Path(name) for name in manifest.files)
-    return {path.stem: read_tensors(folder, path.stem) for path in paths if path.parent.name == TENSORS}
-
-
 def restore_random_state(manifest: Manifest) -> None:
     """Set torch's CPU generator to the state in the checkpoint."""
     torch.set_rng_state(torch.frombuffer(bytearray(manifest.random_state), dtype=torch.uint8))
@@ -206,7 +231,7 @@ def restore_random_state(manifest: Manifest) -> None:
 
 def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
     """
-    Remove unfinished checkpoints, and all others except the newest ``keep`` complete ones and those ``spared``.
+    Remove checkpoints, except the newest ``keep`` complete ones and those ``spared``.
 
     Damaged checkpoints older than the newest complete one are removed too; newer ones are left for inspection. Returns
     the removed folders, oldest first; raises `RunFailed` if one cannot be removed.
@@ -215,7 +240,6 @@ def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Pat
     kept = [folder for folder, _ in complete(directory)][-keep:]
     older = folders[: folders.index(kept[-1])] if kept else []
     doomed = [folder for folder in older if folder not in kept and folder not in spared]
-    doomed += sorted(directory.glob(".step_*.partial"))
     for folder in doomed:
         with needed(folder):
             shutil.rmtree(folder)
@@ -233,9 +257,9 @@ def complete(directory: Path) -> list[tuple[Path, Manifest]]:
     return found
 
 
-def _tensors_path(folder: Path, name: str) -> Path:
-    return folder / TENSORS / f"{name}.safetensors"
+def _partial(directory: Path, step: int) -> Path:
+    return directory / f".{step_name(step)}.partial"
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -28,7 +28,6 @@ from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.retention import Best
 
 CARD = "README.md"
-INDEX = "model.safetensors.index.json"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -106,7 +105,9 @@ def _cast(folder: Path, dtype: Dtype) -> None:
         path.unlink()  # The tensors may be mapped from this file, so write a new one instead of into it.
         save_file(cast, path, metadata)
     _edit(folder / "config.json", lambda config: config | {"dtype": dtype})
-    _edit(folder / INDEX, lambda index: index | {"metadata": index["metadata"] | {"total_size": total_bytes}})
+    _edit(
+        folder / checkpoint.INDEX, lambda index: index | {"metadata": index["metadata"] | {"total_size": total_bytes}}
+    )
 
 
 def _edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ checkpoint once it is complete, and keeps everything the run needs to resume fro
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.config.sections import Checkpoint
+from asyncrl.files.checkpoints import FileEntry
 from asyncrl.log import get_logger
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
@@ -82,7 +83,12 @@ class CheckpointWriter:
         """Copy what is left within `LAST_COPY_S`: the broker is leaving. What was not copied is not committed."""
         asyncio.get_running_loop().call_later(LAST_COPY_S, self._no_more_copies.set)
 
-    def begin(
+    async def begin(self, step: int) -> None:
+        """Wait until no checkpoint is being written, and make an empty folder for the parts of this one."""
+        await self.wait_idle()
+        await self._in_thread(partial(checkpoint.begin, self._directory, step))
+
+    def write(
         self,
         tasks: asyncio.TaskGroup,
         *,
@@ -90,10 +96,16 @@ class CheckpointWriter:
         policy_version: int,
         stepped: Sequence[Stepped],
         snapshot: Snapshot,
+        others: Callable[[], Awaitable[Mapping[str, FileEntry]]],
     ) -> None:
-        """Write a checkpoint of ``step`` steps in a task of ``tasks``, then send `Commit`."""
-        write = partial(
-            checkpoint.write,
+        """
+        Write a checkpoint of ``step`` steps in a task of ``tasks``, then send `Commit`.
+
+        Args:
+            others: Waits for the files of the other ranks.
+        """
+        finish = partial(
+            checkpoint.finish,
             self._directory,
             step=step,
             policy_version=policy_version,
@@ -103,7 +115,7 @@ class CheckpointWriter:
             snapshot=snapshot,
             tokenizer=self._tokenizer,
         )
-        self._writing = tasks.create_task(self._write(step, write))
+        self._writing = tasks.create_task(self._write(step, snapshot, others, finish))
 
     async def handle_evaluation(self, message: Evaluating | Evaluated) -> None:
         """Keep the checkpoint of a version in evaluation, and find the best by its result; see `Retention`."""
@@ -115,9 +127,16 @@ class CheckpointWriter:
                 await self._in_thread(self._retention.prune if self._has_written else self._retention.write_best)
                 await self._copied()
 
-    async def _write(self, step: int, write: Callable[[], Path]) -> None:
+    async def _write(
+        self,
+        step: int,
+        snapshot: Snapshot,
+        others: Callable[[], Awaitable[Mapping[str, FileEntry]]],
+        finish: Callable[..., Path],
+    ) -> None:
         began_s = self._clock()
-        path = await self._in_thread(write)
+        own = await self._in_thread(partial(checkpoint.write_part, self._directory, step, snapshot))
+        path = await self._in_thread(partial(finish, parts={**own, **await others()}))
         self._has_written = True
         await self._in_thread(self._retention.prune)
         reach("trainer.checkpoint_written")

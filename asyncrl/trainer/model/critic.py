@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForTokenClassification
 
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.model.loading import enable_checkpointing, load, packed_states
+from asyncrl.trainer.checkpoints.stored import Stored, read_rows
+from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
-from asyncrl.trainer.ranks.sharding import shard_like, shard_model
+from asyncrl.trainer.ranks.sharding import Computation
 
 HEAD = ("score.weight", "score.bias")
 """Names that transformers gives the head of a token classification model."""
@@ -46,14 +48,16 @@ class Critic:
     def __init__(
         self, config: Config, path: Path, mesh: DeviceMesh | None = None, *, device: torch.device = CPU
     ) -> None:
-        self.model = load(
-            path, AutoModelForTokenClassification, setting="critic.path", device=device, may_lack=HEAD, num_labels=1
-        )
+        kind = AutoModelForTokenClassification
+        self.model: Any = make_model(path, kind, setting="critic.path", num_labels=1)
+        self._head = _head(self.model, path)
         if config.trainer.gradient_checkpointing:
             enable_checkpointing(self.model, f"critic.path={path}")
-        self._valuing = _Valuing(self.model, getattr(torch, config.model.dtype), path)
-        if mesh is not None:
-            shard_model(self.model, self._valuing, mesh)
+        self._computation = Computation(self.model)
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype}
+        load(path, kind, self._computation, setting="critic.path", may_lack=HEAD, **place)
+        pack(self._computation, f"critic.path={path}", dtype)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self._lr = config.critic.lr
         self._optimizer = Optimizer(
@@ -65,8 +69,13 @@ class Critic:
 
     def values(self, batch: MicroBatch) -> Tensor:
         """[N] float32 value before each completion token of ``batch``. Carries the gradient."""
-        values: Tensor = self._valuing(batch)
-        return values
+        return self._computation.run(self._values, batch)
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        states = packed_states(self.model.base_model, batch)[batch.positions].float()
+        bias = None if self._head.bias is None else self._head.bias.float()
+        values = F.linear(states, self._head.weight.float(), bias)
+        return values.sum(1)  # [N, 1] to [N]; not a view, which would lose FSDP's hook on the output
 
     def step(self, loss: float, *, lr_scale: float = 1.0) -> dict[str, float]:
         """Update with the accumulated gradients; see `Optimizer.step`. ``lr_scale`` is a factor of ``critic.lr``."""
@@ -79,30 +88,19 @@ class Critic:
         return {WEIGHTS: weights, OPTIMIZER: self._optimizer.state()}
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy unsharded tensors from `tensors`; raises `LedgerError` if they are not of this model."""
+    def restore(self, tensors: Mapping[str, Stored]) -> None:
+        """Read this rank's rows of `tensors`; raises `LedgerError` if they are not of this model."""
         saved = tensors.get(WEIGHTS, {})
         for name, weight in self._parameters.items():
-            if name not in saved or saved[name].shape != weight.shape:
+            if name not in saved or tuple(saved[name].shape) != tuple(weight.shape):
                 raise LedgerError(f"the checkpoint has no critic weight {name} of shape {tuple(weight.shape)}")
         for name, weight in self._parameters.items():
-            weight.copy_(shard_like(saved[name], weight))
+            read_rows(weight, saved[name])
         self._optimizer.restore(tensors.get(OPTIMIZER, {}))
 
 
-class _Valuing(nn.Module):
-    """Forward pass of a critic. An nn.Module, because FSDP hooks into the call of one."""
-
-    def __init__(self, model: Any, dtype: torch.dtype, path: Path) -> None:
-        super().__init__()
-        self.body: nn.Module = model.base_model
-        self._dtype = dtype
-        if (head := getattr(model, "score", None)) is None or head.out_features != 1:
-            raise ConfigError(f"critic.path={path}: {type(model).__name__} has no head with one output per token")
-        self.head: nn.Linear = head
-
-    def forward(self, batch: MicroBatch) -> Tensor:
-        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            states = packed_states(self.body, batch)[batch.positions].float()
-        values: Tensor = self.head(states)
-        return values.sum(1)  # [N, 1] to [N]; not a view, which would lose FSDP's hook on the output
+def _head(model: Any, path: Path) -> nn.Linear:
+    head: nn.Linear | None = getattr(model, "score", None)
+    if head is None or head.out_features != 1:
+        raise ConfigError(f"critic.path={path}: {type(model).__name__} has no head with one output per token")
+    return head

@@ -1,76 +1,121 @@
-"""Load a pretrained transformers model for training: float32, without dropout, with packed attention."""
+"""
+Load a pretrained transformers model for training: float32, without dropout, with packed attention.
 
-from collections.abc import Collection
+    config.json ─▶ model without weights ─▶ sharded over ranks ─▶ memory for this rank's part ◀─ its slices of the files
+                   make_model              load                                                   *.safetensors
+
+No process holds more of the model than its part, nor more of a file than one slice. Files in another form than the
+trainer's checkpoints, such as ones with fused experts, are converted by transformers: each process reads all of them.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoConfig, GenerationConfig
 
 from asyncrl.config.model.directory import require_directory
+from asyncrl.config.model.safetensors_header import Shapes
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
+from asyncrl.log import get_logger
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import lacking, mismatch, read_architecture
+from asyncrl.trainer.model.slices import local_rows, local_slices
+from asyncrl.trainer.model.weight_files import open_weights
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
+from asyncrl.trainer.ranks.sharding import Computation, lone_mesh, shard_model
+from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
-TOLERANCE = 1e-4
+log = get_logger()
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Larger than the rounding between two orders of one product, far smaller than the effect of a further operation."""
+GENERATION = "generation_config.json"
 
 
-def load(
-    path: Path,
-    kind: Any,
-    *,
-    setting: str,
-    device: torch.device,
-    may_lack: Collection[str] = (),
-    **options: object,
-) -> Any:
+def make_model(path: Path, kind: Any, *, setting: str, **options: object) -> Any:
     """
-    Load a transformers model; untyped, because transformers has no types.
+    Make a transformers model without weights; untyped, because transformers has no types.
 
     Args:
         kind: Auto class of transformers.
         setting: Configuration key of ``path``, for messages.
-        device: Final device; the model is checked on the host first.
-        may_lack: Weights that may be missing from the directory, and are zero then.
+        options: Settings in place of those in config.json.
 
     Raises:
-        ConfigError: There is no complete model of this kind with finite weights, or packed sequences would see each
-            other.
+        ConfigError: There is no model of this kind.
     """
     source = f"{setting}={path}"
     check_weights(require_directory(str(path), setting), setting)
     read_architecture(path, setting)
     try:
-        model, info = kind.from_pretrained(
-            path,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
-            **options,
-        )
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+        with _parameters_on_meta():
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        if model.can_generate() and (path / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # a wrong value in config.json may raise anything
-        what = "a causal language model" if "Causal" in kind.__name__ else "a critic"
-        raise ConfigError(f"{source}: cannot load {what}: {describe(error, __file__)}") from error
-    if wrong := sorted(info["mismatched_keys"]):
-        raise ConfigError(mismatch(source, *wrong[0]))
-    for name in set(may_lack) & info["missing_keys"]:
-        nn.init.zeros_(model.get_parameter(name))
-    if missing := sorted(set(info["missing_keys"]) - set(may_lack)):
-        raise ConfigError(lacking(source, missing))
-    _refuse_non_finite(model, source)
+        raise ConfigError(f"{source}: cannot load {_what(kind)}: {describe(error, __file__)}") from error
     model.eval()  # no dropout: its noise in the ratio would be clipped like a policy update
-    _pack(model, source)
-    return model.to(device)
+    return model
+
+
+def load(
+    path: Path,
+    kind: Any,
+    computation: Computation,
+    *,
+    setting: str,
+    device: torch.device,
+    mesh: DeviceMesh | None = None,
+    dtype: torch.dtype = torch.float32,
+    may_lack: Collection[str] = (),
+) -> None:
+    """
+    Shard a model from `make_model`, and load its weights. Collective if there is a ``mesh``.
+
+    Args:
+        computation: Contains the model.
+        mesh: Ranks to shard over; None for this process alone.
+        dtype: Dtype of all that is computed with the parameters, which are float32.
+        may_lack: Weights that may be missing from the directory, and are zero then.
+
+    Raises:
+        ConfigError: There is no complete model of this kind with finite weights.
+    """
+    model: Any = computation.model
+    if mesh is None and dtype != torch.float32:
+        mesh = lone_mesh(device)
+    views = checkpoint_views(model, saved_tensors(model))
+    if mesh is not None:
+        shard_model(model, computation, mesh, dtype)
+    _allocate(computation, device)
+    model.tie_weights()
+    shapes = check_weights(path, setting)
+    if views and _are_same(views, shapes, may_lack):
+        _read_slices(model, views, path, setting)
+    else:
+        log.info("model.converted", path=str(path), reason="its files have another form than checkpoints")
+        _read_whole(model, path, kind, f"{setting}={path}", may_lack)
+
+
+@torch.no_grad()
+def pack(computation: Computation, source: str, dtype: torch.dtype) -> None:
+    """
+    Switch a loaded model, named by ``source``, to packed attention. Collective if it is sharded.
+
+    Raises:
+        ConfigError: Packed sequences would see each other.
+    """
+    computation.run(_pack, computation.model, source, TOLERANCE[dtype])
 
 
 def enable_checkpointing(model: Any, source: str) -> None:
@@ -95,28 +140,105 @@ def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
     return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row)[0]
 
 
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """
+    Parameters of modules made in this block have no memory; buffers, which config.json determines, have values.
+
+    Torch's meta device would leave the buffers without values too.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.data.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Give parameters on the meta device memory, and move everything else to ``device``."""
+
+    def place(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    module._apply(place)  # type: ignore[no-untyped-call]
+
+
+def _are_same(views: Collection[View], shapes: Shapes, may_lack: Collection[str]) -> bool:
+    """True if every tensor is in the files as a checkpoint names and shapes it."""
+    return all(shapes.get(view.name, () if view.name in may_lack else None) in (view.shape, ()) for view in views)
+
+
 @torch.no_grad()
-def _refuse_non_finite(model: nn.Module, source: str) -> None:
+def _read_slices(model: nn.Module, views: Collection[View], path: Path, setting: str) -> None:
+    tensors = saved_tensors(model)
+    with open_weights(path) as files:
+        for name, index, tensor in local_slices(tensors, views):
+            if name in files:
+                tensor.copy_(files.read(name, index))
+                _require_finite(name, tensor, f"{setting}={path}")
+            else:
+                tensor.zero_()
+
+
+@torch.no_grad()
+def _read_whole(model: nn.Module, path: Path, kind: Any, source: str, may_lack: Collection[str]) -> None:
+    """Load the model on the host as transformers converts it, and keep this rank's rows."""
+    try:
+        whole, info = kind.from_pretrained(
+            path,
+            config=model.config,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
+        )
+    except Exception as error:  # as in `make_model`
+        raise ConfigError(f"{source}: cannot load {_what(kind)}: {describe(error, __file__)}") from error
+    if wrong := sorted(info["mismatched_keys"]):
+        raise ConfigError(mismatch(source, *wrong[0]))
+    if missing := sorted(set(info["missing_keys"]) - set(may_lack)):
+        raise ConfigError(lacking(source, missing))
+    tensors = saved_tensors(model)
+    for name, weight in saved_tensors(whole).items():
+        local, rows = local_rows(tensors[name])
+        if name in info["missing_keys"]:
+            local.zero_()
+        elif weight.dim():
+            local.copy_(weight[rows.start : rows.stop])
+        else:
+            local.copy_(weight)
+        _require_finite(name, local, source)
+
+
+def _require_finite(name: str, weight: Tensor, source: str) -> None:
     """Raise `ConfigError` if a weight is NaN or infinite: every trajectory would be garbage, and every step skipped."""
-    for name, weight in model.named_parameters():
-        if not weight.sum().isfinite() and not (finite := weight.isfinite()).all():
-            raise ConfigError(
-                f"{source}: the weight {name!r} has {(~finite).sum()} values that are NaN or infinite; copy the "
-                f"directory again, or use an earlier checkpoint"
-            )
+    if not weight.sum().isfinite() and not (finite := weight.isfinite()).all():
+        raise ConfigError(
+            f"{source}: the weight {name!r} has {(~finite).sum()} values that are NaN or infinite; copy the "
+            f"directory again, or use an earlier checkpoint"
+        )
 
 
-@torch.no_grad()
-def _pack(model: Any, source: str) -> None:
+def _pack(model: Any, source: str, tolerance: float) -> None:
     """Switch to packed attention, and check on two short sequences that packing does not change their states."""
-    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
+    device = next(model.parameters()).device
+    ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
     alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
     use_packed_attention(model)
-    row = Row([np.arange(6), np.array([0, 1, 2, 6, 7])], model.device)
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
+    row = Row([np.arange(6), np.array([0, 1, 2, 6, 7])], device)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=device)
     packed = _states(model.base_model, ids, position_ids=positions, row=row)
-    if not torch.allclose(packed, torch.cat((alone[0], alone[1][:, 3:]), 1), rtol=TOLERANCE, atol=TOLERANCE):
+    if not torch.allclose(packed, torch.cat((alone[0], alone[1][:, 3:]), 1), rtol=tolerance, atol=tolerance):
         raise ConfigError(
             f"{source}: {type(model).__name__} mixes the tokens of a row outside of attention, so packed sequences "
             f"would see each other; use a model with full or sliding attention in all of its layers"
@@ -126,3 +248,7 @@ def _pack(model: Any, source: str) -> None:
 def _states(body: nn.Module, ids: Tensor, **options: object) -> Tensor:
     states: Tensor = body(input_ids=ids, use_cache=False, **options).last_hidden_state
     return states
+
+
+def _what(kind: Any) -> str:
+    return "a causal language model" if "Causal" in kind.__name__ else "a critic"

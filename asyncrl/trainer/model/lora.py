@@ -12,7 +12,7 @@ Source:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.trainer.checkpoints.stored import Stored, read_rows
 from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
 from asyncrl.weights.contents.names import checkpoint_tensors
 
@@ -31,6 +32,8 @@ SEED = 0
 class Adapters(nn.Module):
     """
     Adapters of a transformers model, which is frozen; its forward pass includes them from now on.
+
+    They have no values before `initialize`, and no memory if the model has none.
 
     Raises:
         ConfigError: A target names no linear layer, or a layer that checkpoints store in another form.
@@ -43,9 +46,18 @@ class Adapters(nn.Module):
         self._keys: dict[str, str] = {}
         """Key in the `ParameterDict`s, which allow no dots, by name of the layer's weight."""
         model.requires_grad_(False)
-        random = torch.Generator().manual_seed(SEED)
         for name, layer in _target_layers(model, config.targets).items():
-            self._adapt(name, layer, config.rank, random)
+            self._adapt(name, layer, config.rank)
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Set the weights with which training starts, once the tensors have memory; the same on any number of ranks."""
+        random = torch.Generator().manual_seed(SEED)
+        for key in self._keys.values():
+            down = self._down[key]
+            bound = 1 / math.sqrt(down.shape[1])
+            down.copy_(shard_like(torch.empty(down.shape).uniform_(-bound, bound, generator=random), down))
+            self._up[key].zero_()
 
     def named(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by PEFT's names."""
@@ -68,8 +80,13 @@ class Adapters(nn.Module):
         return torch.addmm(full_tensor(weight), up, down, alpha=self.scale)
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors from `named`; raises `LedgerError`, and changes nothing, if they are not of these adapters."""
+    def restore(self, tensors: Stored) -> None:
+        """
+        Read this rank's rows of tensors from `named`.
+
+        Raises:
+            LedgerError: They are not of these adapters; nothing was changed.
+        """
         own = self.named()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         expected = {name: tuple(weight.shape) for name, weight in own.items()}
@@ -80,14 +97,12 @@ class Adapters(nn.Module):
                 f"trainer.lora changed?"
             )
         for name, weight in own.items():
-            weight.copy_(shard_like(tensors[name], weight))
+            read_rows(weight, tensors[name])
 
-    def _adapt(self, name: str, layer: nn.Linear, rank: int, random: torch.Generator) -> None:
+    def _adapt(self, name: str, layer: nn.Linear, rank: int) -> None:
         key = self._keys[f"{name}.weight"] = name.replace(".", "/")
-        bound = 1 / math.sqrt(layer.in_features)
-        down = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=random)
-        self._down[key] = nn.Parameter(down.to(layer.weight.device))
-        self._up[key] = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
+        self._down[key] = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
+        self._up[key] = nn.Parameter(layer.weight.new_empty(layer.out_features, rank))
 
         def add_low_rank(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             return output + F.linear(F.linear(inputs[0], self._down[key]), self._up[key]) * self.scale

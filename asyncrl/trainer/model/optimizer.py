@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.config.sections import Trainer
+from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.optimizer_state import restore_state, state_tensors
 from asyncrl.trainer.ranks.ranks import collective
 from asyncrl.trainer.ranks.sharding import full_tensor
@@ -64,5 +65,5 @@ class Optimizer:
         """Moments by name. Borrowed until the next `step`."""
         return state_tensors(self._optimizer, self._parameters)
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Stored) -> None:
         restore_state(self._optimizer, self._parameters, state)

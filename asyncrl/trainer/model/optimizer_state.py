@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.errors import LedgerError
-from asyncrl.trainer.ranks.sharding import shard_like
+from asyncrl.trainer.checkpoints.stored import Rows, Stored, read_rows
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's state of one parameter; ``step`` is a scalar."""
@@ -26,23 +26,28 @@ def state_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.
     }
 
 
-def restore_state(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
-    """Copy unsharded tensors from `state_tensors`; raises `LedgerError`, and changes nothing, if they do not fit."""
+def restore_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Stored) -> None:
+    """
+    Read this rank's rows of tensors from `state_tensors`, which are whole.
+
+    Raises:
+        LedgerError: They do not fit; nothing was changed.
+    """
     _check(parameters, tensors)
     optimizer.state.clear()
     for name, weight in parameters.items():
         if f"{name}/{MOMENTS[0]}" in tensors:
-            optimizer.state[weight] = {moment: _copy_like(weight, tensors[f"{name}/{moment}"]) for moment in MOMENTS}
+            optimizer.state[weight] = {moment: _read(weight, tensors[f"{name}/{moment}"]) for moment in MOMENTS}
 
 
-def _copy_like(weight: nn.Parameter, moment: Tensor) -> Tensor:
-    """Copy of a moment, sharded like its weight; the scalar ``step`` is the same on every rank."""
-    return shard_like(moment.clone(), weight) if moment.dim() else moment.to(weight.device, copy=True)
+def _read(weight: nn.Parameter, source: Rows) -> Tensor:
+    """A moment, sharded like its weight; the scalar ``step`` is the same on every rank."""
+    moment = torch.zeros_like(weight.detach()) if len(source.shape) else torch.zeros((), device=weight.device)
+    read_rows(moment, source)
+    return moment
 
 
-def _check(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def _check(parameters: Mapping[str, nn.Parameter], tensors: Stored) -> None:
     for key, tensor in tensors.items():
         name, _, moment = key.rpartition("/")
         if name not in parameters or moment not in MOMENTS:

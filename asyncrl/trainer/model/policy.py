@@ -1,12 +1,13 @@
 """
 Model in training: score tokens, and hand out weights to publish.
 
-    config.model.dtype = "bfloat16"     weights and gradients float32, products in bfloat16, published as bfloat16
+    config.model.dtype = "bfloat16"     weights, gradients and moments float32; computed with and published as bfloat16
 
 Weights stay float32 for every dtype, because an update with a learning rate of 1e-6 is too small for bfloat16.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.loading import TOLERANCE, enable_checkpointing, load, packed_states
+from asyncrl.trainer.checkpoints.stored import Stored
+from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.packing.batch import MicroBatch
-from asyncrl.trainer.ranks.sharding import full_tensor, shard_model
+from asyncrl.trainer.ranks.sharding import Computation, full_tensor
 from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
+from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
 
 CPU = torch.device("cpu")
+TOLERANCE = 1e-4
+"""Rounding of logits that are computed twice in the same way; far smaller than the effect of a further operation."""
 
 
 class Policy:
@@ -33,7 +37,9 @@ class Policy:
     Causal language model whose log-probs carry gradients.
 
     Args:
-        dtype: Dtype of matrix products and of published weights.
+        dtype: Dtype of what is computed with the weights, and of published weights.
+        mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
+            weights is collective.
         gradient_checkpointing: Keep one activation per layer, and recompute the others.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
 
@@ -47,91 +53,120 @@ class Policy:
         *,
         dtype: str = "float32",
         device: torch.device = CPU,
+        mesh: DeviceMesh | None = None,
         gradient_checkpointing: bool = False,
         lora: Lora | None = None,
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.model = load(path, AutoModelForCausalLM, setting="model.path", device=device)
+        self.device = device
+        self.model: Any = make_model(path, AutoModelForCausalLM, setting="model.path")
+        self._views = checkpoint_views(self.model, saved_tensors(self.model))
+        self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:
             enable_checkpointing(self.model, f"model.path={path}")
-        self._vocab_size = int(self.model.config.get_text_config().vocab_size)
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
-        self._scoring = _Scoring(self.model, self._adapters, self.dtype)
-        self._refuse_other_heads(path)
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        self._computation = Computation(self.model, *filter(None, [self._adapters]))
+        load(
+            path,
+            AutoModelForCausalLM,
+            self._computation,
+            setting="model.path",
+            device=device,
+            mesh=mesh,
+            dtype=self.dtype,
+        )
+        if self._adapters is not None:
+            self._adapters.initialize()
+        pack(self._computation, f"model.path={path}", self.dtype)
+        self._head: nn.Linear = self.model.get_output_embeddings()
+        with torch.no_grad():
+            self._computation.run(self._refuse_other_heads, path)
 
     def score(
         self, batch: MicroBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
     ) -> Scores:
         """Score the N completion tokens of ``batch``. Every parameter is in the graph, even with N = 0."""
-        scores: Scores = self._scoring(batch, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared)
-        return scores
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Shard the model. Afterwards every computation with it, and every read of its weights, is collective."""
-        shard_model(self.model, self._scoring, mesh)
+        return self._computation.run(
+            self._score, batch, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+        )
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Hugging Face name, tied ones once under their first name. With LoRA, by PEFT's name."""
         return dict(self.model.named_parameters()) if self._adapters is None else self._adapters.named()
 
-    def restore_adapters(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore_adapters(self, tensors: Stored) -> None:
         """With LoRA, load adapters from `parameters`; see `Adapters.restore`. The model must be the base model."""
         if self._adapters is not None:
             self._adapters.restore(tensors)
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights to publish, adapters merged. Collective if sharded. Float32 ones are borrowed until the next step."""
-        for name, weight in checkpoint_tensors(self.model):
-            yield name, full_tensor(self._merged(name, weight)).to(self.dtype)
+    @property
+    def configs(self) -> list[Any]:
+        """Files of a model directory besides weights and tokenizer, each with a method ``save_pretrained``."""
+        config = copy(self.model.config)
+        config.architectures, config.dtype = [type(self.model).__name__], "float32"
+        return [config, self.model.generation_config] if self.model.can_generate() else [config]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """State dict for `save_pretrained`, adapters merged. Borrowed. Collective if the model is sharded."""
-        return {name: self._merged(name, tensor) for name, tensor in self.model.state_dict().items()}
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights to publish, in ``dtype`` of the model; see `saved_weights`."""
+        return self._gathered(dict(self.model.named_parameters()), self.dtype)
+
+    def saved_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """
+        Weights of a checkpoint in float32, adapters merged: each is borrowed until the next one. Collective if sharded.
+
+        One parameter at a time is gathered. The families of models that store rows in another order than a checkpoint
+        need all of them at a time.
+        """
+        return self._gathered(saved_tensors(self.model), None)
+
+    def saved_sizes(self) -> dict[str, int]:
+        """Bytes of each of the `saved_weights`, in their order."""
+        tensors = saved_tensors(self.model)
+        empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+        return {name: tensor.nbytes for name, tensor in self._as_saved(empty.items())}
 
     def specs(self) -> list[TensorSpec]:
-        """Names, shapes and dtypes of `named_weights`, in the same order."""
-        return checkpoint_specs(self.model, str(self.dtype).removeprefix("torch."))
+        """Names, shapes and dtypes of `named_weights`."""
+        return list(self._specs)
+
+    def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
+        return score_states(
+            packed_states(self.model.base_model, batch)[batch.positions],
+            self._head.weight,
+            self._head.bias,
+            batch.token_ids,
+            temperature=temperature,
+            dtype=self.dtype,
+            entropy=entropy,
+            sum_pi_squared=sum_pi_squared,
+        )
+
+    def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        merged = ((name, self._merged(name, tensor.detach())) for name, tensor in tensors.items())
+        return self._as_saved((name, full_tensor(tensor.to(dtype or tensor.dtype))) for name, tensor in merged)
+
+    def _as_saved(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by their names in the model, as a checkpoint names and shapes them."""
+        if self._views is None:
+            yield from renamed(self.model, dict(tensors)).items()
+            return
+        views: dict[str, list[View]] = {}
+        for view in self._views:
+            views.setdefault(view.parameter, []).append(view)
+        for name, tensor in tensors:
+            yield from ((view.name, view.of(tensor)) for view in views[name])
 
     def _merged(self, name: str, weight: Tensor) -> Tensor:
         return weight if self._adapters is None else self._adapters.merged(name, weight)
 
-    @torch.no_grad()
     def _refuse_other_heads(self, path: Path) -> None:
         """Scoring applies the linear head only; models that also cap or scale their logits would be silently wrong."""
-        head, ids = self._scoring.head, torch.arange(8, device=self.device)[None] % self._vocab_size
+        vocab_size = int(self.model.config.get_text_config().vocab_size)
+        head, ids = self._head, torch.arange(8, device=self.device)[None] % vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits
-        got = head(self._scoring.body(input_ids=ids, use_cache=False).last_hidden_state)
+        got = head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         if type(head) is not nn.Linear or not torch.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE):
             raise ConfigError(
                 f"model.path={path}: {type(self.model).__name__} computes its logits with more than a linear head, "
                 f"which the trainer cannot reproduce; use a model without logit scaling or soft-capping"
-            )
-
-
-class _Scoring(nn.Module):
-    """Forward pass of a policy. An nn.Module, because FSDP hooks into the call of one."""
-
-    def __init__(self, model: Any, adapters: Adapters | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.body: nn.Module = model.base_model
-        self.adapters = adapters
-        self.head: nn.Linear = model.get_output_embeddings()
-        self._dtype = dtype
-
-    def forward(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
-        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return score_states(
-                packed_states(self.body, batch)[batch.positions],
-                self.head.weight,
-                self.head.bias,
-                batch.token_ids,
-                temperature=temperature,
-                dtype=self._dtype,
-                entropy=entropy,
-                sum_pi_squared=sum_pi_squared,
             )

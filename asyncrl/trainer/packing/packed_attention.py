@@ -6,13 +6,14 @@ Attention over a packed row of sequences: each sequence attends to itself only.
                         │       │   queries  b · ▚ ·       with the square of the row.
                      1 x 4   2 x 2           c · · ▚
 
-On a CUDA device with a 16-bit dtype, one variable-length kernel takes all sequences. Elsewhere, sequences of the same
-length go through torch's scaled_dot_product_attention as a batch.
+On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, one variable-length kernel takes all sequences.
+Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch.
 
 Models find the function by its name, `PACKED`, and receive the `Row` as a keyword argument.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from inspect import signature
 from itertools import groupby
 
@@ -29,8 +30,10 @@ Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [K, heads, D], keys and values [K, kv_heads, D]."""
 
 PACKED = "asyncrl_packed"
-HAS_KERNEL = "enable_gqa" in signature(varlen_attn).parameters
+HAS_ARGUMENTS = "enable_gqa" in signature(varlen_attn).parameters
 """False for the first torch releases with `varlen_attn`, which lack sliding windows and shared key heads."""
+CAPABILITY = (8, 0)
+"""Oldest GPUs that the kernel, FlashAttention 2, is built for: Ampere."""
 
 
 def packed_attention(
@@ -60,7 +63,7 @@ def packed_attention(
     """
     row = row or Row([np.arange(query.shape[2])], query.device)
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
-    if query.is_cuda and HAS_KERNEL and (dtype := _half_dtype(value)):
+    if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
         out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
@@ -71,6 +74,11 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Switch every layer of ``model`` to `packed_attention`. Registers `PACKED` with transformers."""
     AttentionInterface.register(PACKED, packed_attention)
     model.set_attn_implementation(PACKED)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    return HAS_ARGUMENTS and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def _take_rows(part: Tensor, indices: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """
 Control of the further ranks by the first one: welcome them, send them work, and notice when one is gone.
 
-    shard ── Hello, Checked, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
+    shard ── Hello, Checked, PartWritten, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
     every rank's store ── StoreSet, StoreGet ─▶ RankHub ── StoreValue ─▶ store
 """
 
@@ -9,13 +9,16 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, RankDied
-from asyncrl.messages import Checked, Hello, Refusal, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.files.checkpoints import FileEntry
+from asyncrl.messages import Checked, Hello, PartWritten, Refusal, Reject, StoreGet, StoreSet, StoreValue, Welcome
 from asyncrl.weights.groups.rendezvous import Rendezvous
+
+Answer = TypeVar("Answer")
 
 
 class OtherRanks(Protocol):
@@ -27,6 +30,9 @@ class OtherRanks(Protocol):
     async def refused(self, step: int, /) -> list[Refusal]:
         """Wait until every further rank has checked its trajectories of ``step``. Returns what they refuse."""
 
+    async def written(self, step: int, /) -> dict[str, FileEntry]:
+        """Wait until every further rank has written its part of the checkpoint after ``step``. Returns the files."""
+
 
 class NoOtherRanks:
     """`OtherRanks` of a trainer of one process."""
@@ -35,6 +41,9 @@ class NoOtherRanks:
 
     async def refused(self, _step: int) -> list[Refusal]:
         return []
+
+    async def written(self, _step: int) -> dict[str, FileEntry]:
+        return {}
 
 
 class RankHub:
@@ -68,9 +77,8 @@ class RankHub:
         """Name and host of each rank that has joined, by peer."""
         self._heard_s: dict[str, float] = {}
         """Time of the last message, by peer."""
-        self._refused: defaultdict[int, dict[str, list[Refusal]]] = defaultdict(dict)
-        """Refusals in each step that is not trained yet, by peer."""
-        self._has_checked = asyncio.Event()
+        self._refused = _Answers[list[Refusal]](len(names))
+        self._written = _Answers[dict[str, FileEntry]](len(names))
 
     async def listen(self) -> None:
         """Welcome ranks and receive their beats until the hub is closed."""
@@ -85,8 +93,9 @@ class RankHub:
                 case Hello():
                     self._join(peer, message)
                 case Checked(step=step, refused=refused) if peer in self._ranks:
-                    self._refused[step][peer] = refused
-                    self._has_checked.set()
+                    self._refused.put(step, peer, refused)
+                case PartWritten(step=step, files=files) if peer in self._ranks:
+                    self._written.put(step, peer, files)
                 case StoreSet(group=group, key=key, value=value):
                     for waiting in self._rendezvous.set(group, key, value):
                         self._hub.send(waiting, StoreValue(group, key, value))
@@ -113,10 +122,11 @@ class RankHub:
 
     async def refused(self, step: int) -> list[Refusal]:
         """See `OtherRanks`. Called for one step at a time."""
-        while len(self._refused[step]) < len(self._names):
-            self._has_checked.clear()
-            await self._has_checked.wait()
-        return [refusal for refused in self._refused.pop(step).values() for refusal in refused]
+        return [refusal for refused in await self._refused.of_all(step) for refusal in refused]
+
+    async def written(self, step: int) -> dict[str, FileEntry]:
+        """See `OtherRanks`. Called for one step at a time."""
+        return {name: entry for files in await self._written.of_all(step) for name, entry in files.items()}
 
     def require_all(self) -> None:
         """Raise `RankDied`, which names the rank, if one has been silent for too long."""
@@ -134,3 +144,24 @@ class RankHub:
         self._hub.send(peer, self._welcome)
         if len(self._ranks) == len(self._names):
             self._all_joined.set()
+
+
+class _Answers(Generic[Answer]):
+    """Answers of every further rank for each step."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._answers: defaultdict[int, dict[str, Answer]] = defaultdict(dict)
+        """Answers by step and peer, for steps that nobody has asked for yet."""
+        self._came = asyncio.Event()
+
+    def put(self, step: int, peer: str, answer: Answer) -> None:
+        self._answers[step][peer] = answer
+        self._came.set()
+
+    async def of_all(self, step: int) -> list[Answer]:
+        """Wait for the answers of all ranks for a step. Called for one step at a time."""
+        while len(self._answers[step]) < self._num_ranks:
+            self._came.clear()
+            await self._came.wait()
+        return list(self._answers.pop(step).values())

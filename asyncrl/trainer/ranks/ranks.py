@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.errors import RankDied, TransferError
-from asyncrl.weights.groups.device import BACKENDS, device_name, torch_device
+from asyncrl.weights.groups.device import BACKENDS, device_name, make_current, torch_device
 from asyncrl.weights.groups.network_interface import INTERFACE, interface_name
 
 INTERFACES = INTERFACE | {"gloo": "GLOO_SOCKET_IFNAME"}
@@ -50,14 +50,14 @@ class Ranks(Protocol):
 
 
 class SingleRank:
-    """`Ranks` of a single process."""
+    """`Ranks` of a single process, on the first device of a kind; raises `ConfigError` if there is none."""
 
     rank = 0
     size = 1
     mesh = None
 
     def __init__(self, kind: str = "cpu") -> None:
-        self.device = torch.device(kind)
+        self.device = torch_device(device_name(kind))
 
     def all_gather(self, data: bytes) -> list[bytes]:
         return [data]
@@ -78,6 +78,7 @@ class RankGroup:
         timeout_s: Longest time that a collective, or forming the group, waits for another rank.
         kind: Type of device.
         interface: Address whose network interface the libraries use, unless the environment names one.
+        shard_size: Ranks that share one copy of the model, a divisor of ``size``; 0 takes all of them.
 
     Raises:
         RankDied: Not all ranks joined in time; raised by the store too.
@@ -94,6 +95,7 @@ class RankGroup:
         device_index: int = 0,
         kind: str = "cpu",
         interface: str = LOOPBACK,
+        shard_size: int = 0,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -101,13 +103,12 @@ class RankGroup:
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # host tensors travel as well
         with _interface(kind, interface):
             try:
-                if kind != "cpu":
-                    torch.get_device_module(kind).set_device(self.device)
+                make_current(self.device)
                 _wait_for_all(store, rank, size)
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
                 )
-                self.mesh: DeviceMesh = init_device_mesh(kind, (size,))
+                self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size)
                 if kind != "cpu":  # Connect now: at its first use, the library would lack variables and store.
                     dist.all_reduce(torch.zeros(1, device=self.device))
             except (TransferError, RuntimeError, dist.DistError) as error:
@@ -152,6 +153,13 @@ class RankGroup:
         """Destroy the group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _mesh(kind: str, size: int, shard_size: int) -> DeviceMesh:
+    """Mesh to shard over; with several copies of the model, its first dimension is over the copies."""
+    if shard_size == size:
+        return init_device_mesh(kind, (size,))
+    return init_device_mesh(kind, (size // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
 
 
 def _wait_for_all(store: c10d.Store, rank: int, size: int) -> None:

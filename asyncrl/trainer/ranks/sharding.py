@@ -4,32 +4,79 @@ Shard a model over ranks: each holds a part of every parameter, gradient and mom
     parameters   [▓▓▓▓|░░░░]  ─ all-gather a layer ─▶ forward, backward ─ reduce-scatter ─▶ [▓▓▓▓|░░░░]   gradients
                  rank 0  rank 1
 
-Gradients are averaged over ranks; for a sum, multiply the loss by the number of ranks.
+    float32      stored       ─ cast ─▶ bfloat16, gathered and computed with ─▶ float32, reduced    for "bfloat16"
+
+A model is sharded before it has weights, so that no process ever holds those of others. Gradients are averaged over
+ranks; for a sum, multiply the loss by the number of ranks.
 
 Source:
     Zhao et al. 2023, arXiv:2304.11277 (FSDP); torch.distributed.fsdp.fully_shard.
 """
 
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from asyncrl.trainer.ranks.ranks import collective
+from asyncrl.weights.groups.device import BACKENDS
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def shard_model(model: PreTrainedModel, computation: nn.Module, mesh: DeviceMesh) -> None:
+class Computation(nn.Module):
     """
-    Shard a model, whose parameters are the same on every rank, layer by layer. Collective.
-
-    ``computation`` contains the model and is called to compute with it: nothing else may use the parameters.
+    All that computes with the parameters of a model goes through a call of this module, to which FSDP hooks its
+    collectives. Collective if the model is sharded.
     """
+
+    def __init__(self, model: nn.Module, *further: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.further = nn.ModuleList(further)
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def run(self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Call a function that uses the parameters."""
+        result: Result = self(function, *args, **kwargs)
+        if isinstance(self, FSDPModule) and not torch.is_grad_enabled():
+            self.reshard()  # a backward pass would do it
+        return result
+
+
+def shard_model(model: PreTrainedModel, computation: Computation, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """
+    Shard a model layer by layer; its parameters may be without weights. Collective.
+
+    ``dtype`` is that of the gathered parameters and of what is computed with them. Stored parameters keep theirs, and
+    gradients are reduced in float32.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     kinds = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in kinds:
-            fully_shard(module, mesh=mesh)
-    fully_shard(computation, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(computation, mesh=mesh, mp_policy=policy)
+
+
+def lone_mesh(device: torch.device) -> DeviceMesh:
+    """Mesh of this process alone. Forms the default group of torch.distributed if there is none."""
+    if not dist.is_initialized():
+        dist.init_process_group(BACKENDS[device.type], store=HashStore(), rank=0, world_size=1)
+    if dist.get_world_size() == 1:
+        return init_device_mesh(device.type, (1,))
+    own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return DeviceMesh.from_group(own, device.type)
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:

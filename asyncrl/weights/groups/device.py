@@ -1,5 +1,6 @@
 """
-Kinds of device: names, the variable that selects the devices of a process, and the collective library.
+Kinds of device: names, the variable that selects the devices of a process, the collective library, and the current
+device of a thread.
 
     kind    devices            selected by                  library
     cpu     cpu                                             gloo
@@ -11,7 +12,9 @@ torch and torch_npu are imported only by functions that need them. torch_npu is 
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -27,8 +30,8 @@ REACHES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "hccl": ("npu",)}
 """Kinds whose memory a library can send. Gloo copies CUDA memory through the host."""
 
 STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu"}
-"""Kind of device of the staging buffers, by ``weights.backend``. Both ends of a transfer must agree, and trainers may
-compute on the CPU, so ``auto`` stages there."""
+"""Kind of device of the staging buffers, by ``weights.backend``. Both ends of a transfer must agree: an ``auto`` which
+`asyncrl.config.resolve` has not decided stages where all can."""
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 """Variable that lists the devices a process sees, by kind; the process numbers them from 0."""
@@ -88,9 +91,56 @@ def torch_device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def staging_device(backend: str) -> "torch.device":
-    """The staging device for ``weights.backend``; raises as `torch_device` does."""
-    return torch_device(STAGED_ON[backend])
+def staging_device(backend: str, own: "torch.device | None" = None) -> "torch.device":
+    """
+    The device of the staging buffers for ``weights.backend``.
+
+    Args:
+        own: Device that this process computes on: the one to stage on, unless that is the host. None takes the first
+            device of the kind.
+
+    Raises:
+        ConfigError: There is no such device, or ``own`` is of another kind.
+    """
+    kind = STAGED_ON[backend]
+    if own is None or kind == "cpu":
+        return torch_device(device_name(kind))
+    if own.type != kind:
+        raise ConfigError(
+            f"weights.backend is {backend!r} in this run, which sends from {kind} devices, but this process computes "
+            f"on a {own.type}; set weights.backend = 'gloo', which all nodes can use"
+        )
+    return own
+
+
+def make_current(device: "torch.device") -> None:
+    """
+    Make ``device`` the current one of the calling thread: every thread begins with device 0.
+
+    Streams, contexts and some kernels are those of the current device, whatever the device of their tensors. A device
+    other than the CPU needs an index.
+    """
+    if device.type != "cpu":
+        import torch  # noqa: PLC0415 - see above
+
+        torch.get_device_module(device).set_device(device)
+
+
+@contextmanager
+def current(device: "torch.device") -> Iterator[None]:
+    """Make ``device`` the current one of this thread within a block, in a thread of somebody else."""
+    if device.type == "cpu":
+        yield
+        return
+    import torch  # noqa: PLC0415 - see above
+
+    with torch.get_device_module(device).device(device):
+        yield
+
+
+def device_thread(device: "torch.device", name: str) -> ThreadPoolExecutor:
+    """A thread that computes on ``device``, or sends from it."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=make_current, initargs=(device,))
 
 
 def device_name(kind: str, index: int = 0) -> str:

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import SHORTEST_S, Deadline
+from asyncrl.weights.groups.device import make_current
 from asyncrl.weights.groups.network_interface import collective_environment, why_unreachable
 
 CPU = torch.device("cpu")
@@ -92,9 +93,8 @@ def form(
         return Group(_gloo(store, rank, size, interface, deadline), lambda work, _: work.wait())
     construct = _constructor(backend)
     _rendezvous(store, rank, size, backend, interface)
-    if device.type != "cpu":
-        torch.get_device_module(device).set_device(device)  # the current device is per thread
-    with collective_environment(backend, interface):
+    make_current(device)
+    with collective_environment(backend, interface, deadline.seconds):
         group = Group(construct(store, rank, size, timedelta(seconds=deadline.left_s())), _poll)
         try:
             _verify(group, backend, rank, device, deadline)

@@ -23,7 +23,6 @@ left behind touches neither staging memory nor the other groups.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import torch
@@ -34,7 +33,7 @@ from asyncrl.errors import TransferError
 from asyncrl.messages import Abort, Member, StoreValue, Transfer
 from asyncrl.weights.groups.connections import shut_down
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.device import backend_for
+from asyncrl.weights.groups.device import backend_for, device_thread
 from asyncrl.weights.groups.group import CPU, Group, form
 from asyncrl.weights.groups.store import LinkStore, Send
 
@@ -93,7 +92,7 @@ class GroupKeeper:
         self._backend = backend_for(config.backend, device.type)
         self._device = device
         self._interface = interface
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+        self._thread = device_thread(device, THREAD)
         self._groups: dict[int, Group] = {}
         """The kept group and, during its transfer, a one-off group, by ``transfer_group``."""
         self._stores: dict[int, LinkStore] = {}
@@ -252,7 +251,7 @@ class GroupKeeper:
         """Leave a thread behind that is stuck while it connects; the next transfer gets another."""
         if running.is_forming and not self._closed:
             self._thread.shutdown(wait=False)
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+            self._thread = device_thread(self._device, THREAD)
 
     def _error(self, transfer: Transfer, reason: str) -> TransferError:
         others = ", ".join(member.node for member in transfer.members if member != self._member)

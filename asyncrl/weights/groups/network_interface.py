@@ -4,8 +4,9 @@ Environment variables that configure NCCL and HCCL, which have no other interfac
 Network interface: both libraries select one by name. A node knows the address at which it listens, so its interface is
 looked up (ioctl SIOCGIFCONF, /proc/net/if_inet6) and set, for an exact match, in NCCL_SOCKET_IFNAME or
 HCCL_SOCKET_IFNAME.
-Watchdog: both end the process when a collective is late, unless their waits are set to block; here the deadlines of
-`asyncrl.weights.groups` handle late collectives.
+Watchdog: both end the process when a collective is late, unless their waits are set to block, and again from a second
+thread that monitors the first; here the deadlines of `asyncrl.weights.groups` handle late collectives.
+Connecting: HCCL gives up after a time of its own, which must not be shorter than the deadline.
 
 Invariants: the variables are set only while groups are formed, and stay until the last of them, since groups of one
 process are formed in several threads; a variable that the user set is not changed. NCCL reads its interface once per
@@ -13,6 +14,7 @@ process: an earlier group of other code has already chosen it.
 """
 
 import fcntl
+import math
 import os
 import socket
 import struct
@@ -27,7 +29,15 @@ from pathlib import Path
 from asyncrl.errors import ConfigError
 
 INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "hccl": "HCCL_SOCKET_IFNAME"}
-BLOCKING = {"nccl": "TORCH_NCCL_BLOCKING_WAIT", "hccl": "TORCH_HCCL_BLOCKING_WAIT"}
+LATE_IS_NO_END = {
+    backend: {f"{prefix}_BLOCKING_WAIT": "1", f"{prefix}_DUMP_ON_TIMEOUT": "0", f"{prefix}_ENABLE_MONITORING": "0"}
+    for backend, prefix in (("nccl", "TORCH_NCCL"), ("hccl", "TORCH_HCCL"))
+}
+"""Variables with which a late collective does not end the process."""
+
+HCCL_CONNECT_TIMEOUT = "HCCL_CONNECT_TIMEOUT"
+HCCL_CONNECT_S = 120, 7200
+"""Least, which is the default, and most seconds for HCCL to connect. Source: CANN 8.5, HCCL user guide."""
 
 SIOCGIFCONF = 0x8912
 """linux/sockios.h: the IPv4 addresses of all interfaces."""
@@ -43,15 +53,16 @@ _forming: Counter[str] = Counter()
 
 
 @contextmanager
-def collective_environment(backend: str, address: str) -> Iterator[None]:
+def collective_environment(backend: str, address: str, deadline_s: float) -> Iterator[None]:
     """
     Set the variables of ``nccl`` or ``hccl`` during the block; raises as `interface_name` does.
 
-    Groups of one process that are formed at the same time share the first one's interface, as a process has one.
+    Groups of one process that are formed at the same time share the first one's variables, as a process has
+    one of each.
     """
     with _changing:
         theirs = {name: value for name, value in os.environ.items() if name not in _forming}
-        values = settings(backend, address, theirs)
+        values = settings(backend, address, deadline_s, theirs)
         for name, value in values.items():
             os.environ.setdefault(name, value)
         _forming.update(values.keys())
@@ -66,17 +77,22 @@ def collective_environment(backend: str, address: str) -> Iterator[None]:
                     os.environ.pop(name, None)
 
 
-def settings(backend: str, address: str, environment: Mapping[str, str]) -> dict[str, str]:
+def settings(backend: str, address: str, deadline_s: float, environment: Mapping[str, str]) -> dict[str, str]:
     """
-    Variables to set in addition to ``environment``.
+    Variables to set in addition to ``environment``, for groups that have ``deadline_s`` seconds to form.
 
     Example:
-        settings("nccl", "127.0.0.1", {}) == {"TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_SOCKET_IFNAME": "=lo"}
+        settings("hccl", "127.0.0.1", 300, {}) == LATE_IS_NO_END["hccl"] | {
+            "HCCL_CONNECT_TIMEOUT": "300", "HCCL_SOCKET_IFNAME": "=lo"
+        }
     """
-    values = {BLOCKING[backend]: "1"} if BLOCKING[backend] not in environment else {}
+    values = dict(LATE_IS_NO_END[backend])
+    if backend == "hccl":
+        least, most = HCCL_CONNECT_S
+        values[HCCL_CONNECT_TIMEOUT] = str(min(max(math.ceil(deadline_s), least), most))
     if INTERFACE[backend] not in environment:
         values[INTERFACE[backend]] = f"={interface_name(address)}"  # both take "=" for "exactly this one"
-    return values
+    return {name: value for name, value in values.items() if name not in environment}
 
 
 def interface_name(address: str) -> str:

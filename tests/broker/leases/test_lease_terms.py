@@ -10,9 +10,9 @@ from asyncrl.messages import Lease, Prompt, Sampling, Split
 from tests.broker.driver import a_config
 
 
-def lease_on(split: Split, **evaluation: object) -> Lease:
+def lease_on(split: Split, *, seeded: bool = True, **evaluation: object) -> Lease:
     config = a_config(
-        sampling={"max_tokens": 9, "temperature": 0.7, "top_k": 5, "stop": ["."]},
+        sampling={"max_tokens": 9, "temperature": 0.7, "top_k": 5, "stop": ["."], "seeded": seeded},
         evaluation={"max_tokens": 20} | evaluation,
     )
     group = Group(3, Prompt(text="how many?"), 2, min_version=0, split=split)
@@ -33,6 +33,11 @@ def test_an_evaluation_is_greedy_over_everything_and_stops_at_the_same_strings()
 def test_an_evaluation_of_several_completions_uses_its_own_sampling() -> None:
     lease = lease_on("held_out", samples=4, temperature=0.6, top_p=0.95, top_k=20)
     assert lease.sampling == Sampling(20, 0.6, 0.95, 20, ["."])
+
+
+def test_without_seeds_an_evaluation_still_has_its_own() -> None:
+    assert lease_on("train", seeded=False).seed is None
+    assert lease_on("held_out", seeded=False).seed == lease_on("train").seed == sampling_seed(0, 3, 2)
 
 
 @given(st.integers(0, 2**20), st.integers(0, 2**20), st.integers(1, 64), st.data())

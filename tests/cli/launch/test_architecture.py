@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.launch.architecture import check_architecture
+from asyncrl.cli.launch import architecture
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
@@ -29,15 +29,10 @@ def changed(toy: Path, tmp_path: Path, **settings: object) -> Path:
     ("settings", "sentence"),
     [
         ({"model_type": "unheard"}, "has no model of model_type 'unheard'"),
-        pytest.param(
-            {"intermediate_size": 8},
-            "has shape [32, 64], but by config.json it must have [32, 8]",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        ({"intermediate_size": 8}, "has shape [32, 64], but by config.json it must have [32, 8]"),
+        (
             {"max_position_embeddings": 100},
             "a slot holds 128 tokens (prompt and completion), but the model knows 100",
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["unknown type", "another shape", "too few positions"],
@@ -45,14 +40,22 @@ def changed(toy: Path, tmp_path: Path, **settings: object) -> Path:
 def test_a_model_that_cannot_be_computed_is_one_sentence(
     toy: Path, tmp_path: Path, settings: dict[str, object], sentence: str
 ) -> None:
+    """Here in this process, which has torch: that a sentence comes out of the other is told in `test_own_process`."""
     with pytest.raises(ConfigError) as refused:
-        check_architecture(a_run(changed(toy, tmp_path, **settings)))
+        architecture._check(a_run(changed(toy, tmp_path, **settings)))
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_fit_into_the_devices_is_one_sentence(toy: Path) -> None:
+    raw = {"model": {"path": str(toy / "model")}, "data": {"train": "t"}, "trainer": {"device": "cuda"}}
+    with pytest.raises(ConfigError, match=r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB"):
+        architecture.check_architecture(decode(raw), "1MiB")
 
 
 def test_a_model_that_can_be_computed_is_accepted_and_this_process_imports_no_torch_for_it(
     monkeypatch: pytest.MonkeyPatch, toy: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    check_architecture(a_run(toy / "model"))
+    architecture.check_architecture(a_run(toy / "model"))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from asyncrl.cli.launch import run as run_module
 from asyncrl.cli.launch.run import dry_run, resume, run
-from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import decode, load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
@@ -99,7 +99,7 @@ def test_a_finished_run_ends_with_a_report_and_the_paths_of_its_results(
     run(config)
 
     directory = RunDirectory(tmp_path / "runs" / "tiny")
-    assert load_config(directory.config) == with_absolute_paths(config, Path.cwd())
+    assert load_config(directory.config) == with_backend(with_absolute_paths(config, Path.cwd()))
     lines = printed.getvalue().splitlines()
     assert lines[1].startswith("finished: 3 of 3 steps in 6.0 s, held-out accuracy 25.0% -> 75.0%")
     assert f"report      {directory.report}" in lines
@@ -131,6 +131,22 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(
     assert "steps = 3" in printed.getvalue()
     assert "would start: 1 broker" in printed.getvalue()
     assert not (tmp_path / "runs").exists()
+
+
+def test_on_the_only_device_trainer_and_rollouts_run_together_and_weights_move_by_gloo(
+    config: Config, supervised: Install, printed: StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    device = {"trainer": structs.replace(config.trainer, device="cuda")}
+    shared = structs.replace(config, **device, rollout=structs.replace(config.rollout, device="cuda"))
+    dry_run(shared)
+    assert "transformers on cuda 3 | cuda 3, shared with the trainer, the trainer computes on cuda 3" in (
+        printed.getvalue()
+    )
+    assert "note: model.dtype is 'float32' with trainer.device and rollout.device = 'cuda'" in printed.getvalue()
+    run(shared)
+    assert load_config(tmp_path / "runs" / "tiny" / "config.toml").weights.backend == "gloo"
 
 
 def test_without_a_summary_of_the_broker_one_is_made_from_the_metrics(

@@ -23,6 +23,10 @@ def vllm(each: int = 1) -> Rollout:
     return Rollout(engine="vllm", vllm=Vllm(tensor_parallel_size=each))
 
 
+def vllm_with(fraction: float) -> Rollout:
+    return Rollout(engine="vllm", vllm=Vllm(gpu_memory_utilization=fraction))
+
+
 NVIDIA = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps")
 ASCEND = ("davinci0", "davinci1", "davinci2", "davinci_manager")
 
@@ -211,3 +215,33 @@ def test_rollouts_cannot_get_the_trainers_devices():
     _, left = apart(FOUR, Trainer(device="cuda", ranks=3))
     with pytest.raises(ConfigError, match=r"has 1 \(by hand, less 3 devices for the trainer\)"):
         share(left, vllm(), 2)
+
+
+def test_the_only_device_of_a_machine_is_for_the_trainer_and_every_rollout():
+    trainer, left = apart(Devices("cuda", ("7",)), Trainer(device="cuda"))
+    assert trainer is not None
+    assert (trainer.ids, trainer.is_shared) == (("7",), False)
+    shares = share(left, Rollout(device="cuda"), 2)
+    assert [(one.ids, one.is_shared) for one in shares] == [(("7",), True)] * 2
+    assert [one.ids for one in share(left, vllm_with(0.4), 2)] == [("7",)] * 2
+
+
+def test_vllm_may_not_take_all_memory_of_a_device_that_it_shares():
+    _, left = apart(Devices("cuda", ("0",)), Trainer(device="cuda"))
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization = 0.9 takes 90% of the memory of the only device"):
+        share(left, vllm(), 1)
+    with pytest.raises(ConfigError, match="needs 2 devices, but this machine has 1"):
+        share(left, vllm(2), 1)
+
+
+def test_a_rollout_on_the_cpu_shares_no_device():
+    _, left = apart(Devices("cuda", ("0",)), Trainer(device="cuda"))
+    (only,) = share(left, Rollout(), 1)
+    assert (only.ids, only.is_shared) == ((), False)
+
+
+def test_the_built_in_engine_takes_one_device_each_where_it_is_told_to():
+    shares = share(FOUR, Rollout(device="cuda"), None)
+    assert [one.ids for one in shares] == [("0",), ("1",), ("2",), ("3",)]
+    with pytest.raises(ConfigError, match=r"rollout.device = 'cuda' needs 1 device, but this process may use 0"):
+        require(Devices("cuda"), Rollout(device="cuda"))

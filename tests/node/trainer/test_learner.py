@@ -8,8 +8,8 @@ import torch
 from asyncrl.config.run_file import decode
 from asyncrl.errors import LedgerError
 from asyncrl.node.trainer.learner import load_learner
-from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.ranks.ranks import SingleRank
+from tests.trainer.checkpoints.writing import write
 
 
 def test_a_new_run_starts_from_the_base_model(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,9 +29,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     config = decode({"model": {"path": str(toy / "model")}, "data": {"train": "t"}})
     fresh, tokenizer, _ = load_learner(config, tmp_path, lambda: SingleRank("cpu"))
-    checkpoint.write(
-        tmp_path, step=3, policy_version=3, frontier={}, run_id="a", snapshot=fresh.snapshot(), tokenizer=tokenizer
-    )
+    write(tmp_path, step=3, policy_version=3, frontier={}, run_id="a", snapshot=fresh.snapshot(), tokenizer=tokenizer)
 
     def resume(run_id: str) -> int:
         return load_learner(config, tmp_path, lambda: SingleRank("cpu"), run_id)[2].step

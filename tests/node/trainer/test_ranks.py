@@ -1,9 +1,11 @@
 """A trainer of several processes fails at once when a rank dies before the group is formed, and names it."""
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from asyncrl.node.trainer.place import HubAddress, Place, Session, only_machine
 from asyncrl.node.trainer.ranks import exit_error, patience_s, with_ranks
 from asyncrl.trainer.ranks.ranks import Ranks
 
+ROOT = Path(__file__).parents[3]
 WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)
 CONFIG = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
 SESSION = Session(CONFIG, RunAddress("ipc://x"), identity("trainer", "trainer-0"), WELCOME, "127.0.0.1")
@@ -57,6 +60,16 @@ def test_a_rank_that_dies_before_the_group_is_formed_is_named_at_once(
         assert raised.type is RankDied
 
     asyncio.run(main())  # ends the thread that waits for the group
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("library", "code"), [("aborts", 0), ("stuck", RankDied.exit_code)])
+def test_a_rank_that_is_killed_in_a_collective_is_named_and_the_node_ends(library: str, code: int) -> None:
+    """A device's collective never ends by itself: its group is aborted, and if that does not help, the process ends."""
+    command = [sys.executable, "-m", "tests.node.trainer.hung_process", library]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == code, done.stderr
+    assert "trainer-0-rank-1 was killed by SIGKILL" in (done.stderr if code else done.stdout)
 
 
 @pytest.mark.timeout(60)

@@ -11,17 +11,18 @@ from structlog.testing import capture_logs
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.checkpoints import MANIFEST
 from asyncrl.trainer.checkpoints.checkpoint import (
+    TENSORS,
     complete,
     newest_intact,
     prune,
     read_manifest,
-    read_tensors,
     restore_random_state,
     verify,
-    write,
 )
 from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER, Snapshot
+from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
+from tests.trainer.checkpoints.writing import read_tensors, write
 
 OPTIMIZER_FILE = "trainer/optimizer.safetensors"
 MODEL = "model.safetensors"
@@ -92,8 +93,9 @@ def test_steps_taken_after_the_snapshot_do_not_change_what_is_written(tmp_path, 
 def test_a_checkpoint_contains_further_learned_tensors_and_scalars(tmp_path, learner, tokenizer):
     base = learner.snapshot()
     snapshot = Snapshot(
-        model=base.model,
+        configs=base.configs,
         weights=base.weights,
+        weight_parts=base.weight_parts,
         tensors={**base.tensors, "critic": {"score.weight": torch.arange(4.0)}, "critic_optimizer": {}},
         state={"kl_coef": 0.1},
         random_state=base.random_state,
@@ -160,8 +162,11 @@ def test_a_later_format_is_not_guessed_at(save):
 def test_a_damaged_optimizer_is_a_ledger_error(save):
     folder = save(1)
     (folder / OPTIMIZER_FILE).write_bytes(b"\0" * 64)
-    with pytest.raises(LedgerError, match=OPTIMIZER_FILE):
-        read_tensors(folder, OPTIMIZER)
+    with (
+        pytest.raises(LedgerError, match=OPTIMIZER_FILE),
+        open_tensors(folder / TENSORS, read_manifest(folder).files),
+    ):
+        pass
 
 
 def test_the_newest_intact_checkpoint_is_found_behind_damaged_ones(save, tmp_path):
@@ -246,8 +251,15 @@ def test_prune_keeps_the_newest_complete_ones(save, tmp_path):
 
     removed = [path.name for path in prune(tmp_path, keep=2)]
 
-    assert removed == ["step_000001", "step_000003", ".step_000006.partial"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000004", "step_000005"]
+    assert removed == ["step_000001", "step_000003"]
+    kept = [".step_000006.partial", "step_000002", "step_000004", "step_000005"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept, "one may be being written"
+
+
+def test_what_was_left_unfinished_goes_when_the_next_begins(save, tmp_path):
+    (tmp_path / ".step_000006.partial").mkdir()
+    save(8)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000008"]
 
 
 def test_prune_keeps_spared_checkpoints(save, tmp_path):

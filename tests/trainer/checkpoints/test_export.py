@@ -17,6 +17,7 @@ from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.export import export, find_checkpoint
 from asyncrl.trainer.learner import Learner
+from tests.trainer.checkpoints.writing import write
 
 PROMPT = torch.tensor([[5, 9, 17]])
 
@@ -32,7 +33,7 @@ def learner(model_path, config, make_trajectories):
 @pytest.fixture
 def save(tmp_path, learner, tokenizer):
     def save(step: int) -> Path:
-        return checkpoint.write(
+        return write(
             tmp_path / "checkpoints",
             step=step,
             policy_version=step,

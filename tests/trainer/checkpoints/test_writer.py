@@ -12,7 +12,7 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
-from asyncrl.files.checkpoints import BEST, MANIFEST
+from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
 from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints import writer as module
@@ -23,17 +23,30 @@ PEER = "trainer-0.1"
 
 
 class Disk:
-    """Stands in for `checkpoint.write`; each write waits for `may_write`."""
+    """Stands in for the functions of `checkpoint` that write; each waits for `may_write`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_write = threading.Event()
         self.may_write.set()
         self.is_full = False
         self.frontiers: list[dict[str, int]] = []
-        monkeypatch.setattr(checkpoint, "write", self.write)
+        self.parts: list[str] = []
+        monkeypatch.setattr(checkpoint, "begin", lambda _directory, _step: None)
+        monkeypatch.setattr(checkpoint, "write_part", lambda _directory, _step, _snapshot: {"own": FileEntry(1, "")})
+        monkeypatch.setattr(checkpoint, "finish", self.finish)
 
-    def write(self, directory: Path, *, step: int, policy_version: int, frontier: dict[str, int], **_: Any) -> Path:
+    def finish(
+        self,
+        directory: Path,
+        *,
+        step: int,
+        policy_version: int,
+        frontier: dict[str, int],
+        parts: dict[str, FileEntry],
+        **_: Any,
+    ) -> Path:
         self.may_write.wait(10)
+        self.parts = sorted(parts)
         if self.is_full:
             raise RunFailed("cannot write: No space left on device")
         self.frontiers.append(frontier)
@@ -53,9 +66,21 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(folder.name.removeprefix("step_")) for folder in directory.glob("step_*"))
 
 
-def begin(writer: CheckpointWriter, tasks: asyncio.TaskGroup, step: int) -> None:
+async def files_of_others() -> dict[str, FileEntry]:
+    return {"theirs": FileEntry(2, "")}
+
+
+async def begin(writer: CheckpointWriter, tasks: asyncio.TaskGroup, step: int) -> None:
     snapshot: Any = None
-    writer.begin(tasks, step=step, policy_version=step, stepped=[Stepped(step - 1, step - 1, {})], snapshot=snapshot)
+    await writer.begin(step)
+    writer.write(
+        tasks,
+        step=step,
+        policy_version=step,
+        stepped=[Stepped(step - 1, step - 1, {})],
+        snapshot=snapshot,
+        others=files_of_others,
+    )
 
 
 def play(directory: Path, script: Callable[..., Awaitable[None]], *, sender: Any = None, **settings: Any) -> None:
@@ -77,13 +102,14 @@ def play(directory: Path, script: Callable[..., Awaitable[None]], *, sender: Any
 def test_the_broker_hears_of_a_checkpoint_once_it_is_whole(tmp_path, disk):
     async def script(writer, tasks, broker):
         disk.may_write.clear()
-        begin(writer, tasks, 4)
+        await begin(writer, tasks, 4)
         await asyncio.sleep(0)
         assert list(tmp_path.iterdir()) == []
         disk.may_write.set()
         assert (await broker.receive())[1] == Commit(3, str(tmp_path / "step_000004"))
         assert (tmp_path / "step_000004").is_dir()
         assert disk.frontiers == [{"next_step": 4}]
+        assert disk.parts == ["own", "theirs"]
 
     play(tmp_path, script)
 
@@ -92,7 +118,7 @@ def test_wait_idle_waits_for_the_checkpoint_in_progress(tmp_path, disk):
     async def script(writer, tasks, broker):
         await writer.wait_idle()
         disk.may_write.clear()
-        begin(writer, tasks, 1)
+        await begin(writer, tasks, 1)
         waiting = asyncio.ensure_future(writer.wait_idle())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -106,7 +132,7 @@ def test_wait_idle_waits_for_the_checkpoint_in_progress(tmp_path, disk):
 def test_all_but_the_newest_go(tmp_path, disk):
     async def script(writer, tasks, broker):
         for step in (1, 2, 3):
-            begin(writer, tasks, step)
+            await begin(writer, tasks, step)
             await writer.wait_idle()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
 
@@ -115,11 +141,11 @@ def test_all_but_the_newest_go(tmp_path, disk):
 
 def test_the_best_is_named_as_soon_as_its_result_is_heard(tmp_path, disk):
     async def script(writer, tasks, broker):
-        begin(writer, tasks, 1)
+        await begin(writer, tasks, 1)
         await writer.wait_idle()
         await writer.handle_evaluation(Evaluating(1))
         for step in (2, 3, 4):
-            begin(writer, tasks, step)
+            await begin(writer, tasks, step)
             await writer.wait_idle()
         await writer.handle_evaluation(Evaluated(1, 0.5, 8))
         assert b'"step": 1' in (tmp_path / BEST).read_bytes()
@@ -134,7 +160,7 @@ def test_the_best_is_named_as_soon_as_its_result_is_heard(tmp_path, disk):
 def test_a_result_removes_nothing_before_this_process_has_written_a_checkpoint(tmp_path, disk):
     async def script(writer, tasks, broker):
         for step in (1, 2, 3):
-            disk.write(tmp_path, step=step, policy_version=step, frontier={})
+            disk.finish(tmp_path, step=step, policy_version=step, frontier={}, parts={})
         await writer.handle_evaluation(Evaluated(3, 0.5, 8))
         assert b'"step": 3' in (tmp_path / BEST).read_bytes()
         assert steps(tmp_path) == [1, 2, 3]
@@ -145,7 +171,7 @@ def test_a_result_removes_nothing_before_this_process_has_written_a_checkpoint(t
 def test_a_disk_that_takes_no_checkpoint_fails_the_group(tmp_path, disk):
     async def script(writer, tasks, broker):
         disk.is_full = True
-        begin(writer, tasks, 1)
+        await begin(writer, tasks, 1)
         await writer.wait_idle()
 
     with pytest.raises(ExceptionGroup) as failed:
@@ -181,7 +207,7 @@ def test_the_broker_hears_of_a_checkpoint_once_its_machine_has_a_copy(tmp_path, 
     sender = Sender()
 
     async def script(writer, tasks, broker):
-        begin(writer, tasks, 4)
+        await begin(writer, tasks, 4)
         while not sender.num_begun:
             await asyncio.sleep(0.001)
         receiving = asyncio.ensure_future(broker.receive())
@@ -199,7 +225,7 @@ def test_a_copy_that_does_not_end_with_the_run_is_given_up_and_not_committed(tmp
     sender = Sender()
 
     async def script(writer, tasks, broker):
-        begin(writer, tasks, 4)
+        await begin(writer, tasks, 4)
         while not sender.num_begun:
             await asyncio.sleep(0.001)
         writer.end_copies()
@@ -219,7 +245,7 @@ def test_the_name_of_the_best_is_copied_after_an_evaluation(tmp_path, disk):
     sender.may_end.set()
 
     async def script(writer, tasks, broker):
-        begin(writer, tasks, 1)
+        await begin(writer, tasks, 1)
         await writer.wait_idle()
         await writer.handle_evaluation(Evaluated(1, 0.5, 8))
         assert sender.num_copied == 2

@@ -14,14 +14,23 @@ from transformers import (
 )
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.loading import enable_checkpointing, load
+from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack
+from asyncrl.trainer.ranks.sharding import Computation
 
 CPU = torch.device("cpu")
 
 
+def loaded(path, kind=AutoModelForCausalLM, *, setting="model.path", may_lack=(), **options):
+    model = make_model(path, kind, setting=setting, **options)
+    computation = Computation(model)
+    load(path, kind, computation, setting=setting, device=CPU, may_lack=may_lack)
+    pack(computation, f"{setting}={path}", torch.float32)
+    return model
+
+
 def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
+        loaded(tmp_path)
 
 
 def test_a_model_with_missing_weights_is_refused(save_model):
@@ -31,12 +40,12 @@ def test_a_model_with_missing_weights_is_refused(save_model):
     del weights["model.norm.weight"]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"1 weights are missing.*'model\.norm\.weight'"):
-        load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
+        loaded(path)
 
 
 def refusal(path):
     with pytest.raises(ConfigError) as refused:
-        load(path, AutoModelForCausalLM, setting="model.path", device=CPU)
+        loaded(path)
     return str(refused.value).replace(str(path), "MODEL")
 
 
@@ -92,9 +101,8 @@ def test_a_config_that_makes_no_model_is_one_sentence(save_model, settings, sent
 
 def test_a_head_that_may_be_missing_is_zero_then(model_path):
     head = ("score.weight", "score.bias")
-    model = load(
-        model_path, AutoModelForTokenClassification, setting="critic.path", device=CPU, may_lack=head, num_labels=1
-    )
+    kind = AutoModelForTokenClassification
+    model = loaded(model_path, kind, setting="critic.path", may_lack=head, num_labels=1)
     assert model.score.weight.shape == (1, 16)
     assert not model.score.weight.any()
     assert not model.score.bias.any()
@@ -105,20 +113,17 @@ def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path):
     config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4, initializer_range=0.5)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="MambaForCausalLM"):
-        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU)
+        loaded(tmp_path)
 
 
 def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path):
     config = GPT2Config(vocab_size=32, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    assert (
-        load(tmp_path, AutoModelForCausalLM, setting="model.path", device=CPU).config._attn_implementation
-        == "asyncrl_packed"
-    )
+    assert loaded(tmp_path).config._attn_implementation == "asyncrl_packed"
 
 
 def test_dropout_is_off_or_refused(save_model):
-    model = load(save_model(attention_dropout=0.5), AutoModelForCausalLM, setting="model.path", device=CPU)
+    model = loaded(save_model(attention_dropout=0.5))
     assert not any(module.training for module in model.modules() if isinstance(module, nn.Module))
     with pytest.raises(ConfigError, match=r"^here: attention_dropout=0\.5"):
         enable_checkpointing(model, "here")

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.trainer.checkpoints.snapshot import host_copy
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 
@@ -37,7 +39,9 @@ def test_fresh_adapters_change_nothing(model_path, make_trajectories):
 
 def test_published_weights_are_a_plain_model_with_the_same_logprobs(model_path, make_trajectories, tmp_path):
     policy, trajectories = adapted(model_path), make_trajectories()
-    policy.model.save_pretrained(tmp_path, state_dict=policy.state_dict())
+    for config in policy.configs:
+        config.save_pretrained(tmp_path)
+    save_file({name: host_copy(weight) for name, weight in policy.saved_weights()}, tmp_path / "model.safetensors")
     plain = Policy(tmp_path)
 
     torch.testing.assert_close(logprobs(plain, trajectories), logprobs(policy, trajectories), rtol=1e-5, atol=1e-5)

@@ -16,6 +16,7 @@ from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import (
     _batched_attention,
+    _has_kernel,
     _varlen_attention,
     packed_attention,
     use_packed_attention,
@@ -172,3 +173,13 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, monkeypa
     heads = torch.randn(14, 4, 8), *torch.randn(2, 14, 2, 8)
     got = _varlen_attention(heads, row, 0.5, window, torch.float32)
     torch.testing.assert_close(got, _batched_attention(heads, row.lengths, 0.5, window), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("capability", "has_kernel"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_only_gpus_that_the_kernel_is_built_for_use_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_kernel: bool
+) -> None:
+    _has_kernel.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert _has_kernel(torch.device("cuda", 0)) == has_kernel
+    _has_kernel.cache_clear()

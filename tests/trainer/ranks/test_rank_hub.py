@@ -7,11 +7,13 @@ import pytest
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import RankDied
+from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages import (
     PROTOCOL,
     Beat,
     Checked,
     Hello,
+    PartWritten,
     Refusal,
     Reject,
     SpoolSet,
@@ -85,6 +87,24 @@ def test_a_step_is_checked_when_every_rank_has_said_what_it_refuses() -> None:
         assert sorted(await checking, key=lambda refusal: refusal.unit) == refusals
         await links[1].send(Checked(5, []))
         assert await stage.ranks.refused(5) == []
+        await stage.hub.aclose()
+        await listening
+
+    asyncio.run(scene())
+
+
+def test_a_checkpoint_is_written_when_every_rank_has_written_its_part() -> None:
+    async def scene() -> None:
+        stage, files = Stage(), {f"model-{rank}": FileEntry(rank, "") for rank in (1, 2)}
+        listening = asyncio.create_task(stage.ranks.listen())
+        links = [await stage.join(rank) for rank in (1, 2)]
+        writing = asyncio.create_task(stage.ranks.written(4))
+        await links[0].send(PartWritten(4, {"model-1": files["model-1"]}))
+        await stage.ranks.wait_for_all(5.0)
+        assert not writing.done()
+        await links[1].send(PartWritten(4, {"model-2": files["model-2"]}))
+        assert await writing == files
+        assert await NoOtherRanks().written(4) == {}
         await stage.hub.aclose()
         await listening
 

@@ -12,7 +12,7 @@ from asyncrl.errors import RankDied
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import RankGroup
-from asyncrl.trainer.ranks.sharding import full_tensor, shard_like, shard_model
+from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
 
 CPU = torch.device("cpu")
 
@@ -26,14 +26,12 @@ def group() -> Iterator[RankGroup]:
 
 @pytest.fixture
 def spread(group, model_path):
-    policy = Policy(model_path)
-    shard_model(policy.model, policy._scoring, group.mesh)
-    return policy
+    return Policy(model_path, mesh=group.mesh)
 
 
 def test_each_layer_and_the_computation_are_sharded_separately(spread):
-    gathered = {name for name, module in spread._scoring.named_modules() if isinstance(module, FSDPModule)}
-    assert gathered == {"", "body.layers.0", "body.layers.1"}
+    gathered = {name for name, module in spread._computation.named_modules() if isinstance(module, FSDPModule)}
+    assert gathered == {"", "model.model.layers.0", "model.model.layers.1"}
 
 
 def test_every_parameter_is_sharded_once_and_can_be_gathered(spread, model_path):
@@ -59,6 +57,34 @@ def test_a_sharded_model_computes_the_same_with_sharded_gradients(spread, model_
         assert isinstance(weight.grad, DTensor)
         assert weight.grad.placements == weight.placements
         torch.testing.assert_close(full_tensor(weight.grad), plain[name].grad)
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_at_most_two_layers_are_gathered_at_a_time(group, save_model, make_trajectories, with_gradient):
+    """In bfloat16; embedding, last norm and head belong to the computation, and are gathered all the time."""
+    policy = Policy(save_model(num_hidden_layers=6), dtype="bfloat16", mesh=group.mesh, gradient_checkpointing=True)
+    layers = list(policy.model.model.layers)
+    gathered: dict[int, torch.UntypedStorage] = {}
+    peaks = []
+
+    def look(layer: torch.nn.Module) -> None:
+        own = [weight.untyped_storage() for weight in layer.parameters()]
+        assert all(weight.dtype == torch.bfloat16 for weight in layer.parameters())
+        gathered.update({storage._cdata: storage for storage in own})
+        peaks.append(sum(storage.nbytes() for storage in gathered.values()) / sum(storage.nbytes() for storage in own))
+
+    for layer in layers:
+        layer.mlp.register_forward_hook(lambda *_, layer=layer: look(layer))
+        layer.mlp.register_full_backward_hook(lambda *_, layer=layer: look(layer))
+    with torch.set_grad_enabled(with_gradient):
+        scores = policy.score(collate(make_trajectories(), device=CPU), temperature=1.0)
+    if with_gradient:
+        scores.logprobs.sum().backward()
+
+    assert len(peaks) >= len(layers) * (2 if with_gradient else 1)
+    assert max(peaks) <= 2
+    assert not any(storage.nbytes() for storage in gathered.values())
+    assert all(weight.dtype == torch.float32 and isinstance(weight, DTensor) for weight in policy.parameters().values())
 
 
 def test_shard_like_follows_the_parameter_and_full_tensor_inverts_it(spread):

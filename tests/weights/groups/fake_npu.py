@@ -1,9 +1,19 @@
 """
-Fake torch_npu for machines without Ascend: two ``npu`` devices, and a collective library with HCCL's interface.
+Fake torch_npu for machines without Ascend: ``npu`` devices as strict as torch's, and a collective library with HCCL's
+interface.
+
+    operation ─▶ DeviceTensor ─▶ are all its tensors on one device? is it the thread's current one? ─▶ CPU
 
 Tests install it as ``torch_npu`` (see `installed_at`), so that the code under test imports it in place of the real one.
-The import renames torch's private device for good, so it needs a process of its own. Tensors stay in CPU memory, and
-gloo sends them: only the code around the library is tested. FAKE_NPU in the environment selects a failure.
+The import renames torch's private device for good, so it needs a process of its own. Values stay in CPU memory, gloo
+sends them, and each tensor knows its device, so that these mistakes are found without hardware:
+
+    `set_device` of a device without an index             ValueError, with torch's words
+    an operation on tensors of two devices                RuntimeError, with torch's words
+    an operation on a device that is not the thread's     listed in `STRAYS`
+
+The current device belongs to a thread, and is 0 in a new one. Gradients flow on ``npu:0`` only: torch's engine knows
+one device of a backend in Python. FAKE_NPU in the environment selects a failure.
 
     whole       none
     no_cann     the import fails, as without libhccl.so
@@ -15,17 +25,29 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NUM_DEVICES = 2
 MADE: list[dict[str, object]] = []
 """Options of each group, for assertions."""
+STRAYS: list[str] = []
+"""Operations on a device that was not the current one of their thread."""
+PINNED: list[int] = []
+"""Elements of each page-locked tensor."""
+COPIES = ("_to_copy", "copy_", "_copy_from")
+"""Operations between devices."""
+INDEXED = ("index", "index_put_", "_index_put_impl_")
+"""Operations whose indices may be in host memory."""
 
 
 def installed_at(folder: Path, failing: str = "whole") -> dict[str, str]:
@@ -33,6 +55,199 @@ def installed_at(folder: Path, failing: str = "whole") -> dict[str, str]:
     shutil.copy(__file__, folder / "torch_npu.py")
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "FAKE_NPU": failing, "OMP_NUM_THREADS": "1"}
+
+
+# ── tensors ─────────────────────────────────────────────────────────────────────────────────
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on a device of the fake, with its values in the CPU tensor ``held``."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, device: torch.device) -> "DeviceTensor":
+        untyped: Any = torch.Tensor
+        layout = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        with torch.inference_mode(False):  # torch sets the version counters of views, which inference tensors lack
+            wrapper: DeviceTensor = untyped._make_wrapper_subclass(cls, held.shape, device=device, **layout)
+        wrapper.held = held
+        return wrapper
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = _held(other)
+
+    def tolist(self) -> Any:  # torch has none for subclasses
+        return self.cpu().tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+        return f"{self.held!r} on {self.device}"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:  # made of other operations
+            return parts
+        name = func.overloadpacket.__name__
+        device = _device_of(name, args, kwargs)
+        if not func.is_view:
+            _require_current(name, device)
+        target = device if kwargs.get("device") is None else _indexed(torch.device(kwargs["device"]))
+        on_host = {key: torch.device("cpu") if key == "device" else value for key, value in kwargs.items()}
+        result = func(*tree_map(_held, args), **tree_map(_held, on_host))
+        known = {id(tensor.held): tensor for tensor in _device_tensors(args, kwargs)}  # results of in-place operations
+
+        def wrapped(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or target.type == "cpu" or _is_host_result(name, args):
+                return value
+            if (tensor := known.get(id(value))) is None:
+                return DeviceTensor(value, target)
+            if tensor.shape != value.shape:  # an ``out`` was resized
+                tensor.data = DeviceTensor(value, target)
+            return tensor
+
+        return tree_map(wrapped, result)
+
+
+def _held(value: Any) -> Any:
+    return value.held if isinstance(value, DeviceTensor) else value
+
+
+def _device_tensors(*nested: Any) -> list[DeviceTensor]:
+    found: list[DeviceTensor] = []
+    tree_map(lambda value: found.append(value) if isinstance(value, DeviceTensor) else None, nested)
+    return found
+
+
+def _is_host_result(name: str, args: tuple[Any, ...]) -> bool:
+    """True for a copy into a tensor of the host."""
+    return name == "copy_" and not isinstance(args[0], DeviceTensor)
+
+
+def _device_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The device of an operation; raises `RuntimeError`, as torch does, if its tensors are on several."""
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None, (args, kwargs))
+    own = next(tensor.device for tensor in tensors if isinstance(tensor, DeviceTensor))
+    if name in COPIES:
+        return own
+    if name in INDEXED:
+        indices = {id(index) for index in args[1] if index is not None}
+        tensors = [tensor for tensor in tensors if tensor.device.type != "cpu" or id(tensor) not in indices]
+    for tensor in tensors:
+        if tensor.device != own and not (tensor.device.type == "cpu" and tensor.dim() == 0):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {own} and "
+                f"{tensor.device}! (in {name})"
+            )
+    return own
+
+
+# ── devices ─────────────────────────────────────────────────────────────────────────────────
+
+_CURRENT = threading.local()
+
+
+class Stream:
+    """A queue of operations of one device: the given one, or the current one of the thread that makes it."""
+
+    def __init__(self, device: torch.device | int | None = None) -> None:
+        index = current_device() if device is None else torch._utils._get_device_index(device, optional=True)
+        self.device = torch.device("npu", index)
+
+    def synchronize(self) -> None: ...
+
+
+def current_device() -> int:
+    return getattr(_CURRENT, "index", 0)
+
+
+def set_device(device: torch.device | int | str) -> None:
+    """Raises `ValueError` for a device without an index, as ``torch.cuda.set_device`` does."""
+    index = torch._utils._get_device_index(device)
+    if not 0 <= index < NUM_DEVICES:
+        raise RuntimeError(f"invalid device ordinal {index}")
+    _CURRENT.index = index
+
+
+@contextmanager
+def use_device(device: torch.device | int) -> Iterator[None]:
+    before = current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        set_device(before)
+
+
+@contextmanager
+def use_stream(stream: Stream) -> Iterator[None]:
+    """Make a stream, and with it its device, current."""
+    with use_device(stream.device):
+        before, _CURRENT.stream = current_stream(), stream
+        try:
+            yield
+        finally:
+            _CURRENT.stream = before
+
+
+def current_stream() -> Stream:
+    stream: Stream | None = getattr(_CURRENT, "stream", None)
+    return stream if stream and stream.device.index == current_device() else Stream()
+
+
+def _indexed(device: torch.device) -> torch.device:
+    return device if device.type == "cpu" or ":" in str(device) else torch.device("npu", current_device())
+
+
+def _require_current(name: str, device: torch.device) -> None:
+    if device.index != current_device():
+        STRAYS.append(f"{name} on {device} in {threading.current_thread().name}, whose device is {current_device()}")
+
+
+def _empty(size: Any, *, dtype: Any = None, device: Any = None, **_: object) -> DeviceTensor:
+    return _made(torch.empty(size, dtype=dtype), device)
+
+
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: object) -> DeviceTensor:
+    return _made(torch.empty_strided(size, stride, dtype=dtype), device)
+
+
+def _made(held: torch.Tensor, device: Any) -> DeviceTensor:
+    where = _indexed(torch.device(device))
+    _require_current("empty", where)
+    return DeviceTensor(held, where)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
+    _held(target).copy_(_held(source))
+    return target
+
+
+def _with_pinning(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Count page-locked tensors, which a backend in Python cannot make."""
+
+    def created(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+        tensor = create(*args, **kwargs)
+        if pin_memory:
+            PINNED.append(tensor.numel())
+        return tensor
+
+    return created
+
+
+# ── collectives ─────────────────────────────────────────────────────────────────────────────
 
 
 class _Work:
@@ -55,42 +270,48 @@ class _Hccl:
         MADE.append(self._made)
 
     def broadcast(self, tensors: list[torch.Tensor], options: object) -> object:
+        for tensor in tensors:
+            _require_current("broadcast", tensor.device)
         self._broadcasts += 1
         if self._failing == "idle" or (self._failing == "forgetful" and self._broadcasts > 1):
             return _Work()
-        return self._gloo.broadcast(tensors, options)
+        return self._gloo.broadcast([_held(tensor) for tensor in tensors], options)
 
     def abort(self) -> None:
         self._made["aborted"] = True
 
 
-def _in_host_memory(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def created(*args: object, device: torch.device | None = None, **kwargs: object) -> torch.Tensor:
-        on_npu = device is not None and torch.device(device).type == "npu"
-        return create(*args, device="cpu" if on_npu else device, **kwargs)
-
-    return created
+def npu_fusion_attention(*_: object, **__: object) -> None:
+    """transformers imports it."""
+    raise NotImplementedError
 
 
 def _become_torch_npu() -> None:
     if os.environ["FAKE_NPU"] == "no_cann":
         raise ImportError("libhccl.so: cannot open shared object file: No such file or directory")
-    untyped: Any = torch
-    untyped.utils.rename_privateuse1_backend("npu")
     npu: Any = ModuleType("torch.npu")
-    npu.is_available = lambda: True
+    npu.is_available, npu.is_initialized = lambda: True, lambda: True
     npu.device_count = lambda: NUM_DEVICES
-    npu.current_device = lambda: 0
-    npu.set_device = lambda device: None
+    npu.current_device, npu.set_device, npu.device = current_device, set_device, use_device
+    npu.Stream, npu.stream, npu.current_stream = Stream, use_stream, current_stream
+    npu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     npu._is_in_bad_fork = lambda: False
     npu.manual_seed_all = lambda seed: None
-    torch._register_device_module("npu", npu)
+    _setup_privateuseone_for_python_backend("npu", npu)
     sys.modules["torch.npu"] = npu
-    for name in ("empty", "full", "zeros"):
-        setattr(torch, name, _in_host_memory(getattr(torch, name)))
+    torch.__future__.set_swap_module_params_on_conversion(True)  # keeps tied parameters tied, as real devices do
+    for name, function in (
+        ("empty.memory_format", _empty),
+        ("empty_strided", _empty_strided),
+        ("_copy_from", _copy_from),
+    ):
+        KERNELS.impl(name, function, "PrivateUse1")
+    for name in ("empty", "zeros"):
+        setattr(torch, name, _with_pinning(getattr(torch, name)))
     dist.Backend.register_backend("hccl", lambda options, _: _Hccl(options), extended_api=True, devices=["npu"])
 
 
 if __name__ == "torch_npu":
     __spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+    KERNELS = torch.library.Library("aten", "IMPL")
     _become_torch_npu()

@@ -1,5 +1,5 @@
 """
-Groups of three ranks over the fake HCCL, in a process of their own; prints the results as JSON.
+Groups of three ranks on two devices over the fake HCCL, in a process of their own; prints the results as JSON.
 
 Run it in the environment that `fake_npu.installed_at` returns.
 """
@@ -18,24 +18,26 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.device import backend_for, torch_device
+from asyncrl.weights.groups.device import backend_for, current, staging_device, torch_device
 from asyncrl.weights.groups.group import Group, form
 from asyncrl.weights.groups.group_keeper import GroupKeeper
+from asyncrl.weights.publish import Publisher
+from asyncrl.weights.receive import Receiver
 from asyncrl.weights.staging import Staging
-from tests.weights.party import LAYOUT, TRAINER, Rendezvous, forward, member, same, tensors, transfer
+from tests.weights.party import LAYOUT, TRAINER, Rendezvous, forward, member, move, same, tensors, transfer
 
-NPU = torch_device("npu:0")
-BACKEND = backend_for("auto", NPU.type)
 SIZE = 3
+DEVICES = [torch_device(f"npu:{rank % 2}") for rank in range(SIZE)]
+BACKEND = backend_for("auto", "npu")
 MEETING_S = 3.0
 """Time in which the ranks that are there must have met, on a busy machine too."""
 
 
 def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
     """Take part in one publish; returns the group, and True if rank 0's tensors arrived."""
-    deadline = Deadline(20.0)
-    group = form(BACKEND, store, rank, SIZE, interface="127.0.0.1", deadline=deadline, device=NPU)
-    staging = Staging(LAYOUT, NPU)
+    deadline, device = Deadline(20.0), DEVICES[rank]
+    group = form(BACKEND, store, rank, SIZE, interface="127.0.0.1", deadline=deadline, device=device)
+    staging = Staging(LAYOUT, device)
     for name, tensor in tensors(seed=rank).items():
         staging.tensors[name].copy_(tensor)
     for bucket in filter(len, staging.buckets):
@@ -53,10 +55,36 @@ def exchange() -> dict[str, object]:
     for group in groups:
         group.close()
     try:
-        groups[0].broadcast(Staging(LAYOUT, NPU).buckets[0], 0, Deadline(1.0))
+        groups[0].broadcast(Staging(LAYOUT, DEVICES[0]).buckets[0], 0, Deadline(1.0))
     except RuntimeError as error:
         closed = str(error)
-    return {"arrived": arrived, "closed": closed, "made": torch_npu.MADE}
+    return {"arrived": arrived, "closed": closed, "made": list(torch_npu.MADE)}
+
+
+async def publish() -> dict[str, object]:
+    """A trainer on ``npu:0`` and a rollout on ``npu:1``, each with buffers on its own device."""
+    hub = MemoryHub()
+    links = [hub.connect(str(rank)) for rank in range(2)]
+    own, theirs = (staging_device("hccl", device) for device in DEVICES[:2])
+    with current(own):
+        publisher = Publisher(LAYOUT, TRAINER, links[0].send, Weights(backend="hccl"), device=own)
+    with current(theirs):
+        receiver = Receiver(LAYOUT, member(1), links[1].send, Weights(backend="hccl"), device=theirs)
+    tasks = [asyncio.create_task(Rendezvous(hub).run())]
+    ends: list[Publisher | Receiver] = [publisher, receiver]
+    tasks += [asyncio.create_task(forward(link, end)) for link, end in zip(links, ends, strict=True)]
+    for version in (1, 2):
+        publisher.stage(version, tensors(seed=version).items())
+        problems = [str(one) for one in await move(transfer(1, version, [1]), publisher, receiver)]
+        assert receiver.policy_version == version, problems
+    with current(theirs):
+        arrived = same(receiver.weights(), tensors(seed=2))
+    on = [str(tensor.device) for tensor in receiver.weights().values()]
+    for end in (publisher, receiver):
+        await end.aclose()
+    for task in tasks:
+        task.cancel()
+    return {"arrived": arrived, "on": sorted(set(on))}
 
 
 async def lack_one() -> list[str]:
@@ -65,7 +93,8 @@ async def lack_one() -> list[str]:
     links = [hub.connect(str(rank)) for rank in range(2)]
 
     keepers = [
-        GroupKeeper(member(rank), link.send, Weights(backend="auto"), device=NPU) for rank, link in enumerate(links)
+        GroupKeeper(member(rank), link.send, Weights(backend="auto"), device=device)
+        for rank, (link, device) in enumerate(zip(links, DEVICES, strict=False))
     ]
     tasks = [asyncio.create_task(Rendezvous(hub).run())]
     tasks += [asyncio.create_task(forward(link, keeper)) for link, keeper in zip(links, keepers, strict=True)]
@@ -87,6 +116,8 @@ if __name__ == "__main__":
     except RuntimeError as error:
         sys.stdout.write(json.dumps({"failed": str(error)}))
     else:
+        facts["published"] = asyncio.run(publish())
         facts["missing"] = asyncio.run(lack_one())
+        facts["strays"] = importlib.import_module("torch_npu").STRAYS
         facts["environment"] = [key for key in os.environ if "HCCL" in key]
         sys.stdout.write(json.dumps(facts))

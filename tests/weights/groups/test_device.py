@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from asyncrl.weights.groups.device import (
     BACKENDS,
     STAGED_ON,
     backend_for,
+    current,
     device_name,
+    device_thread,
     environment,
     installed,
+    make_current,
     require,
     staging_device,
     torch_device,
@@ -39,6 +43,20 @@ def test_both_ends_stage_on_the_cpu_unless_a_device_library_is_configured() -> N
     assert STAGED_ON.keys() - {"auto"} == set(BACKENDS.values())
     for kind, backend in BACKENDS.items():
         assert STAGED_ON[backend] == kind
+
+
+def test_a_process_stages_on_the_device_it_computes_on_if_the_library_sends_from_there() -> None:
+    own = torch.device("cuda", 1)
+    assert staging_device("nccl", own) is own
+    assert staging_device("gloo", own) == staging_device("auto", own) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"sends from cuda devices, but this process computes on a cpu; set .*'gloo'"):
+        staging_device("nccl", torch.device("cpu"))
+
+
+def test_on_the_cpu_no_device_becomes_current() -> None:
+    make_current(torch.device("cpu"))
+    with current(torch.device("cpu")), device_thread(torch.device("cpu"), "compute") as thread:
+        assert thread.submit(lambda: threading.current_thread().name).result() == "compute_0"
 
 
 @without_cuda
@@ -118,6 +136,38 @@ for name, asked in (("npu:2", "auto"), ("npu", "gloo")):
     assert third == "npu:2 does not exist: this process sees 2 npu devices, numbered from 0"
     assert "weights.backend is 'gloo', which cannot send weights from a npu device" in fourth
     assert fourth.endswith("use 'auto' or 'hccl'")
+
+
+def test_a_device_belongs_to_the_threads_that_compute_on_it(tmp_path: Path) -> None:
+    """Every thread begins with device 0, and torch refuses a device without an index."""
+    program = """
+import torch, torch_npu
+own = torch_device("npu:1")
+with device_thread(own, "compute") as thread:
+    print(thread.submit(torch.npu.current_device).result(), torch.npu.current_device())
+    thread.submit(torch.zeros, 3, device=own).result()
+with current(own):
+    stream = torch.npu.Stream()
+    torch.zeros(3, device=own)
+print(torch.npu.current_device(), stream.device, torch_npu.STRAYS)
+print(staging_device("hccl"), staging_device("hccl", own))
+zeros = torch.zeros(3, device=own)
+print(torch_npu.STRAYS[0])
+for refused in (lambda: make_current(torch.device("npu")), lambda: zeros + torch.zeros(3)):
+    try:
+        refused()
+    except (ValueError, RuntimeError) as error:
+        print(type(error).__name__, error)
+"""
+    assert python(program, tmp_path, "whole").splitlines() == [
+        "1 0",
+        "0 npu:1 []",
+        "npu:0 npu:1",
+        "empty on npu:1 in MainThread, whose device is 0",
+        "ValueError Expected a torch.device with a specified index or an integer, but got:npu",
+        "RuntimeError Expected all tensors to be on the same device, but found at least two devices, npu:1 and cpu! "
+        "(in add)",
+    ]
 
 
 def test_torch_npu_without_cann_is_one_sentence_that_names_the_missing_library(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, form
-from asyncrl.weights.groups.network_interface import interface_addresses
+from asyncrl.weights.groups.network_interface import interface_addresses, settings
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LONG_S, SHORT_S
 
@@ -151,10 +151,14 @@ def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
     assert facts["arrived"] == [True] * 3
     assert facts["closed"] == "the group is closed"
 
-    # The group is outside the default group, its interface was set while it was formed, and close() aborted it.
-    variables = {"HCCL_SOCKET_IFNAME": "=lo", "TORCH_HCCL_BLOCKING_WAIT": "1"}
+    # The group is outside the default group, its variables were set while it was formed, and close() aborted it.
+    variables = settings("hccl", "127.0.0.1", 30.0, {})
     assert facts["made"] == [{"ranks": [], "environment": variables, "aborted": True}] * 3
     assert facts["environment"] == []
+
+    # Trainer and rollout stage on their own devices, each current in the threads that use it.
+    assert facts["published"] == {"arrived": True, "on": ["npu:1"]}
+    assert facts["strays"] == []
 
     # The ranks that joined name the missing one, before the library, which has no deadline, connects.
     assert len(facts["missing"]) == 2

@@ -16,20 +16,33 @@ def test_an_unknown_address_is_refused_with_the_known_ones() -> None:
         interface_name("203.0.113.9")
 
 
-@pytest.mark.parametrize(
-    ("backend", "expected"),
-    [
-        ("nccl", {"TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_SOCKET_IFNAME": "=lo"}),
-        ("hccl", {"TORCH_HCCL_BLOCKING_WAIT": "1", "HCCL_SOCKET_IFNAME": "=lo"}),
-    ],
-)
-def test_each_library_has_variables_of_its_own(backend: str, expected: dict[str, str]) -> None:
-    assert settings(backend, "127.0.0.1", {}) == expected
+def test_each_library_has_variables_of_its_own() -> None:
+    assert settings("nccl", "127.0.0.1", 30.0, {}) == {
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "NCCL_SOCKET_IFNAME": "=lo",
+    }
+    assert settings("hccl", "127.0.0.1", 30.0, {}) == {
+        "TORCH_HCCL_BLOCKING_WAIT": "1",
+        "TORCH_HCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_HCCL_ENABLE_MONITORING": "0",
+        "HCCL_CONNECT_TIMEOUT": "120",
+        "HCCL_SOCKET_IFNAME": "=lo",
+    }
 
 
-def test_variables_of_the_user_stay_and_the_address_is_not_looked_up() -> None:
-    theirs = {"NCCL_SOCKET_IFNAME": "bond", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-    assert settings("nccl", "203.0.113.9", theirs) == {}
+@pytest.mark.parametrize(("deadline_s", "expected"), [(1.0, 120), (120.5, 121), (300.0, 300), (9000.0, 7200)])
+def test_hccl_does_not_give_up_connecting_before_the_deadline_within_what_it_takes(
+    deadline_s: float, expected: int
+) -> None:
+    assert settings("hccl", "127.0.0.1", deadline_s, {})["HCCL_CONNECT_TIMEOUT"] == str(expected)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "hccl"])
+def test_variables_of_the_user_stay_and_the_address_is_not_looked_up(backend: str) -> None:
+    theirs = dict.fromkeys(settings(backend, "127.0.0.1", 30.0, {}), "theirs")
+    assert settings(backend, "203.0.113.9", 30.0, theirs) == {}
 
 
 def test_the_environment_is_restored_even_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +50,7 @@ def test_the_environment_is_restored_even_after_a_failure(monkeypatch: pytest.Mo
     before = dict(os.environ)
 
     def connect() -> None:
-        with collective_environment("hccl", "127.0.0.1"):
+        with collective_environment("hccl", "127.0.0.1", 30.0):
             raise RuntimeError(os.environ["HCCL_SOCKET_IFNAME"])
 
     with pytest.raises(RuntimeError, match="=lo"):
@@ -47,7 +60,7 @@ def test_the_environment_is_restored_even_after_a_failure(monkeypatch: pytest.Mo
 
 def test_the_variables_stay_until_the_last_of_several_groups_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_SOCKET_IFNAME", raising=False)
-    first, second = (collective_environment("hccl", "127.0.0.1") for _ in range(2))
+    first, second = (collective_environment("hccl", "127.0.0.1", 30.0) for _ in range(2))
     with first:
         second.__enter__()
     assert os.environ["HCCL_SOCKET_IFNAME"] == "=lo"

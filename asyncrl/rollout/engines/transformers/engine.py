@@ -5,7 +5,8 @@ The built-in engine: a transformers model decoded in the host's event loop.
                               ▲
              pause ─ swap ─ resume       run between two steps, so nothing needs a lock
 
-There is no thread, and no task while there is nothing to decode.
+There is no thread, and no task while there is nothing to decode. Weights, cache and sampler are on the device of the
+model, which is the thread's current one only while the engine computes: the thread is the host's.
 
 transformers' own continuous batching (5.19) is not used: it decodes in a background thread behind blocking queues,
 draws all requests from one process-wide generator with `torch.multinomial`, so a request cannot have a seed, and can
@@ -35,6 +36,7 @@ from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
 from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.groups.device import current, torch_device
 
 
 class TransformersEngine:
@@ -70,16 +72,19 @@ class TransformersEngine:
         self._kv = kv
         self._max_tokens = max_tokens_per_slot
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
-        self._table = SlotTable(
-            _forward(model, slots, max_tokens_per_slot),
-            slots=slots,
-            eos_ids=text.eos_ids(model, tokenizer),
-            vocab_size=self._vocab_size,
-            stops_here=self._stops_here,
-            policy_version=policy_version,
-            prefill_tokens=prefill_tokens,
-            device=model.device,
-        )
+        self.device: torch.device = model.device
+        """Device of the weights."""
+        with current(self.device):
+            self._table = SlotTable(
+                _forward(model, slots, max_tokens_per_slot),
+                slots=slots,
+                eos_ids=text.eos_ids(model, tokenizer),
+                vocab_size=self._vocab_size,
+                stops_here=self._stops_here,
+                policy_version=policy_version,
+                prefill_tokens=prefill_tokens,
+                device=self.device,
+            )
         self._waiting: deque[SlotJob] = deque()
         self._futures: dict[SlotJob, asyncio.Future[Completion]] = {}
         self._decoding: asyncio.Task[None] | None = None
@@ -98,8 +103,13 @@ class TransformersEngine:
         device: str = "cpu",
         **options: Any,
     ) -> "TransformersEngine":
-        """Load a model directory; ``options`` are those of the constructor, and so are the errors."""
+        """
+        Load a model directory onto a device such as ``cuda:0``; ``options`` are those of the constructor.
+
+        Raises `ConfigError` as the constructor does, or if there is no such device.
+        """
         check_model(model_path)
+        own = torch_device(device)
         tokenizer = text.load_tokenizer(model_path)
         try:
             model = AutoModelForCausalLM.from_pretrained(
@@ -111,7 +121,8 @@ class TransformersEngine:
             )
         except Exception as error:  # a wrong value in config.json may raise anything
             raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
-        return cls(model.requires_grad_(False).to(device), tokenizer, **options)
+        with current(own):
+            return cls(model.requires_grad_(False).to(own), tokenizer, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "paused" if self._is_paused else "open"
@@ -162,7 +173,8 @@ class TransformersEngine:
     def written(self, request: Request) -> Completion | None:
         """See `Engine.written`. A request that waits for a slot has the tokens of its ``resume_from``."""
         if job := next((job for job in self._futures if job.request is request), None):
-            return request.resume_from if job in self._waiting else self._table.written(job)
+            with current(self.device):
+                return request.resume_from if job in self._waiting else self._table.written(job)
         return None
 
     async def pause(self) -> None:
@@ -172,7 +184,8 @@ class TransformersEngine:
         """See `Engine.swap`. Raises `EngineError` and keeps the old weights if not paused or if they do not match."""
         if not self._is_paused:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
-        parameters.load(self._model, weights)
+        with current(self.device):
+            parameters.load(self._model, weights)
         self._table.set_version(policy_version)
         if self._kv == "recompute":
             self._recomputing = self._table.recompute()
@@ -201,13 +214,17 @@ class TransformersEngine:
 
     async def _decode(self) -> None:
         while self._has_work():
-            if next(self._recomputing, 0):
-                await self._turns.give()
-                continue
-            self._table.admit(self._waiting)
-            for job, result in self._table.step():
-                self._settle(job, result)
+            with current(self.device):
+                self._compute()
             await self._turns.give()
+
+    def _compute(self) -> None:
+        """One batch of a recomputation, or one step."""
+        if next(self._recomputing, 0):
+            return
+        self._table.admit(self._waiting)
+        for job, result in self._table.step():
+            self._settle(job, result)
 
     def _report(self, task: asyncio.Task[None]) -> None:
         """Fail every request if the decoding task failed, so that no caller waits forever."""

@@ -27,6 +27,10 @@ class KVCache:
         self._storage = torch.zeros(shape, dtype=dtype, device=device)
         self._cells = self._storage.view(len(self._storage), slots * positions, 2 * self.kv_heads * self.head_dim)
 
+    @property
+    def num_bytes(self) -> int:
+        return self._storage.nbytes
+
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2 * kv_heads * head_dim], keys first, at [N] cells ``slot * positions + position``."""
         self._cells[layer].index_copy_(0, cells, keys_values)

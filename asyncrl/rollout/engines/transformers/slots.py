@@ -13,6 +13,7 @@ There is no event loop here: `asyncrl.rollout.engines.transformers.engine` drive
 """
 
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,8 @@ class SlotTable:
         self.policy_version = policy_version
         self._jobs: list[SlotJob | None] = []
         """Indexed by slot; None if its completion ended since the last step."""
+        self._seeds = random.Random()
+        """Seeds of requests without one; the operating system's entropy gives each engine others."""
         self._steps = 0
 
         def cells(dtype: torch.dtype) -> Tensor:
@@ -266,7 +269,8 @@ class SlotTable:
             first = self._begin(job)
             self._logprobs[first : first + job.num_resumed] = self._tensor(job.resumed_logprobs, torch.float32)
         most = max(job.request.sampling.max_tokens for job in jobs)
-        draws = sampler.uniforms([job.request.seed for job in jobs], most)  # for every token they may decode
+        seeds = [self._seeds.getrandbits(64) if (seed := job.request.seed) is None else seed for job in jobs]
+        draws = sampler.uniforms(seeds, most)  # for every token they may decode
         self._grid(self._uniforms)[slots, :most] = draws.to(slots.device)
 
     def _prefixes(self, jobs: Sequence[SlotJob]) -> Tensor:

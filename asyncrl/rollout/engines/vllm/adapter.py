@@ -64,7 +64,7 @@ class Adapter:
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
     @staticmethod
-    def params(sampling: Sampling, *, max_tokens: int, seed: int, eos_ids: list[int]) -> SamplingParams:
+    def params(sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int]) -> SamplingParams:
         """vLLM's parameters for one request, with ``max_tokens`` less the resumed ones."""
         options: dict[str, Any] = {"flat_logprobs": True}  # one object for all tokens instead of one per token
         return SamplingParams(
@@ -127,6 +127,18 @@ class Adapter:
         if not self._llm.errored:
             await self._llm.abort(list(request_ids))
 
+    # ── workers ─────────────────────────────────────────────────────────────────────────────
+
+    async def check_workers(self) -> None:
+        """Prepare the workers' samplers. Raises `ConfigError` if a worker's log-probs or weights would be wrong."""
+        refusals: list[str] = await self._call("check its workers", self._llm.collective_rpc("asyncrl_check"))
+        if reason := next(filter(None, refusals), ""):
+            raise ConfigError(reason)
+
+    async def call_workers(self, method: str, argument: object) -> None:
+        """Call a method of every worker's extension. Raises `EngineError` with the message of a worker's error."""
+        await self._call(method, self._llm.collective_rpc(method, args=(argument,)))
+
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
     async def pause(self) -> None:
@@ -156,10 +168,6 @@ class Adapter:
         if self._llm.model_config.is_multimodal_model:
             calls.append(self._call("reset its cache", self._llm.reset_encoder_cache()))
         await asyncio.gather(*calls)
-
-    async def call_workers(self, method: str, argument: object) -> None:
-        """Call a method of every worker's extension. Raises `EngineError` with the message of a worker's error."""
-        await self._call(method, self._llm.collective_rpc(method, args=(argument,)))
 
     async def aclose(self) -> None:
         """End vLLM's processes, which takes seconds, and its sockets in this process. Idempotent."""
@@ -192,8 +200,8 @@ class Adapter:
         ids = [request_id] if internal_ids is None else internal_ids.get(request_id, [])
         return next((state for id_ in ids if (state := processor.request_states.get(id_))), None)
 
-    async def _call(self, action: str, call: Coroutine[Any, Any, Any]) -> None:
-        """Await a call to the engine core. A dead core never answers, but then the output handler ends."""
+    async def _call(self, action: str, call: Coroutine[Any, Any, Any]) -> Any:
+        """Result of a call to the engine core. A dead core never answers, but then the output handler ends."""
         self._llm._run_output_handler()
         task = asyncio.ensure_future(call)
         try:
@@ -205,6 +213,7 @@ class Adapter:
             raise await self.engine_died() from None
         if error is not None:
             raise EngineError(f"vLLM cannot {action}: {error}", retryable=False) from error
+        return task.result()
 
     async def _outputs_read(self) -> None:
         """Return once all outputs of the engine core are read and the tasks that awaited them have run."""
@@ -241,6 +250,11 @@ def _check(llm: AsyncLLM) -> None:
         raise ConfigError(
             f"vLLM was started without a worker extension, so its workers cannot receive weights; start it with "
             f"worker_extension_cls={WORKER_EXTENSION!r}"
+        )
+    if parallel.enable_eplb:
+        raise ConfigError(
+            "vLLM was started with enable_eplb, which moves experts between devices, so new weights would reach the "
+            "wrong ones; start it without"
         )
     if parallel.data_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
         raise ConfigError(

@@ -36,7 +36,9 @@ CONFIGURED: Mapping[str, str] = {
 UNSUPPORTED: Mapping[str, str] = {
     "pipeline_parallel_size": "only tensor parallel workers receive weights",
     "distributed_executor_backend": "asyncrl chooses it, so that the engine ends with its node",
+    "enable_eplb": "it moves experts between devices, so new weights would reach the wrong ones",
     "skip_tokenizer_init": "stop strings need vLLM's tokenizer",
+    "seed": "requests have seeds of their own, and without them two engines with one seed would draw the same",
 }
 """vLLM's argument: the reason it cannot be set."""
 

@@ -65,7 +65,8 @@ class VllmEngine:
         Use a vLLM that is running already.
 
         Args:
-            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too.
+            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too. For runs
+                with ``sampling.seeded = false`` it needs a ``seed`` that no other rollout has: vLLM's default is 0.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             owns_llm: Closing this engine shuts ``llm`` down.
 
@@ -83,6 +84,7 @@ class VllmEngine:
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
         self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype)
+        self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
         self._is_paused = False
         self._is_closed = False
@@ -130,7 +132,8 @@ class VllmEngine:
         Sample one completion. Unlike `Engine.generate`, a resumed request has draws of its own: a function of its seed
         and its number of resumed tokens, but not those of an uninterrupted request, because vLLM cannot skip draws.
 
-        Invalid requests and weights without finite log-probabilities are not retryable.
+        Invalid requests and weights without finite log-probabilities are not retryable. Raises `ConfigError` if vLLM's
+        workers would give wrong log-probs.
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
@@ -138,6 +141,7 @@ class VllmEngine:
         vllm_request = VllmRequest(request)
         self._requests.append(vllm_request)
         try:
+            await self._workers_checked()
             output = await self._sample(vllm_request)
         finally:
             self._requests.remove(vllm_request)
@@ -155,6 +159,14 @@ class VllmEngine:
             return None
         output = self._adapter.written(vllm_request.id)
         return vllm_request.completion(output, "unfinished") if output and output.token_ids else request.resume_from
+
+    async def _workers_checked(self) -> None:
+        """Return once the workers were checked. Done at the first call, as vLLM starts without an event loop."""
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._adapter.check_workers())
+        await asyncio.shield(self._checking)  # A caller that is cancelled leaves the check to the others.
+        if self._is_closed:
+            raise EngineError("the engine was closed")
 
     async def _sample(self, vllm_request: VllmRequest) -> "VllmOutput":
         sampling = vllm_request.request.sampling
@@ -191,6 +203,8 @@ class VllmEngine:
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
     async def receiver(self, member: Member, send: Send, weights: Weights, *, interface: str) -> WeightReceiver:
+        """See `MultiProcessEngine.receiver`. Raises `ConfigError` if vLLM's workers cannot take new weights."""
+        await self._workers_checked()
         adapter, specs = self._adapter, self.specs()
         connect = WorkersReceiver.connect
         return await connect(

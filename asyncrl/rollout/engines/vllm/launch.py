@@ -1,6 +1,7 @@
 """Start vLLM's engine core and workers as processes of this node."""
 
 import dataclasses
+import secrets
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +14,10 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineDied
 from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
+
+ON_ASCEND = {"weight_nz_mode": 0}
+"""Settings of vllm-ascend that ``engine_args.additional_config`` may replace: no layout but the plain one takes new
+weights."""
 
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Given by class, because on a CPU vLLM reads the name ``uni`` as ``mp`` to bind threads, which is not wanted."""
@@ -27,6 +32,9 @@ def launch(config: Config) -> AsyncLLM:
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     is_cpu = current_platform.is_cpu()
     args = engine_args(config, names, is_cpu=is_cpu)
+    args["seed"] = secrets.randbits(31)  # Requests without a seed draw from it, so no two engines may share one.
+    if current_platform.device_type == "npu":
+        args["additional_config"] = ON_ASCEND | args.get("additional_config", {})
     # With one worker the engine core is the worker: one process less to start and to message at every step.
     args["distributed_executor_backend"] = UNIPROC if config.rollout.vllm.tensor_parallel_size == 1 else "mp"
     with environment(on_cpu(config.rollout.threads) if is_cpu else {}):

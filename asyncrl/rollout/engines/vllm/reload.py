@@ -7,7 +7,8 @@ CPU it leaves packed experts and tied heads as they were (vLLM 0.32); this modul
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ logging.getLogger(layerwise.__name__).setLevel(logging.ERROR)
 class Reload:
     """Loads one version into vLLM's model: `add` all tensors, then `finish`. Nothing may decode in between."""
 
-    def __init__(self, model: nn.Module, config: VllmConfig) -> None:
+    def __init__(self, model: nn.Module, config: VllmConfig, device: torch.device) -> None:
         self._model = model
         self._config = config
+        self._device = device
         self._loaded: set[str] = set()
-        with torch.no_grad():
+        self._names_loaded = True
+        """The model says which parameters it has loaded; vLLM lets it say nothing."""
+        with self._loading():
             _unpack_experts(model)
             layerwise.initialize_layerwise_reload(model)
 
@@ -42,23 +46,50 @@ class Reload:
         Raises:
             TransferError: The model does not take them; it cannot be used then.
         """
-        with set_current_vllm_config(self._config), torch.no_grad():
+        with self._loading():
             loader: Any = self._model  # torch's Module has no load_weights
             owned = ((name, tensor.clone() if are_borrowed else tensor) for name, tensor in tensors.items())
             try:
-                self._loaded.update(loader.load_weights(owned))
+                loaded: set[str] | None = loader.load_weights(owned)
             except Exception as error:  # a model's loader may raise anything
                 raise TransferError(f"the model does not take the weights: {describe(error, __file__)}") from error
-        if are_borrowed and torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # The copies are asynchronous.
+            self._loaded |= loaded or set()
+            self._names_loaded &= loaded is not None
+        if are_borrowed:
+            self._synchronize()
 
     def finish(self) -> None:
-        """Pack the added tensors. Raises `TransferError` if a parameter got none: the model cannot be used then."""
-        with set_current_vllm_config(self._config), torch.no_grad():
+        """
+        Pack the added tensors, and return when the device has them all.
+
+        Raises `TransferError` if a parameter got none: the model cannot be used then. In a quantized model, parameters
+        such as scales are computed and not loaded, so there this is not checked, as in vLLM's own reload.
+        """
+        with self._loading():
             layerwise.finalize_layerwise_reload(self._model, self._config.model_config)
             _repack_tied_heads(self._model)
+        self._synchronize()
+        if not self._names_loaded or self._config.model_config.quantization is not None:
+            return
         if missing := sorted({name for name, _ in self._model.named_parameters()} - self._loaded):
             raise TransferError(f"vLLM's {missing[0]} and {len(missing) - 1} more parameters got no new weights")
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """The conditions under which vLLM loads weights."""
+        with ExitStack() as conditions:
+            conditions.enter_context(set_current_vllm_config(self._config))
+            conditions.enter_context(torch.no_grad())
+            if self._device.type != "cpu":  # The current device is per thread, and a bucket arrives in another one.
+                conditions.enter_context(torch.get_device_module(self._device).device(self._device))
+            if self._device.type == "npu":  # NPUWorker makes it the default of new tensors; vLLM's workers do not.
+                conditions.enter_context(self._device)
+            yield
+
+    def _synchronize(self) -> None:
+        """Wait for the device's copies: the tensors that they read are overwritten by the next transfer."""
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).synchronize(self._device)
 
 
 def enable_amx() -> None:

@@ -33,11 +33,12 @@ class VllmRequest:
         return len(self.resumed_ids)
 
     @property
-    def seed(self) -> int:
+    def seed(self) -> int | None:
         """The request's seed. A resumed request hashes it with its length, so as not to repeat its first draws."""
-        if not self.resumed_ids:
-            return self.request.seed % 2**63
-        digest = hashlib.blake2b(f"{self.request.seed} {self.num_resumed}".encode(), digest_size=8).digest()
+        seed = self.request.seed
+        if seed is None or not self.resumed_ids:
+            return None if seed is None else seed % 2**63
+        digest = hashlib.blake2b(f"{seed} {self.num_resumed}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % 2**63
 
     def begin(self, policy_version: int) -> None:

@@ -1,6 +1,7 @@
 """
 Extension of vLLM's worker processes that receives weights and loads them into the model.
 
+    asyncrl_check ───────▶ log-probs and layout of weights     before the first request
     asyncrl_connect ─────▶ a thread with a `Receiver` ── stages while the engine decodes
     asyncrl_swap ────────▶ staging ─▶ the model                between pause and resume
     asyncrl_swap_shared ─▶ the node's staging ─▶ the model     between pause and resume
@@ -10,13 +11,14 @@ nothing in them waits for the network.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.rollout.engines.vllm import guard, reload
+from asyncrl.rollout.engines.vllm import guard, inspection, reload
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.weights.groups.device import STAGED_ON, staging_device
@@ -32,6 +34,12 @@ class WorkerExtension:
     _asyncrl_receiver: ReceiverThread | None = None
     _asyncrl_reload: reload.Reload | None = None
     """The version being loaded while it arrives, with ``weights.staging = "bucket"``."""
+
+    def asyncrl_check(self) -> str:
+        """Have the sampler report the log-probs that asyncrl needs; return the reason if this worker cannot be used."""
+        worker: Any = self
+        inspection.use_processed_logprobs(worker.model_runner)
+        return inspection.refusal(worker.model_runner, kind=worker.device.type)
 
     def asyncrl_connect(self, setup_json: str) -> None:
         """Connect to the node and take part in its transfers. Replaces an earlier connection."""
@@ -67,7 +75,8 @@ class WorkerExtension:
     def _asyncrl_load(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool = True) -> None:
         """Load a part of a version. Nothing may decode until it is complete."""
         if self._asyncrl_reload is None:
-            self._asyncrl_reload = reload.Reload(self.model_runner.get_model(), self.vllm_config)  # type: ignore[attr-defined]
+            worker: Any = self
+            self._asyncrl_reload = reload.Reload(worker.model_runner.get_model(), worker.vllm_config, worker.device)
         self._asyncrl_reload.add(tensors, are_borrowed=are_borrowed)
 
     def _asyncrl_finish(self) -> None:

@@ -1,8 +1,11 @@
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Coroutine
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,9 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.turns import MOST
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.rollout.engines.reference import reference_logprobs
+from tests.weights.groups.fake_npu import installed_at
+
+ROOT = Path(__file__).parents[4]
 
 FAMILIES = pytest.mark.parametrize("family", ["qwen3", "llama"])
 """One family with its own forward pass, one that uses the model's."""
@@ -32,7 +38,7 @@ def make_engine(make_model, tokenizer):
     return make
 
 
-def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: Any) -> Request:
+def request(*prompt_ids: int, seed: int | None = 0, max_tokens: int = 12, **sampling: Any) -> Request:
     return Request(
         prompt_ids=list(prompt_ids or (5, 9, 7)), sampling=Sampling(max_tokens=max_tokens, **sampling), seed=seed
     )
@@ -112,6 +118,20 @@ def test_members_of_a_group_differ_by_their_seed_alone(make_engine):
 
     assert ids[0] == ids[3]
     assert len(set(map(tuple, ids))) == 3
+
+
+def test_requests_without_a_seed_differ_within_an_engine_and_between_engines(make_engine):
+    requests = [request(seed=None, max_tokens=20) for _ in range(4)]
+
+    ids = [done.completion_ids for engine in (make_engine(), make_engine()) for done in run(engine, *requests)]
+
+    assert len(set(map(tuple, ids))) == 8
+
+
+def test_a_seeded_request_has_its_tokens_beside_others_without_a_seed(make_engine):
+    [alone], mixed = run(make_engine(), request(seed=3)), run(make_engine(), request(seed=None), request(seed=3))
+
+    assert mixed[-1].completion_ids == alone.completion_ids
 
 
 # ── how a completion ends ───────────────────────────────────────────────────────────────────
@@ -531,3 +551,26 @@ def test_a_request_of_higher_priority_waits_before_those_of_lower(make_engine):
         return ended
 
     assert asyncio.run(scenario()) == ["user 1", "user 2", "rollout 1", "rollout 2"]
+
+
+# ── devices ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")])
+def test_on_a_device_of_its_own_it_decodes_the_same_and_leaves_the_hosts_thread_as_it_was(
+    make_model, tokenizer, tmp_path, family, dtype
+):
+    """The device is as strict as torch's: a tensor of another device, or of another thread's, would be found."""
+    make_model(family).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-m", "tests.rollout.engines.transformers.npu_process", str(tmp_path / "model"), dtype]
+    environment = installed_at(tmp_path)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["strays"], facts["current"]) == ([], 0)
+    assert max(num_spans for _, _, num_spans in facts["npu:1"]) == 2
+    if dtype == "float32":  # Other kernels round bfloat16 in another way.
+        for (tokens, logprobs, num_spans), expected in zip(facts["npu:1"], facts["cpu"], strict=True):
+            assert (tokens, num_spans) == (expected[0], expected[2])
+            assert logprobs == pytest.approx(expected[1], abs=1e-5)

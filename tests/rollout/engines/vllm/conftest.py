@@ -1,9 +1,11 @@
 """One vLLM for all tests of this folder: starting it takes longer than all of them."""
 
 import asyncio
+import os
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +78,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTo
 
 @pytest.fixture(scope="session")
 def loaded(config: Config) -> VllmEngine:
-    """The one vLLM, started by `VllmEngine.load`."""
+    """The one vLLM, started by `VllmEngine.load` in a thread that ends before it is used, as in a node."""
     pytest.importorskip("vllm")
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
         warnings.simplefilter("ignore")  # vLLM's own imports
         patch.syspath_prepend(Path(__file__).parent)  # vLLM's processes inherit the path
         _, why = arguments.FIXED["worker_extension_cls"]
         patch.setitem(arguments.FIXED, "worker_extension_cls", ("file_weights.FromFiles", why))
-        engine = VllmEngine.load(config)
+        engine = thread.submit(VllmEngine.load, config).result()
     sys.modules.pop("file_weights", None)
     return engine
 
@@ -94,7 +96,16 @@ def run(loaded: VllmEngine) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "3")  # outputs of one step are read in parts
         yield runner.run
+        pid = core_pid(loaded)
         runner.run(loaded.aclose())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def core_pid(engine: VllmEngine) -> int:
+    """Process id of vLLM's engine core."""
+    (process,) = engine._adapter._llm.engine_core.resources.engine_manager.processes
+    return process.pid
 
 
 @pytest.fixture

@@ -17,13 +17,18 @@ class FromFiles(WorkerExtension):
 
     vllm_config: Any
     model_runner: Any
+    device: torch.device
 
     def asyncrl_swap(self, policy_version: int) -> None:
         folder = Path(self.vllm_config.model_config.model)
         tensors = load_file(folder / f"v{policy_version}.safetensors")
-        new = Reload(self.model_runner.get_model(), self.vllm_config)
+        new = Reload(self.model_runner.get_model(), self.vllm_config, self.device)
         new.add(tensors)
         new.finish()
+
+    def asyncrl_report(self, logprobs_mode: str) -> None:
+        """Have the sampler report other log-probs."""
+        self.model_runner.sampler.logprobs_mode = logprobs_mode
 
     def asyncrl_digest(self) -> str:
         """sha256 in hex of the model's tensors as vLLM has laid them out."""

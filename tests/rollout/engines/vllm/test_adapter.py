@@ -18,7 +18,13 @@ from asyncrl.rollout.engines.vllm.adapter import TESTED, Adapter
 
 def llm(*, exitcode: int | None = None, processes: bool = True, **changed: Any) -> Any:
     """The parts of vLLM that an adapter reads before the first request."""
-    parallel = {"world_size": 2, "data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_extension_cls": "x.Y"}
+    parallel = {
+        "world_size": 2,
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "enable_eplb": False,
+        "worker_extension_cls": "x.Y",
+    }
     model = {"logprobs_mode": "processed_logprobs", "max_model_len": 100, "dtype": "torch.bfloat16"}
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(**{key: changed.get(key, value) for key, value in parallel.items()}),
@@ -44,6 +50,10 @@ def test_it_reads_ranks_length_and_dtype():
     [
         ({"logprobs_mode": "raw_logprobs"}, "start it with 'processed_logprobs'"),
         ({"worker_extension_cls": ""}, "start it with worker_extension_cls='asyncrl.rollout.engines.vllm.worker."),
+        (
+            {"enable_eplb": True},
+            "moves experts between devices, so new weights would reach the wrong ones; start it without",
+        ),
         ({"data_parallel_size": 2}, "use tensor parallelism, or several nodes"),
         ({"pipeline_parallel_size": 2}, "use tensor parallelism, or several nodes"),
     ],
@@ -65,6 +75,31 @@ def test_a_dead_engine_core_is_reported_with_its_cause(dead, message):
     assert str(asyncio.run(Adapter(dead).engine_died())) == message
 
 
+def check_workers(*refusals: str) -> None:
+    """Check two workers that answer like this."""
+
+    async def answer(method: str) -> list[str]:
+        assert method == "asyncrl_check"
+        return list(refusals)
+
+    async def check() -> None:
+        started = llm()
+        started.collective_rpc, started.output_handler = answer, asyncio.get_running_loop().create_future()
+        started._run_output_handler = lambda: None
+        await Adapter(started).check_workers()
+
+    asyncio.run(check())
+
+
+def test_workers_without_a_reason_can_be_used():
+    check_workers("", "")
+
+
+def test_a_worker_that_cannot_be_used_is_a_config_error_with_its_reason():
+    with pytest.raises(ConfigError, match=r"^the second keeps its weights$"):
+        check_workers("", "the second keeps its weights")
+
+
 def test_sampling_becomes_vllms_parameters():
     sampling = Sampling(max_tokens=50, temperature=0.7, top_p=0.9, top_k=20, stop=["\n\n"])
 
@@ -73,6 +108,10 @@ def test_sampling_becomes_vllms_parameters():
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (30, 0.7, 0.9, 20)
     assert (params.seed, params.stop, params.stop_token_ids, params.ignore_eos) == (3, ["\n\n"], [0, 5], True)
     assert (params.logprobs, params.output_kind) == (0, RequestOutputKind.FINAL_ONLY)
+
+
+def test_a_request_without_a_seed_has_none_in_vllm():
+    assert Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=None, eos_ids=[]).seed is None
 
 
 def test_vllm_detokenizes_for_stop_strings_only():

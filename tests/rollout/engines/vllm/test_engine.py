@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
@@ -18,7 +18,7 @@ from tests.rollout.engines.reference import reference_logprobs
 pytest.importorskip("vllm")
 
 
-def request(*prompt_ids: int, seed: int = 0, max_tokens: int = 12, **sampling: Any) -> Request:
+def request(*prompt_ids: int, seed: int | None = 0, max_tokens: int = 12, **sampling: Any) -> Request:
     return Request(
         prompt_ids=list(prompt_ids or (5, 9, 7)), sampling=Sampling(max_tokens=max_tokens, **sampling), seed=seed
     )
@@ -78,6 +78,27 @@ def test_members_of_a_group_differ_by_their_seed_alone(engine, generate):
 
     assert ids[0] == ids[3]
     assert len(set(map(tuple, ids))) == 3
+
+
+def test_a_worker_whose_sampler_reports_raw_log_probs_serves_no_request(engine, make_engine, generate, run):
+    workers = engine._adapter.call_workers
+    run(workers("asyncrl_report", "raw_logprobs"))
+    try:
+        with pytest.raises(ConfigError, match=r"^a worker's Sampler reports 'raw_logprobs' instead of 'processed_logp"):
+            generate(engine, request())
+    finally:
+        run(workers("asyncrl_report", "processed_logprobs"))
+
+    assert generate(make_engine(), request())
+
+
+def test_requests_without_a_seed_differ_and_leave_those_with_one_alone(engine, generate):
+    [alone] = generate(engine, request(seed=3))
+
+    *others, seeded = generate(engine, *[request(seed=None) for _ in range(4)], request(seed=3))
+
+    assert len({tuple(done.completion_ids) for done in others}) == 4
+    assert seeded.completion_ids == alone.completion_ids
 
 
 def test_more_requests_than_slots_all_finish(engine, generate):

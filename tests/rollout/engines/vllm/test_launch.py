@@ -1,12 +1,53 @@
-"""Errors of vLLM's own argument check become sentences. No engine is started."""
+"""Arguments that depend on the machine, and errors of vLLM's own check as sentences. No engine is started."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError, field_validator
+from vllm.v1.engine.async_llm import AsyncLLM
 
+from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
 from asyncrl.rollout.engines.vllm import launch
+
+CONFIG = Config(model=Model(path="/models/one"), data=Data(train="prompts.jsonl"), rollout=Rollout(engine="vllm"))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Arguments of each launch."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(launch, "_vllm_config", seen.append)
+    monkeypatch.setattr(launch, "_check_heads", lambda _: None)
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda *_, **__: None)
+    return seen
+
+
+def test_no_two_engines_draw_requests_without_a_seed_from_the_same_one(launched: list[dict[str, Any]]) -> None:
+    for _ in range(3):
+        launch.launch(CONFIG)
+
+    assert len({args["seed"] for args in launched}) == 3
+    assert all(0 <= args["seed"] < 2**32 for args in launched), "numpy takes no other"
+
+
+def test_on_an_npu_weights_keep_the_layout_that_takes_new_ones(
+    launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = replace(CONFIG.rollout, vllm=Vllm(engine_args={"additional_config": {"enable_cpu_binding": False}}))
+    launch.launch(replace(CONFIG, rollout=theirs))
+    monkeypatch.setattr(launch, "current_platform", SimpleNamespace(device_type="npu", is_cpu=lambda: False))
+    launch.launch(CONFIG)
+    launch.launch(replace(CONFIG, rollout=theirs))
+
+    elsewhere, npu, npu_with_theirs = (args.get("additional_config") for args in launched)
+    assert elsewhere == {"enable_cpu_binding": False}
+    assert npu == {"weight_nz_mode": 0}
+    assert npu_with_theirs == {"weight_nz_mode": 0, "enable_cpu_binding": False}
 
 
 class Arguments(BaseModel):

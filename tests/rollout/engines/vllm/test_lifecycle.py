@@ -17,6 +17,7 @@ from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
+from tests.rollout.engines.vllm.conftest import core_pid
 
 pytest.importorskip("vllm")
 
@@ -36,11 +37,7 @@ async def started(config: Config) -> VllmEngine:
         return await asyncio.get_running_loop().run_in_executor(thread, VllmEngine.load, config)
 
 
-def core_pid(engine: VllmEngine) -> int:
-    (process,) = engine._adapter._llm.engine_core.resources.engine_manager.processes
-    return process.pid
-
-
+@pytest.mark.slow  # The engine of all tests of this folder is made in a thread too, and leaves no process.
 def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config, has_written):
     async def scenario() -> int:
         engine = await started(config)

@@ -16,8 +16,14 @@ PREFIX = Completion(
 )
 
 
-def make(prefix: Completion | None = None, seed: int = 5) -> VllmRequest:
+def make(prefix: Completion | None = None, seed: int | None = 5) -> VllmRequest:
     return VllmRequest(Request(prompt_ids=[1, 2, 3], sampling=Sampling(max_tokens=9), seed=seed, resume_from=prefix))
+
+
+def seed_of(prefix: Completion | None = None, *, seed: int) -> int:
+    taken = make(prefix, seed).seed
+    assert taken is not None
+    return taken
 
 
 def test_resumed_tokens_are_prompt_to_vllm_and_part_of_the_completion():
@@ -34,15 +40,20 @@ def test_resumed_tokens_are_prompt_to_vllm_and_part_of_the_completion():
 
 
 def test_a_resumed_request_has_another_seed():
-    assert make(seed=5).seed == 5
-    assert make(PREFIX, seed=5).seed == make(PREFIX, seed=5).seed
-    low_bits = {make(PREFIX, seed=seed).seed % 2**32 for seed in range(100)}  # torch keeps only these on a CPU
+    assert seed_of(seed=5) == 5
+    assert seed_of(PREFIX, seed=5) == seed_of(PREFIX, seed=5)
+    low_bits = {seed_of(PREFIX, seed=seed) % 2**32 for seed in range(100)}  # torch keeps only these on a CPU
     assert len(low_bits | {5}) == 101
 
 
+def test_a_request_without_a_seed_has_none_when_it_is_resumed_either():
+    assert make(seed=None).seed is None
+    assert make(PREFIX, seed=None).seed is None
+
+
 def test_a_seed_fits_what_vllm_takes():
-    assert 0 <= make(seed=2**63 + 7).seed < 2**63
-    assert 0 <= make(PREFIX, seed=2**63 - 1).seed < 2**63
+    assert 0 <= seed_of(seed=2**63 + 7) < 2**63
+    assert 0 <= seed_of(PREFIX, seed=2**63 - 1) < 2**63
 
 
 def test_a_restart_takes_a_new_id_and_version():

@@ -39,6 +39,15 @@ class Loaded:
         self.is_finished = True
 
 
+def test_a_check_sets_the_mode_of_a_sampler_that_does_not_follow_the_engine() -> None:
+    sampler = type("AscendSampler", (), {"__module__": "vllm_ascend.sample.sampler", "logprobs_mode": "raw_logprobs"})()
+    worker = Worker()
+    worker.model_runner = SimpleNamespace(sampler=sampler)
+
+    assert worker.asyncrl_check() == ""
+    assert sampler.logprobs_mode == "processed_logprobs"
+
+
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
     """Versions that workers have loaded or begun to load."""

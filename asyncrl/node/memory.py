@@ -1,0 +1,269 @@
+"""
+Memory that a run will need, against the memory that there is, before anything is started.
+
+    trainer     load, step, publish, checkpoint, resume       `asyncrl.trainer.memory`
+    rollout     weights, KV cache, staging                    here
+                         └─▶ each device's memory, and a machine's ─▶ fits, or one sentence with what to change
+
+Imports torch: a process that starts others asks in a process of its own.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from msgspec import Struct
+
+from asyncrl.config.resolve import with_backend
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+from asyncrl.node.machine.machine import format_bytes
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.trainer.memory import Part, Phase, TrainerMemory, phase
+from asyncrl.trainer.model.architecture import read_architecture
+from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
+from asyncrl.weights.groups.device import STAGED_ON, require
+
+Kind = Literal["cpu", "cuda", "npu"]
+
+LIBRARIES_HOST = 400 << 20
+"""Memory of a process with torch and transformers, and nothing loaded. An estimate."""
+LIBRARIES_DEVICE = 1 << 30
+"""Memory on a device that its context, collectives and kernels take. An estimate."""
+SAMPLING_COPIES = 4
+"""Tensors of the size of the logits, as float32, that are alive while the built-in engine draws tokens."""
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+UNITS = {"MB": 1000**2, "GB": 1000**3, "MiB": 1024**2, "GiB": 1024**3}
+
+
+class MemoryPlan(Struct, frozen=True, kw_only=True):
+    """Bytes that a run needs."""
+
+    device: str
+    """Kind of the trainer's devices: on a ``cpu``, device and host are one memory."""
+    rollout_device: str
+    """Kind of the rollouts' devices."""
+    ranks: int
+    """Ranks of the trainer on each machine."""
+    replicas: int
+    """Rollouts on the trainer's machine."""
+    trainer: list[Phase]
+    rollout: Phase
+    host: int
+    """Memory of the trainer's machine, all in all."""
+    problem: str
+    """One sentence about the first part of the run that does not fit; empty if everything fits."""
+    assumptions: list[str]
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """Memory that there is, in bytes; None if it is not known."""
+
+    device: int | None = None
+    """Memory of the smallest device."""
+    host: int | None = None
+    """Memory of this machine."""
+
+
+def plan_memory(config: Config, room: Room) -> MemoryPlan:
+    """
+    Predict the memory of a run, all of whose rollouts are on the trainer's machine.
+
+    Raises:
+        ConfigError: The trainer cannot compute or train the model of ``model.path``, whose weights need not be there.
+    """
+    config = with_backend(config)
+    trainer = TrainerMemory(config, Path(config.model.path))
+    kind, rollout_kind = config.trainer.device, _rollout_kind(config)
+    own = Part(
+        name="libraries", device=0 if kind == "cpu" else LIBRARIES_DEVICE, host=config.trainer.ranks * LIBRARIES_HOST
+    )
+    phases = [phase(each.name, *each.parts, own) for each in trainer.phases()]
+    rollout = _rollout(config, trainer, rollout_kind, room)
+    host = _host_bytes(config, rollout_kind, phases, rollout)
+    return MemoryPlan(
+        device=kind,
+        rollout_device=rollout_kind,
+        ranks=config.trainer.ranks,
+        replicas=config.rollout.replicas,
+        trainer=phases,
+        rollout=rollout,
+        host=host,
+        problem=_device_problem(kind, phases, "the trainer", room)
+        or _device_problem(rollout_kind, [rollout], "a rollout", room)
+        or _host_problem(host, kind, phases, rollout, room),
+        assumptions=list(_assumptions(config, trainer)),
+    )
+
+
+def check_memory(config: Config, room: Room) -> None:
+    """Raise `ConfigError` if a run does not fit into the memory that there is."""
+    if problem := plan_memory(config, room).problem:
+        raise ConfigError(problem)
+
+
+def _host_bytes(config: Config, rollout_kind: Kind, trainer: Sequence[Phase], rollout: Phase) -> int:
+    """Memory of the trainer's machine, with all its rollouts. A checkpoint is written while the next step trains."""
+    num_bytes = max(each.host for each in trainer)
+    if config.trainer.device == "cpu":
+        num_bytes += config.trainer.ranks * max(each.device for each in trainer)
+    of_rollout = rollout.host + (rollout.device if rollout_kind == "cpu" else 0)
+    return num_bytes + config.rollout.replicas * of_rollout
+
+
+def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -> str:
+    fullest = max(phases, key=lambda each: each.device)
+    if kind == "cpu" or room.device is None or fullest.device <= room.device:
+        return ""
+    need = f"{who} needs {format_bytes(fullest.device)} on each {kind} device ({fullest.name})"
+    return f"{need}, but a device has {format_bytes(room.device)}; {_remedy(fullest.parts)}"
+
+
+def _host_problem(host: int, kind: Kind, trainer: Sequence[Phase], rollout: Phase, room: Room) -> str:
+    if room.host is None or host <= room.host:
+        return ""
+    fullest = max(trainer, key=lambda each: each.device if kind == "cpu" else each.host)
+    remedy = _remedy([*fullest.parts, *rollout.parts])
+    return (
+        f"the run needs {format_bytes(host)} of this machine's memory, but it has {format_bytes(room.host)}; {remedy}"
+    )
+
+
+def _remedy(parts: Sequence[Part]) -> str:
+    """The setting of the largest part that a setting makes smaller."""
+    largest = max((part for part in parts if part.setting), key=lambda part: part.device + part.host, default=None)
+    if largest is None:
+        return "use a smaller model"
+    return f"change {largest.setting} first: its {largest.name} take {format_bytes(largest.device + largest.host)}"
+
+
+# ── what there is ───────────────────────────────────────────────────────────────────────────
+
+
+def room_here(config: Config, device_memory: str = "") -> Room:
+    """
+    The memory of this machine and of its devices.
+
+    Args:
+        device_memory: Memory of each device in place of that of the devices here, such as ``80GB``.
+    """
+    if device_memory:
+        return Room(device=parse_bytes(device_memory, "--device-memory"), host=_memory_here())
+    kinds = {config.trainer.device, _rollout_kind(config)} - {"cpu"}
+    found = [num_bytes for kind in sorted(kinds) if (num_bytes := _device_bytes(kind)) is not None]
+    return Room(device=min(found, default=None), host=_memory_here())
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """``80GB`` is 80 * 1000**3, ``80GiB`` 80 * 1024**3; raises `ConfigError` for anything else, naming ``option``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in UNITS or not float(match[1]):
+        raise ConfigError(f"{option} is {text!r}: expected a number of bytes with a unit, such as 80GB or 80GiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _device_bytes(kind: str) -> int | None:
+    """Memory of the smallest device of a kind; None if there is none here."""
+    try:
+        require(kind)
+    except ConfigError:
+        return None
+    module = torch.get_device_module(kind)
+    return min(int(module.get_device_properties(i).total_memory) for i in range(module.device_count()))
+
+
+def _memory_here() -> int:
+    """Memory of this machine, or of the container that this process is in."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP.read_text().strip() if CGROUP.is_file() else ""
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+# ── rollouts ────────────────────────────────────────────────────────────────────────────────
+
+
+def _rollout_kind(config: Config) -> Kind:
+    wanted = config.rollout.wanted_device
+    return config.trainer.device if wanted == "auto" else wanted
+
+
+def _rollout(config: Config, trainer: TrainerMemory, kind: Kind, room: Room) -> Phase:
+    """One rollout: on each of its devices, and on its host."""
+    item, is_vllm = ITEM_BYTES[config.model.dtype], config.rollout.engine == "vllm"
+    tensor_parallel = config.rollout.vllm.tensor_parallel_size if is_vllm else 1
+    weights = Part(
+        name="weights",
+        device=item * trainer.sizes.whole // tensor_parallel,
+        setting="rollout.vllm.tensor_parallel_size" if is_vllm else 'model.dtype = "bfloat16"',
+    )
+    cache = _vllm_cache(config, weights.device, room) if is_vllm else _built_in_cache(config)
+    libraries = Part(
+        name="libraries",
+        device=0 if kind == "cpu" or is_vllm else LIBRARIES_DEVICE,  # vLLM counts them in its fraction of a device
+        host=tensor_parallel * LIBRARIES_HOST,
+    )
+    staging = _staging(config, trainer.layout, kind, tensor_parallel)
+    return phase("rollout", weights, *cache, staging, libraries)
+
+
+def _built_in_cache(config: Config) -> list[Part]:
+    """Keys and values of every slot to its last position, and the logits of a step while tokens are drawn from them."""
+    model, slots = _text_config(config), config.rollout.slots
+    cache = _cache(config, slots, config.longest_request).num_bytes
+    logits = SAMPLING_COPIES * ITEM_BYTES["float32"] * slots * int(model.vocab_size)
+    return [
+        Part(name="KV cache", device=cache, setting="rollout.slots"),
+        Part(name="logits", device=logits, setting="rollout.slots"),
+    ]
+
+
+def _vllm_cache(config: Config, weights: int, room: Room) -> list[Part]:
+    """Keys and values: the rest of vLLM's fraction of a device, and at least those of one request."""
+    vllm = config.rollout.vllm
+    cache = _cache(config, 1, vllm.max_model_len or config.longest_request)
+    one_request = cache.num_bytes // min(vllm.tensor_parallel_size, cache.kv_heads)
+    left = 0 if room.device is None else int(vllm.gpu_memory_utilization * room.device) - weights
+    num_bytes = vllm.kv_cache_bytes or max(left, one_request)
+    return [Part(name="KV cache", device=num_bytes, setting="rollout.vllm.gpu_memory_utilization")]
+
+
+def _cache(config: Config, slots: int, positions: int) -> KVCache:
+    """A cache without memory."""
+    dtype = getattr(torch, config.model.dtype)
+    return KVCache(_text_config(config), slots=slots, positions=positions, dtype=dtype, device=torch.device("meta"))
+
+
+def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> Part:
+    """Every worker of an engine receives all weights, or one bucket, in memory that the library can receive into."""
+    is_whole = config.weights.staging == "whole"
+    num_bytes = layout.num_bytes if is_whole else max(bucket.num_bytes for bucket in layout.buckets)
+    setting = "weights.bucket_bytes"
+    if is_whole:  # the built-in engine cannot do without
+        setting = 'weights.staging = "bucket"' if config.rollout.engine == "vllm" else ""
+    if kind != "cpu" and STAGED_ON[config.weights.backend] == kind:
+        return Part(name="staging", device=num_bytes, setting=setting)
+    return Part(name="staging", host=num_workers * num_bytes, setting=setting)
+
+
+def _text_config(config: Config) -> Any:
+    return read_architecture(Path(config.model.path), "model.path").get_text_config()
+
+
+# ── words ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _assumptions(config: Config, trainer: TrainerMemory) -> Iterable[str]:
+    yield (
+        f"every prompt has {config.data.max_prompt_tokens} tokens and every completion {config.sampling.max_tokens}; a "
+        f"micro-batch holds more of shorter completions, and attention reads the prompt for each"
+    )
+    yield "attention is one kernel, as on a CPU and for bfloat16 on a GPU"
+    yield (
+        f"libraries take {format_bytes(LIBRARIES_HOST)} a process and {format_bytes(LIBRARIES_DEVICE)} a device; "
+        f"fragments of an allocator, and the page cache, are not counted"
+    )
+    upload = 2 * trainer.layout.num_bytes
+    yield f"no rollout joins with --weights spool, which takes {format_bytes(upload)} more on the trainer's first host"

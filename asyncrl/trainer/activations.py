@@ -1,0 +1,204 @@
+"""
+Memory of a forward and backward pass, found by running the model itself on tensors without memory (torch's ``meta``).
+
+    bytes ▲            ╱╲╱╲
+          │          ╱      ╲       what layers keep for the backward pass, and what their backward takes
+          │        ╱          ╲
+          └────── layers ─ head ─ layers ──▶
+                 forward    backward
+
+Operations on ``meta`` compute shapes alone, so a model of any size takes seconds, and any family of models is counted
+by its own code. Two things are assumed of the device: attention is one kernel, which keeps queries, keys, values, its
+output and a normaliser; and libraries take no workspace. Weights, their gathered copies and gradients are not counted.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface
+
+from asyncrl.algo.logprobs import score_states
+from asyncrl.config.sections import Config
+from asyncrl.trainer.model.loading import packed_states
+from asyncrl.trainer.packing.assignment import assign_ranks
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
+from asyncrl.trainer.packing.packed_attention import packed_attention
+
+META = torch.device("meta")
+PLANNED = "asyncrl_planned"
+"""Name of the attention function in transformers."""
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """
+    Counts the bytes of tensors that operations make in this block, until they are freed. Counts any device's tensors.
+
+    Memory of ``known`` tensors is not counted, nor what an operation frees before it returns.
+    """
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+        """Bytes of each storage that is alive."""
+        self._known = [tensor.untyped_storage() for tensor in known]
+        self.now = 0
+        self.peak = 0
+
+    def restart(self) -> int:
+        """Begin a new peak; returns the one so far."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = _on_meta(func)(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return out
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor, unless its memory is counted already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = 0
+            weakref.finalize(storage, self._free, key)
+            self.resize(key, storage.nbytes())
+
+    def resize(self, key: int, num_bytes: int) -> None:
+        """Count a storage, by its address, with another size."""
+        self.now += num_bytes - self._sizes[key]
+        self._sizes[key] = num_bytes
+        self.peak = max(self.peak, self.now)
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+
+def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
+    """
+    The micro-batch with the most tokens of a step in which every prompt and every completion has the longest length.
+
+    It has no memory.
+    """
+    schedule, trainer = config.schedule, config.trainer
+    num_groups = -(-schedule.groups_per_step // trainer.mini_batches)
+    one = Size(0, config.data.max_prompt_tokens, config.sampling.max_tokens)
+    sizes = [one._replace(group_id=group) for group in range(num_groups) for _ in range(schedule.group_size)]
+    owned = [size for size, rank in zip(sizes, assign_ranks(sizes, num_ranks), strict=True) if rank == 0]
+    cuts = [[owned[i] for i in cut] for cut in micro_batches(owned, trainer.max_tokens_per_micro_batch)]
+    return collate([_trajectory(size) for size in max(cuts, key=num_tokens)], device=META)
+
+
+class PassBytes(NamedTuple):
+    """Peak bytes of two parts of a pass, which find different weights gathered."""
+
+    head: int
+    """Until the gradient of the last hidden states is there."""
+    layers: int
+    """From then on, until the gradient of the embedded tokens is there."""
+
+
+def pass_bytes(
+    model: Any, batch: MicroBatch, *, dtype: torch.dtype, entropy: bool = False, checkpointing: bool = False
+) -> PassBytes:
+    """
+    Peak bytes of scoring a micro-batch and of its backward pass, gradients of weights excluded.
+
+    Args:
+        model: Causal language model on ``meta``; it is changed, and cannot be used for anything else.
+        dtype: Dtype that is computed with.
+        entropy: Compute the entropy too.
+        checkpointing: Keep one activation per layer, and recompute the others.
+    """
+    AttentionInterface.register(PLANNED, _planned_attention)
+    model.set_attn_implementation(PLANNED)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop)
+    head, peaks = model.get_output_embeddings(), list[int]()
+    weight = head.weight.detach().requires_grad_(head.weight.requires_grad)  # else a tied one is kept to the end
+    if weight.requires_grad:
+        weight.register_post_accumulate_grad_hook(_drop)
+    with LiveBytes(*model.parameters(), *model.buffers()) as live:
+
+        def mark(_: Tensor) -> None:
+            peaks.append(live.restart())
+
+        def mark_backward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(mark)  # type: ignore[no-untyped-call]
+
+        model.get_input_embeddings().register_forward_hook(mark_backward)
+        states = packed_states(model.base_model, batch)[batch.positions]
+        states.register_hook(mark)  # type: ignore[no-untyped-call]
+        scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, dtype=dtype, entropy=entropy)
+        del states
+        terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
+        torch.autograd.backward(terms.sum())
+    return PassBytes(*[*peaks, live.peak][:2])
+
+
+def _trajectory(size: Size) -> TrainingTrajectory:
+    prompt = np.full(size.prompt, size.group_id, np.int32)  # equal prompts are shared, so groups have different ones
+    completion = np.zeros(size.completion, np.int32)
+    return TrainingTrajectory(size.group_id, prompt, completion, np.zeros(size.completion, np.float32), 0.0)
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _on_meta(func: Any) -> Callable[..., Any]:
+    """``func``, but for any dtype: on ``meta``, the grouped product insists on bfloat16."""
+    if func is not torch.ops.aten._grouped_mm.default:
+        return func  # type: ignore[no-any-return]
+
+    def grouped_product(first: Tensor, second: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not first.is_meta:
+            return func(first, second, *args, **kwargs)
+        return func(first.bfloat16(), second.bfloat16(), *args, **kwargs).to(first.dtype)
+
+    return grouped_product
+
+
+def _planned_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """`packed_attention`, with one kernel in place of what torch does on ``meta``: the product of all pairs."""
+    with _OneKernel():  # here and not around the pass, because layers that are recomputed leave such blocks
+        return packed_attention(module, *args, **kwargs)
+
+
+class _OneKernel(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _Attention.apply(*args[:3])  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+class _Attention(torch.autograd.Function):
+    """[B, heads, L, D] attention that allocates what a kernel does, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = torch.empty_like(query)
+        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, normaliser)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _out, _normaliser = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

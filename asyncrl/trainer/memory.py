@@ -1,0 +1,369 @@
+"""
+Memory that a trainer will need, from its configuration and a model's config.json: no weight is read or made.
+
+    phase         on each device                                              on the host of a machine
+    load          weights, gradients, what the check of the model gathers     the largest slice of a file
+    step          weights, gradients, moments, gathered layers, activations   staged versions
+    publish       weights, gradients, moments, one gathered parameter         staged versions
+    checkpoint    weights, gradients, moments, one gathered tensor            staged versions, a copy of everything
+    resume        as load, and moments                                        the largest slice of a file
+
+Sizes come from the code that allocates: the parameters of the model on ``meta``, the rows of a rank (`chunk`, `held`),
+the layers that are gathered together (``_no_split_modules``), the layout of a transfer (`Layout`), and a pass of the
+model (`pass_bytes`). They are those of rank 0, which has no fewer rows than any other rank, and stages versions.
+
+Formulas of what FSDP allocates were read in torch 2.13; W is bytes of an element as computed with (`model.dtype`):
+
+    head           W for the root (embedding, last norm and head), and W for the first layer of the way back
+    layers         W for the root and for the head's gradient; W for a layer, for the next one received, and for its
+                   gradient, and 4 for the sum of the layer before
+    embedding      W for the root and for its gradient, twice more if it is tied to the head; 4 for the sum of a layer
+    sum            W + 4 for the root's gradient and its sum, or 4 for the sum and 4 for a rank's rows of it
+"""
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+
+from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import describe
+from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
+from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
+from asyncrl.trainer.model.architecture import read_architecture
+from asyncrl.trainer.model.lora import Adapters
+from asyncrl.trainer.model.slices import chunk, held
+from asyncrl.trainer.ranks.sharding import Computation
+from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
+from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, saved_tensors
+from asyncrl.weights.groups.device import STAGED_ON
+
+FLOAT32 = 4
+MOMENTS = 8
+"""Bytes of AdamW's two moments of an element."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Memory for one purpose, in bytes."""
+
+    name: str
+    device: int = 0
+    """Bytes on the device of rank 0, or of one rollout."""
+    host: int = 0
+    """Bytes on the host of a trainer's first machine, or of one rollout."""
+    setting: str = ""
+    """Setting to change first to need less of it; empty if nothing helps."""
+
+
+class Phase(Struct, frozen=True, kw_only=True):
+    """Memory in use at one time: the sum of its parts."""
+
+    name: str
+    device: int
+    host: int
+    parts: list[Part]
+
+
+def phase(name: str, *parts: Part) -> Phase:
+    """A phase with the parts that are not empty."""
+    device, host = (sum(getattr(part, place) for part in parts) for place in ("device", "host"))
+    return Phase(name=name, device=device, host=host, parts=[part for part in parts if part.device or part.host])
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """Numbers of elements of a model that is sharded by rows."""
+
+    whole: int
+    """Elements of all parameters."""
+    whole_model: int
+    """Elements of the model's parameters, without adapters."""
+    trained: int
+    own: int
+    """Elements of a rank's rows; the same on every rank, because FSDP pads the last ones."""
+    own_trained: int
+    root: int
+    """Elements outside of layers, such as those of embedding and head: gathered throughout a pass."""
+    root_trained: int
+    head_trained: int
+    """Elements of the head."""
+    layer: int
+    """Elements of the largest layer."""
+    layer_trained: int
+    parameter: int
+    """Elements of the largest parameter."""
+    slice: int
+    """Elements of the largest part of a checkpoint's tensor that a rank reads at a time."""
+
+
+class TrainerMemory:
+    """
+    Phases of one trainer.
+
+    Args:
+        path: Directory of the model; only its config.json has to be there.
+
+    Raises:
+        ConfigError: There is no such model, or one that the trainer cannot compute or train as configured.
+    """
+
+    def __init__(self, config: Config, path: Path) -> None:
+        trainer = config.trainer
+        self._config = config
+        self._recipe = Recipe(config)
+        self._num_ranks = trainer.nodes * trainer.ranks
+        self._shards = trainer.shard_size or self._num_ranks
+        self._item = ITEM_BYTES[config.model.dtype]
+        self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32"
+        model = meta_model(path, AutoModelForCausalLM, "model.path")
+        self._views = checkpoint_views(model, saved_tensors(model))
+        self.layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
+        """Layout of a transfer."""
+        self._is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        self._file_item = _item_bytes(model.config)
+        self._is_read_whole = not _is_read_by_slices(path, self._views)
+        self._adapters = Adapters(model, trainer.lora) if trainer.lora.rank else None
+        computation = Computation(model, *filter(None, [self._adapters]))
+        self.sizes = measure(model, computation, self._views or [], self._shards)
+        """Elements of the policy."""
+        self.reference = measure(model, model, [], self._shards) if self._recipe.has_reference else None
+        """Elements of the frozen reference; None without one."""
+        self.critic: Sizes | None = None
+        """Elements of the value model; None without one."""
+        if VALUES in self._recipe.wanted:
+            self.critic = _critic_sizes(config, path, self._shards)
+        self.pass_bytes = pass_bytes(
+            model,
+            largest_micro_batch(config, self._num_ranks),
+            dtype=getattr(torch, config.model.dtype),
+            entropy=config.algorithm.entropy_coef > 0,
+            checkpointing=trainer.gradient_checkpointing,
+        )
+        """Activations of the largest micro-batch; see `pass_bytes`."""
+
+    def phases(self) -> list[Phase]:
+        return [self.load(), self.step(), self.publish(), self.checkpoint(), self.resume()]
+
+    def load(self) -> Phase:
+        """
+        Weights are float32 and sharded; gradients are made with the optimizer. The model is checked on a few tokens.
+
+        A file's slice is read in its own dtype. Files in another form than checkpoints are read whole by every rank, as
+        float32, and so is the model that transformers makes of them.
+        """
+        return phase("load", *self._weights(), self._gradients(), self._checked(), self._read(self._file_item))
+
+    def step(self) -> Phase:
+        """The fullest moment of the backward pass: in the head, in layers, in the embedding, or in the root's sum."""
+        return phase("step", *self._state(), *self._computing(), self._staged())
+
+    def publish(self) -> Phase:
+        """
+        One parameter is gathered at a time, in the dtype to publish, while a step's state is kept. Gloo gathers into a
+        buffer of its own first.
+
+        Adapters are merged in float32: the whole weight and the sum. The families of models that store rows in another
+        order than a checkpoint need all parameters at a time.
+        """
+        return phase("publish", *self._state(), self._gathered(self._item), *self._sending(), self._staged())
+
+    def checkpoint(self) -> Phase:
+        """
+        The ranks of the first machine copy the weights, 4 bytes, and the moments, 8 bytes, to their host, each its part
+        of them. Training goes on meanwhile. One tensor is gathered at a time, in float32.
+        """
+        copies = Part(name="copies to write", host=self._copied())
+        return phase("checkpoint", *self._state(), self._gathered(FLOAT32), self._staged(), copies)
+
+    def resume(self) -> Phase:
+        """The same as `load`, and moments, which are read by slices of float32."""
+        return phase("resume", *self._state(), self._checked(), self._read(FLOAT32))
+
+    # ── parts ───────────────────────────────────────────────────────────────────────────────
+
+    def _state(self) -> list[Part]:
+        return [*self._weights(), self._gradients(), self._moments()]
+
+    def _weights(self) -> list[Part]:
+        found = [("weights", self.sizes), ("reference", self.reference), ("critic", self.critic)]
+        settings = {"reference": "algorithm.kl_coef = 0"}
+        return [
+            Part(name=name, device=FLOAT32 * sizes.own, setting=settings.get(name, self._more_ranks))
+            for name, sizes in found
+            if sizes is not None
+        ]
+
+    def _gradients(self) -> Part:
+        return Part(name="gradients", device=FLOAT32 * self._own_trained, setting=self._more_ranks)
+
+    def _moments(self) -> Part:
+        return Part(name="moments", device=MOMENTS * self._own_trained, setting=self._more_ranks)
+
+    def _checked(self) -> Part:
+        """Root and layers gathered for a few tokens, without gradients."""
+        forward = self._item * (self.sizes.root + 2 * self.sizes.layer)
+        return Part(name="gathered for the check", device=forward if self._is_sharded else 0)
+
+    def _read(self, item: int) -> Part:
+        """``item`` is the bytes of an element in the files."""
+        if self._is_read_whole:
+            num_bytes = FLOAT32 * self.sizes.whole
+            return Part(
+                name="whole model, to convert",
+                host=self._per_machine(num_bytes),
+                setting="model.path, a directory that asyncrl has exported",
+            )
+        return Part(name="slice of a file", host=self._per_machine(item * self.sizes.slice))
+
+    def _computing(self) -> list[Part]:
+        """Gathered weights and activations, at the fullest moment of a step."""
+        sizes, item = self.sizes, self._item
+        if not self._is_sharded:
+            return [self._activations(max(self.pass_bytes))]
+        received = item if self._shards > 1 else 0
+        head = item * sizes.root + received * sizes.layer
+        layers = (
+            item * (sizes.root + sizes.head_trained)
+            + (item + received) * sizes.layer
+            + (item + FLOAT32) * sizes.layer_trained
+        )
+        tied = 2 * sizes.head_trained if self._is_tied else 0
+        embedding = item * (sizes.root + sizes.root_trained + tied) + FLOAT32 * sizes.layer_trained
+        moments = [(head, self.pass_bytes.head), (layers, self.pass_bytes.layers), (embedding, 0)]
+        moments.append((max(item + FLOAT32, FLOAT32 + FLOAT32 // self._shards) * sizes.root_trained, 0))
+        gathered, activations = max(moments, key=sum)
+        setting = "" if item < FLOAT32 else 'model.dtype = "bfloat16"'
+        return [Part(name="gathered", device=gathered, setting=setting), self._activations(activations)]
+
+    def _activations(self, num_bytes: int) -> Part:
+        is_checkpointed = self._config.trainer.gradient_checkpointing
+        setting = "trainer.max_tokens_per_micro_batch" if is_checkpointed else "trainer.gradient_checkpointing = true"
+        return Part(name="activations", device=num_bytes, setting=setting)
+
+    def _gathered(self, item: int) -> Part:
+        """The tensor that is gathered; ``item`` is the bytes of an element."""
+        items = self.sizes.parameter if self._views is not None else self.sizes.whole
+        merging = 2 * FLOAT32 * items if self._adapters else 0
+        copies = 2 if self._config.trainer.device == "cpu" and self._shards > 1 else 1
+        return Part(name="gathered parameter", device=merging + copies * items * item)
+
+    def _staged(self) -> Part:
+        """Two versions in the layout of a transfer, and a third for deltas; on the host of rank 0 alone."""
+        delta = self._config.weights.delta
+        num_bytes = (3 if delta else 2) * self.layout.num_bytes
+        return Part(name="staged versions", host=num_bytes, setting="weights.delta = false" * delta)
+
+    def _sending(self) -> list[Part]:
+        """Two buckets on the device, through which a version is sent, and two for the base of deltas."""
+        weights = self._config.weights
+        if STAGED_ON[weights.backend] == "cpu":
+            return []
+        largest = max(bucket.num_bytes for bucket in self.layout.buckets)
+        buckets = 4 if weights.delta else 2
+        return [Part(name="buckets to send", device=buckets * largest, setting="weights.bucket_bytes")]
+
+    def _copied(self) -> int:
+        """Bytes of a checkpoint."""
+        sizes = self.sizes
+        weights = FLOAT32 * (sizes.whole_model + (sizes.trained if self._adapters else 0))
+        critic = 0 if self.critic is None else (FLOAT32 + MOMENTS) * self.critic.whole
+        return weights + MOMENTS * sizes.trained + critic
+
+    @property
+    def _own_trained(self) -> int:
+        return self.sizes.own_trained + (self.critic.own_trained if self.critic else 0)
+
+    @property
+    def _more_ranks(self) -> str:
+        if self._shards < self._num_ranks:
+            return "trainer.shard_size = 0"
+        return "trainer.ranks, more devices to shard over"
+
+    def _per_machine(self, num_bytes: int) -> int:
+        return self._config.trainer.ranks * num_bytes
+
+
+def measure(model: nn.Module, computation: nn.Module, views: list[View], shards: int) -> Sizes:
+    """
+    Count the elements of a model on ``meta``.
+
+    Args:
+        computation: Contains the model, and adapters.
+        views: Of the model, as they are read from files.
+        shards: Ranks to shard over.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    trained = {id(parameter) for parameter in computation.parameters() if parameter.requires_grad}
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [list(module.parameters()) for module in model.modules() if type(module).__name__ in kinds]
+    inside = {id(parameter) for layer in layers for parameter in layer}
+    everything = list(computation.parameters())
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    root = [parameter for parameter in everything if id(parameter) not in inside]
+
+    def of_trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        return [parameter for parameter in parameters if id(parameter) in trained]
+
+    return Sizes(
+        whole=_items(everything),
+        whole_model=_items(list(model.parameters())),
+        trained=_items(of_trained(everything)),
+        own=_items(everything, shards),
+        own_trained=_items(of_trained(everything), shards),
+        root=_items(root),
+        root_trained=_items(of_trained(root)),
+        head_trained=_items(of_trained([] if head is None else list(head.parameters()))),
+        layer=max(map(_items, layers), default=0),
+        layer_trained=max((_items(of_trained(layer)) for layer in layers), default=0),
+        parameter=max(prod(shape) for shape in shapes.values()),
+        slice=max((_slice_items(view, shapes[view.parameter], shards) for view in views), default=0),
+    )
+
+
+def meta_model(path: Path, kind: Any, setting: str, **options: object) -> Any:
+    """A transformers model of a config.json, without weights or buffers; raises `ConfigError` if there is none."""
+    config = read_architecture(path, setting)
+    config.update(options)
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise ConfigError(
+            f"{setting}={path}: no model can be made by its config.json: {describe(error, __file__)}"
+        ) from error
+
+
+def _critic_sizes(config: Config, base_path: Path, shards: int) -> Sizes:
+    path = Path(config.critic.path) if config.critic.path else base_path
+    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", num_labels=1)
+    return measure(critic, critic, [], shards)
+
+
+def _items(parameters: list[nn.Parameter], shards: int = 1) -> int:
+    """Elements of a rank's rows of parameters."""
+    return sum(len(chunk(range(p.shape[0]), shards, 0)) * prod(p.shape[1:]) if p.dim() else 1 for p in parameters)
+
+
+def _slice_items(view: View, shape: tuple[int, ...], shards: int) -> int:
+    rows = chunk(range(shape[0] if shape else 1), shards, 0)
+    where = held(view, shape, rows) or ()
+    return prod(part.stop - part.start for part in where) if where else 0
+
+
+def _item_bytes(config: Any) -> int:
+    """Bytes of an element in the files of a model, as its config.json says; float32 if it does not."""
+    name = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return ITEM_BYTES.get(name, FLOAT32)
+
+
+def _is_read_by_slices(path: Path, views: list[View] | None) -> bool:
+    """True if the files are in the form of checkpoints. Without files they are expected to be."""
+    if views is None or not any((path / name).is_file() for name in (WHOLE, INDEX)):
+        return views is not None
+    shapes = check_weights(path, "model.path")
+    return all(shapes.get(view.name) in (view.shape, ()) for view in views)

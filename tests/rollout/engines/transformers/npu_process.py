@@ -1,0 +1,57 @@
+"""
+The engine on ``npu:1`` of the fake, beside one on the CPU; prints what each decoded as JSON.
+
+Run it with a model directory and a dtype, in the environment that `fake_npu.installed_at` returns. The event loop's
+thread has ``npu:0`` as its current device, as a host's may.
+"""
+
+import asyncio
+import importlib
+import json
+import sys
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+
+PROMPTS = [[5, 9, 7], [5, 9, 7], [3, 4], [8]]
+STEPS = 3
+"""Steps before the new weights come."""
+FILTERS: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.8, "top_k": 5}, {"stop": ["zz"]}]
+
+
+async def decode(engine: TransformersEngine) -> list[Completion]:
+    """Decode requests of every kind, with new weights in the middle, then one that resumes."""
+    requests = [
+        Request(prompt_ids=prompt, sampling=Sampling(max_tokens=12, **options), seed=seed)
+        for seed, (prompt, options) in enumerate(zip(PROMPTS, FILTERS, strict=True))
+    ]
+    running = [asyncio.create_task(engine.generate(request)) for request in requests]
+    while engine._table._steps < STEPS and not any(task.done() for task in running):
+        await asyncio.sleep(0)
+    await engine.pause()
+    half, written = next((request, one) for request in requests if (one := engine.written(request)))
+    generator = torch.Generator().manual_seed(1)
+    new = {spec.name: torch.randn(spec.shape, generator=generator) / 4 for spec in engine.specs()}
+    await engine.swap(2, new)
+    await engine.resume()
+    done = list(await asyncio.gather(*running))
+    return [*done, await engine.generate(replace(half, resume_from=written))]
+
+
+def ran(model: str, dtype: Any, device: str) -> list[tuple[list[int], list[float], int]]:
+    options: dict[str, Any] = {"slots": 4, "max_tokens_per_slot": 32, "policy_version": 1}
+    engine = TransformersEngine.load(model, dtype=dtype, device=device, **options)
+    assert str(engine.device) == device
+    done = asyncio.run(decode(engine))
+    return [(one.completion_ids, one.behavior_logprobs, len(one.spans)) for one in done]
+
+
+if __name__ == "__main__":
+    found = {device: ran(sys.argv[1], sys.argv[2], device) for device in ("cpu", "npu:1")}
+    torch_npu: Any = importlib.import_module("torch_npu")
+    sys.stdout.write(json.dumps({"strays": torch_npu.STRAYS, "current": torch_npu.current_device(), **found}))

@@ -1,0 +1,87 @@
+"""
+``python -m tests.trainer.rank_processes FOLDER SIZE``: ranks that run the cases in a folder, one after the other.
+
+Ranks are forks, because importing torch takes longer than all cases.
+"""
+
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from asyncrl.config.run_file import decode
+from asyncrl.trainer.checkpoints.checkpoint import TENSORS, write_part
+from asyncrl.trainer.checkpoints.stored import open_tensors
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.packing.step import Step, trajectory_info
+from asyncrl.trainer.ranks.ranks import RankGroup
+from tests.trainer.ragged_trajectories import ragged_trajectories
+
+PARTIAL = ".step_000001.partial"
+
+
+class Case(msgspec.Struct):
+    """A step, and who trains it; with ``resumes``, the moments of another case in place of a step."""
+
+    name: str
+    size: int
+    config: dict[str, Any]
+    model: str
+    seed: int
+    resumes: str = ""
+
+
+def main(folder: Path, size: int) -> int:
+    """Returns the number of ranks that failed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_all, args=(folder, rank)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return sum(rank.exitcode != 0 for rank in ranks)
+
+
+def run_all(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
+        if rank < case.size:
+            run(case, folder, rank)
+
+
+def run(case: Case, folder: Path, rank: int) -> None:
+    store = dist.FileStore(str(folder / f"{case.name}.store"), case.size)  # type: ignore[attr-defined]
+    config = decode(case.config)
+    group = RankGroup(store, rank=rank, size=case.size, timeout_s=60.0, shard_size=config.trainer.shard_size)
+    try:
+        learner = Learner(config, Path(case.model), ranks=group)
+        if case.resumes:
+            written = folder / case.resumes / PARTIAL
+            with open_tensors(
+                written / TENSORS, [str(path.relative_to(written)) for path in written.rglob("*.*")]
+            ) as moments:
+                learner.resume(1, moments)
+            write_part(folder / case.name, 1, learner.snapshot())
+            return
+        trajectories = ragged_trajectories(seed=case.seed)
+        infos = [trajectory_info(trajectory) for trajectory in trajectories]
+        owners = learner.assign_ranks(infos)
+        step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == rank}, owners)
+        metrics = learner.train(step)
+        published = {name: weight.clone() for name, weight in learner.named_weights()}
+        snapshot = learner.snapshot()
+    finally:
+        group.close()
+    write_part(folder / case.name, 1, snapshot)
+    if rank == 0:
+        save_file(published, folder / f"{case.name}.published")
+        (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

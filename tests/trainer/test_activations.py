@@ -1,0 +1,110 @@
+"""What a pass takes by the plan is what it takes on a CPU, byte by byte."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from asyncrl.algo.logprobs import score_states
+from asyncrl.trainer.activations import LiveBytes, largest_micro_batch, pass_bytes
+from asyncrl.trainer.model.loading import packed_states
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.packed_attention import use_packed_attention
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DENSE = (Qwen3Config(**SHAPE), Qwen3ForCausalLM)
+MIXTURE = (Qwen3MoeConfig(**SHAPE, **EXPERTS), Qwen3MoeForCausalLM)
+SCHEDULE = {"groups_per_step": 4, "group_size": 3}
+
+
+def made(kind: Any, device: str) -> Any:
+    settings, model = kind
+    with torch.device(device):
+        return model._from_config(settings, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def real_peak(model: Any) -> int:
+    """Peak of the same pass on a CPU, with gradients freed as soon as they are complete."""
+    use_packed_attention(model)
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+    prompts = [np.full(16, group, np.int32) for group in range(2)]
+    batch = collate(
+        [
+            TrainingTrajectory(group, prompt, np.zeros(20, np.int32), np.zeros(20, np.float32), 0.0)
+            for group, prompt in enumerate(prompts)
+            for _ in range(3)
+        ],
+        device=torch.device("cpu"),
+    )
+    head = model.get_output_embeddings()
+    with LiveBytes(*model.parameters(), *model.buffers()) as live:
+        states = packed_states(model.base_model, batch)[batch.positions]
+        scores = score_states(states, head.weight, head.bias, batch.token_ids, temperature=1.0)
+        del states
+        scores.logprobs.sum().backward()
+    return live.peak
+
+
+@pytest.mark.parametrize("kind", [DENSE, MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "recomputed"])
+def test_a_pass_takes_what_the_plan_says(config, kind, checkpointing):
+    planned, real = made(kind, "meta"), made(kind, "cpu")
+    if checkpointing:
+        real.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        real.train()
+
+    batch = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=2)
+    found = pass_bytes(planned, batch, dtype=torch.float32, checkpointing=checkpointing)
+
+    assert len(batch.lengths) == 6
+    assert max(found) == pytest.approx(real_peak(real), rel=0.03)
+
+
+def test_recomputing_activations_takes_less_and_the_entropy_more(config):
+    batch = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=1)
+    kept, recomputed = (
+        pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    )
+    with_entropy = pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, entropy=True)
+
+    assert recomputed.layers < 0.6 * kept.layers
+    assert with_entropy.head > kept.head
+
+
+@pytest.mark.parametrize(
+    ("trainer", "ranks", "trajectories"),
+    [
+        ({}, 1, 12),
+        ({}, 4, 3),
+        ({"mini_batches": 2}, 1, 6),
+        ({"max_tokens_per_micro_batch": 100}, 1, 3),
+    ],
+)
+def test_the_largest_micro_batch_is_what_a_rank_gets_of_a_step(config, trainer, ranks, trajectories):
+    batch = largest_micro_batch(config(schedule=SCHEDULE, trainer=trainer), ranks)
+    assert len(batch.lengths) == trajectories
+    assert batch.input_ids.is_meta
+
+
+def test_bytes_are_counted_until_they_are_freed():
+    known = torch.zeros(1000)
+    with LiveBytes(known) as live:
+        view, kept = known[10:], torch.ones(10)
+        assert live.now == 40
+        del kept
+        assert (live.now, live.restart(), live.peak) == (0, 40, 0)
+    assert len(view) == 990
