@@ -12,6 +12,8 @@ Other processes of the run start and treat it like `asyncrl-node`.
 
 import os
 import signal
+import socket
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from asyncrl.weights.receive import Receiver
 
 FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
 """More buckets follow than the kernel's socket buffers hold, so the trainer must wait."""
+RECEIVE_BYTES = 1 << 20
+"""Size of a receive buffer; the kernel's own choice grows with the traffic, up to more than a version."""
 
 
 def freeze() -> None:
@@ -37,11 +41,29 @@ def freeze() -> None:
     async def run_frozen(self: GroupKeeper, transfer: Any, rank: int, exchange: Any) -> float:
         nonlocal num_transfers
         num_transfers += transfer.keep
-        if (transfer.keep, num_transfers) == (True, FROZEN_TRANSFER):
-            return await run(self, transfer, rank, lambda group, deadline: exchange(Freezing(group), deadline))
-        return await run(self, transfer, rank, exchange)
+        freezes = (transfer.keep, num_transfers) == (True, FROZEN_TRANSFER)
+
+        def bounded(group: Any, deadline: Any) -> Any:
+            bound_receive_buffers()
+            return exchange(Freezing(group) if freezes else group, deadline)
+
+        return await run(self, transfer, rank, bounded)
 
     GroupKeeper.run = run_frozen  # type: ignore[method-assign]
+
+
+def bound_receive_buffers() -> None:
+    """Bound those of all TCP connections of this process, which a library has made."""
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+        except OSError:
+            continue  # It was the folder's own descriptor.
+        if not is_socket:
+            continue
+        with socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
 
 class Freezing:

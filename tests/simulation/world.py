@@ -51,7 +51,10 @@ REPEAT_TICKS = 3
 """Replaces a session's 8 ticks, so that lost frames are repeated sooner."""
 WATCH_S = 0.5
 """Seconds between two checks of unsettled results."""
-LEGITIMATE = ("could not be published in", "the disk is full", "was told to stop")
+LEGITIMATE = (
+    *("could not be published in", "could not be stored at the spool in"),
+    *("the disk is full", "was told to stop"),
+)
 """Legitimate causes of a failed run, from which a person can resume."""
 
 Main = Callable[["World", Identity, asyncio.Event], Coroutine[Any, Any, None]]
