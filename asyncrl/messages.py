@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -388,6 +388,19 @@ class Beat(Message, frozen=True):
     """Trainers: buckets of weights sent in the current or last transfer."""
 
 
+class Asleep(Message, frozen=True):
+    """No memory of the node is on the devices that trainer and rollouts share, from now until `Wake`."""
+
+    seconds: float = 0.0
+    """Time to free the memory."""
+    num_bytes: int = 0
+    """Bytes moved to host memory."""
+
+
+class AskTurn(Message, frozen=True):
+    """The node sleeps, and waits for its turn at the shared devices."""
+
+
 class Bye(Message, frozen=True):
     """The node leaves on purpose, with nothing unfinished."""
 
@@ -624,6 +637,10 @@ class Spools(Message, frozen=True):
     spools: SpoolSet
 
 
+class Wake(Message, frozen=True):
+    """The shared devices are the node's, until it answers a `Sleep`; a trainer's until the end of its step."""
+
+
 class Stop(Message, frozen=True):
     """The run is over, or this node must leave: stop work, send `Bye`, exit."""
 
@@ -680,6 +697,10 @@ class Hold(Message, frozen=True):
 
 class Release(Message, frozen=True):
     """End of `Hold`: swap in the staged weights."""
+
+
+class Sleep(Message, frozen=True):
+    """The trainer waits for the shared devices: take the requests out of the engine, free its memory, and answer."""
 
 
 # ── received by rewards ─────────────────────────────────────────────────────────────────────
@@ -752,9 +773,10 @@ class Work(Message, frozen=True):
     Request to take part in a collective operation of all ranks. `Batch` precedes the step that trains on it.
 
     ``train``: the next step. ``gather``: the weights, for a publish. ``snapshot``: the contents of a checkpoint.
+    ``sleep``, ``wake``: the devices are for rollouts, and for the trainer again.
     """
 
-    kind: Literal["train", "gather", "snapshot"]
+    kind: Literal["train", "gather", "snapshot", "sleep", "wake"]
     step: int
     policy_version: int | None = None
     """Version of the weights at the beginning of the step; None if they were not published."""
@@ -978,19 +1000,19 @@ class Finished(Message, frozen=True):
 
 
 ToBroker = (
-    Hello | Ready | Beat | Draining | Bye | Drain | StoreSet | StoreGet
+    Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt
 )  # fmt: skip
 ToRollout = (
-    Welcome | Reject | StoreValue | Transfer | Stop | Drain
+    Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
     | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
     | WeightsList | FetchedWeights
 )  # fmt: skip
 ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools
 ToTrainer = (
-    Welcome | Reject | StoreValue | Transfer | Stop | Drain
+    Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
 )  # fmt: skip

@@ -26,6 +26,7 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
+from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
 from asyncrl.broker.spool_loss import SpoolLoss
@@ -41,6 +42,8 @@ from asyncrl.config.sections import Config
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
+    AskTurn,
+    Asleep,
     Assembled,
     Beat,
     Bye,
@@ -90,6 +93,7 @@ class Scheduler:
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
         self.machines = MachineBook(config.trainer)
         self.spools = SpoolBook(config.broker.spool_ttl_s)
+        self.turns = TurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
         self.window = Window(schedule.window)
         self.groups = GroupBook()
         self.grading = GradeBook()
@@ -102,7 +106,9 @@ class Scheduler:
         if broker_term > 1:
             self.transfers.restore(-1)  # The ledger may lack the version that was offered last.
         self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version, self.groups)
-        self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
+        self.versions = Versions(
+            self.transfers, self.evaluation, self.nodes, self.window, turns=self.turns, out=self.out
+        )
         self.dispatcher = Dispatcher(
             config, self.groups, self.evaluation, self.spools, out=self.out, broker_term=broker_term
         )
@@ -169,6 +175,7 @@ class Scheduler:
         is_machine = hello.role == "trainer" and self.machines.are_used
         node = self.nodes.join(peer, hello, now_s, "machine" if is_machine else None)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
+        self.turns.joined(node)
         if node.role == "rollout":
             if hello.policy_version <= self.transfers.live_version:
                 node.policy_version = node.received_version = hello.policy_version
@@ -268,8 +275,8 @@ class Scheduler:
                     self.transfers.sent(message.buckets, now_s)
                 self.dispatcher.leases.renew(peer, now_s)
                 return  # Half of all messages are beats, and no rule follows from them.
-            case Ready() | Draining() | Offer():
-                self._handle_node(node, message)
+            case Ready() | Draining() | Offer() | Asleep() | AskTurn():
+                self._handle_node(node, message, now_s)
             case Stored():
                 self._stored(message)
             case Scored():
@@ -293,7 +300,7 @@ class Scheduler:
 
     # ── one message each ────────────────────────────────────────────────────────────────────
 
-    def _handle_node(self, node: Node, message: Ready | Draining | Offer) -> None:
+    def _handle_node(self, node: Node, message: Ready | Draining | Offer | Asleep | AskTurn, now_s: float) -> None:
         match message:
             case Ready():
                 self.nodes.ready(node, message)
@@ -304,6 +311,9 @@ class Scheduler:
                 node.is_draining = True
             case Offer(limit=limit):
                 node.credit_limit = max(node.credit_limit, limit)
+            case Asleep() | AskTurn():
+                self.turns.handle(node, message, now_s)
+                self.versions.changed()
         self._credits_changed(node)
 
     def _handle_training(self, node: Node, message: Take | Commit | Stepped | Publishing, now_s: float) -> None:
@@ -364,6 +374,8 @@ class Scheduler:
         """Do everything that has become possible. If nothing has, the cost does not depend on the number of nodes."""
         if self.versions.has_changed:
             self.versions.advance(now_s)
+        if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
+            self.versions.advance(now_s)
         if formed := self.machines.form(now_s):
             self._assemble(formed)
         live_version = self.transfers.live_version
@@ -397,6 +409,7 @@ class Scheduler:
             leases_reissued=num_leases,
         )
         self._trajectories.revoke(node.peer)
+        self.turns.left(node.peer, now_s)
         for group in self.versions.left(node):
             self.grading.drop(group)
         self.spools.release(node.peer)

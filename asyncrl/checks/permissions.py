@@ -11,6 +11,8 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
 from asyncrl.keys.allow_list import owns
 from asyncrl.messages import (
+    AskTurn,
+    Asleep,
     Beat,
     Bye,
     Commit,
@@ -57,6 +59,8 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Beat: EVERY,
     Bye: EVERY,
     Ready: MEMBERS,
+    Asleep: MEMBERS,
+    AskTurn: MEMBERS,
     StoreSet: MEMBERS,
     StoreGet: MEMBERS | {"machine"},
     Transferred: MEMBERS,

@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.actor.message import Message
 from asyncrl.messages import (
+    Asleep,
     Beat,
     Bye,
     Commit,
@@ -76,6 +77,10 @@ def _beat(message: Beat) -> str:
         or _seconds("wait_s", message.wait_s)
         or _count("tokens", message.tokens)
     )
+
+
+def _asleep(message: Asleep) -> str:
+    return _seconds("seconds", message.seconds) or _count("num_bytes", message.num_bytes)
 
 
 def _ready(message: Ready) -> str:
@@ -154,6 +159,7 @@ def _store_get(message: StoreGet) -> str:
 CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Hello: _hello,
     Beat: _beat,
+    Asleep: _asleep,
     Ready: _ready,
     Offer: _offer,
     Live: _live,

@@ -206,6 +206,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     Device of each rollout. ``auto`` is the cpu for transformers, and for vLLM the first available of cuda, npu and cpu.
     On a machine with one device, rollouts share it with a trainer of the same ``trainer.device``.
     """
+    colocated: bool = False
+    """
+    Trainer and rollouts take turns at the same devices, as in synchronous recipes [actor_rollout_ref.hybrid_engine]:
+    rollouts sleep while the trainer trains, and the trainer's memory is on the host while they sample.
+    """
     slots: Count = 64
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"

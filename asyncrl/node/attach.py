@@ -27,15 +27,17 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, hello, identity, spool_links, weights_links
 from asyncrl.client.run_address import RunAddress, check_location, find_run
 from asyncrl.config.sections import Weights, from_json
-from asyncrl.errors import LinkError, LinkReset
+from asyncrl.errors import ConfigError, LinkError, LinkReset
 from asyncrl.log import get_logger
 from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
 from asyncrl.node.host import Host
 from asyncrl.node.machine.local_address import local_address
-from asyncrl.node.runner import ToldToStop, join_steadily, run_sessions, serve
+from asyncrl.node.runner import ToldToStop, await_with_beats, join_steadily, run_sessions, serve, unless_told
+from asyncrl.node.turn import wait_for_turn
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.sleeping import Sleeper
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.groups.group import CPU
@@ -80,7 +82,7 @@ async def attach(
             reach, such as one in another data centre.
 
     Raises:
-        ConfigError: ``address`` is not an address, or there are no credentials for it.
+        ConfigError: ``address`` is not an address, there are no credentials for it, or the run's devices are shared.
         LinkError: The broker does not answer within ``wait_s``.
         LinkRefused: The broker rejects the node, for example because its model differs from the trainer's.
         EngineError, EngineDied: The engine failed.
@@ -92,6 +94,11 @@ async def attach(
         run = await find_run(address, key, wait_s)
         who, link, welcome = await join_steadily(run, identity("rollout", name), wait_s)
         run_id = welcome.run_id
+        if from_json(welcome.config).rollout.colocated:
+            raise ConfigError(
+                f"the run at {address} has rollout.colocated: its rollouts sleep in the trainer's turns, and an engine "
+                f"that serves users cannot; use a run without it"
+            )
         while await _roll_out_until_busy(
             engine, run, who, link, welcome, wait_s=wait_s, slots=slots, weights=weights, host=host
         ):
@@ -162,7 +169,7 @@ async def roll_out(
     engine: Engine,
     run: RunAddress,
     who: Identity,
-    link: ZmqLink,
+    link: Link,
     welcome: Welcome,
     *,
     wait_s: float | None,
@@ -181,6 +188,7 @@ async def roll_out(
     generations = Generations(engine, who.node, users=host.users, on_failure=host.failed)
     generations.watch_users()
     host.rolls_out(generations)
+    sleeper = Sleeper(engine, generations)
     staged: StagedVersion | None = None
     """Outlives the sessions: what was fetched is not fetched again."""
 
@@ -188,10 +196,11 @@ async def roll_out(
         held = generations.begin_session()
         return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
 
-    async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+    async def session(who: Identity, link: Link, welcome: Welcome) -> None:
         nonlocal staged
         host.enter("rolling_out" if generations.policy_version >= 0 else "joining")
         config = from_json(welcome.config)
+        link = await _awake(sleeper, link, welcome, stopping)
         layout = Layout(engine.specs(), config.weights.bucket_bytes)
         member = Member(who.node, who.incarnation, engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
         receiver: WeightReceiver
@@ -225,6 +234,7 @@ async def roll_out(
             options,
             receiver=receiver,
             generations=generations,
+            sleeper=sleeper if config.rollout.colocated else None,
             on_drain=stopping.set,
             on_live=lambda: host.enter("rolling_out"),
         )
@@ -241,6 +251,8 @@ async def roll_out(
         except LinkError as lost:
             host.failed(lost)
             host.enter("waiting_for_broker")
+            if config.rollout.colocated:
+                await sleeper.sleep()  # A trainer may load before this node is heard again.
             raise
 
     try:
@@ -260,6 +272,14 @@ async def roll_out(
             staged.close()
         await generations.aclose()
         host.rolls_out(None)
+
+
+async def _awake(sleeper: Sleeper, link: Link, welcome: Welcome, stopping: asyncio.Event) -> Link:
+    """Wake the engine in the first turn of the session, if it sleeps. Returns the link for the session."""
+    if sleeper.is_asleep:
+        link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
+        await sleeper.wake()
+    return link
 
 
 async def _interface(run: RunAddress, weights: Weights) -> str:

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import find_run
 from asyncrl.config.sections import Config, from_json
+from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats
@@ -82,6 +83,11 @@ async def batches(
     run = await find_run(address, key, wait_s)
     who, link, welcome = await join_steadily(run, identity("trainer", name), wait_s)
     config, checkpoints = from_json(welcome.config), checkpoint_folder(welcome)
+    if config.rollout.colocated:
+        raise ConfigError(
+            f"the run at {address} has rollout.colocated, but the model of a program cannot leave its devices to rollouts; "
+            f"use a run without it"
+        )
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
     await await_with_beats(link, welcome.beat_s, fetch_checkpoint(welcome, run, who))
     start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, checkpoints))

@@ -24,3 +24,11 @@ SHARD_PLACES = (
     "shard.copying",  # ... a checkpoint
 )
 """Places in the trainer's further ranks, which only a trainer of several has."""
+
+TURN_PLACES = (
+    "rollout.asleep",  # an engine's devices are free, and nobody knows
+    "rollout.woken",  # ... are its own again
+    "trainer.asleep",  # the same of the trainer
+    "trainer.woken",
+)
+"""Places of nodes that share devices."""

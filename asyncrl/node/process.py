@@ -20,7 +20,7 @@ import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.errors import AsyncrlError
-from asyncrl.node.failpoints import PLACES, SHARD_PLACES
+from asyncrl.node.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.service_manager import ServiceManager, report_to, show_stacks_on_abort
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -46,7 +46,7 @@ def run_process(job: Job, *, name: str) -> int:
     configure_logging(name)
     show_stacks_on_abort()
     if plan := os.environ.get(failpoints.VARIABLE):
-        failpoints.arm(plan, PLACES + SHARD_PLACES)
+        failpoints.arm(plan, PLACES + SHARD_PLACES + TURN_PLACES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_as_service(job, ServiceManager.from_environment(os.environ, os.getpid())))

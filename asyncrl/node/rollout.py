@@ -2,14 +2,17 @@
 
 import asyncio
 
+from asyncrl.actor.link import Link
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.messages import WeightsVia
 from asyncrl.node.attach import roll_out
 from asyncrl.node.engine import load_engine
+from asyncrl.node.host import Host
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats, unless_told
+from asyncrl.node.turn import wait_for_turn
 from asyncrl.rollout.engine import Engine
 
 
@@ -42,18 +45,22 @@ async def run_rollout(
         require_same_models(welcome)
         return load_engine(config)
 
-    engine = await load_with_beats(link, welcome.beat_s, load)
+    turn: Link = link
+    if config.rollout.colocated:
+        turn = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
+    engine = await load_with_beats(turn, welcome.beat_s, load)
     try:
         await roll_out(
             engine,
             run,
             who,
-            link,
+            turn,
             welcome,
             wait_s=wait_s,
             slots=config.rollout.slots,
             weights=weights,
             stopping=stopping,
+            host=Host(grace_s=0.0),
         )
     finally:
         await engine.aclose()

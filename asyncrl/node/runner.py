@@ -93,9 +93,9 @@ async def serve(
 
 
 async def run_sessions(
-    session: Callable[[Identity, ZmqLink, Welcome], Awaitable[None]],
+    session: Callable[[Identity, Link, Welcome], Awaitable[None]],
     who: Identity,
-    link: ZmqLink,
+    link: Link,
     welcome: Welcome,
     *,
     run: RunAddress,

@@ -3,6 +3,7 @@ Rollout actor: samples leased prompts, puts trajectories into the spool, and swa
 
     Lease ─▶ one generation per index ─▶ Put to the spool, repeated until Settled
     Transfer ─▶ staging ─▶ pause, swap, resume ─▶ Live            decoding continues until the pause
+    Sleep ─▶ requests leave the engine ─▶ Asleep, AskTurn ─▶ Wake     devices shared with the trainer
     drain ─▶ unfinished completions ─▶ Put ─▶ Settled ─▶ Bye      another node resumes them
 
 Safe inside a host process: the actor installs no signal handler, touches no logging configuration, starts no thread of
@@ -25,6 +26,8 @@ from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, Lin
 from asyncrl.log import get_logger
 from asyncrl.messages import (
     Abort,
+    AskTurn,
+    Asleep,
     Beat,
     Cancelled,
     Drain,
@@ -41,6 +44,7 @@ from asyncrl.messages import (
     Release,
     ResumePoint,
     Settled,
+    Sleep,
     Spools,
     Stop,
     StoreValue,
@@ -48,11 +52,13 @@ from asyncrl.messages import (
     TransferFailed,
     Transferred,
     Unit,
+    Wake,
     WeightsVia,
 )
 from asyncrl.rollout.engine import Completion, Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import COLLECT_S, RESEND_S, limits_of, to_completion
+from asyncrl.rollout.sleeping import Sleeper
 
 log = get_logger()
 
@@ -88,6 +94,7 @@ class RolloutActor:
         receiver: Receives new weights. None refuses every transfer; a broker then gives no leases (for tests).
         generations: Borrowed state of an earlier session with this engine, already reported in `Hello`. None starts
             empty and stops sampling when `run` ends.
+        sleeper: Lets the engine sleep where it shares its devices with the trainer; None refuses.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
         on_live: Called after each swap.
     """
@@ -100,6 +107,7 @@ class RolloutActor:
         *,
         receiver: WeightReceiver | None = None,
         generations: Generations | None = None,
+        sleeper: Sleeper | None = None,
         on_drain: Callable[[], None] | None = None,
         on_live: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -115,6 +123,7 @@ class RolloutActor:
         self._receiver = receiver
         self._generations = generations or Generations(engine, connection.identity.node, clock)
         self._owns_generations = generations is None
+        self._sleeper = sleeper
         self._on_drain = on_drain
         self._on_live = on_live
         self._payloads = PayloadClient(connection.spools)
@@ -195,11 +204,11 @@ class RolloutActor:
                 self._spawn(self._transfer(message))
             case StoreValue() | Abort():
                 self._hand_over(message)
-            case Hold():
-                self._is_held = True
-            case Release():
-                self._is_held = False
-                self._spawn(self._swap())
+            case Hold() | Release():
+                self._hold(is_held=isinstance(message, Hold))
+            case Sleep() | Wake() if self._sleeper:
+                take_turn = self._wake if isinstance(message, Wake) else self._fall_asleep
+                self._spawn(take_turn(self._sleeper))
             case Spools(spools=spools):
                 self._spools.update(spools)
             case Drain() if self._on_drain:
@@ -284,6 +293,22 @@ class RolloutActor:
             await self._spools.put(Put(self._identity.node, self._identity.incarnation, chunk))
             self._generations.unsettled.mark_put(chunk, self._clock())
 
+    # ── devices shared with the trainer ─────────────────────────────────────────────────────
+
+    async def _fall_asleep(self, sleeper: Sleeper) -> None:
+        async with self._swap_lock:
+            began_s = self._clock()
+            num_bytes = await sleeper.sleep(finish=not self._options.partial_rollout)
+            reach("rollout.asleep")
+            await self._broker.send(Asleep(self._clock() - began_s, num_bytes))
+            await self._broker.send(AskTurn())
+
+    async def _wake(self, sleeper: Sleeper) -> None:
+        async with self._swap_lock:
+            await sleeper.wake()
+        reach("rollout.woken")
+        await self._swap()  # Weights from the spool may have come meanwhile.
+
     # ── weights ─────────────────────────────────────────────────────────────────────────────
 
     async def _transfer(self, transfer: Transfer) -> None:
@@ -313,11 +338,17 @@ class RolloutActor:
         else:
             self._receiver.deliver(message)
 
+    def _hold(self, *, is_held: bool) -> None:
+        self._is_held = is_held
+        if not is_held:
+            self._spawn(self._swap())
+
     async def _swap(self) -> None:
         generations = self._generations
         async with self._swap_lock:
             # The version need not increase: after a restart of broker or trainer one that was never live comes again.
-            if self._is_held or self._receiver is None or self._staged_version < 0:
+            is_asleep = self._sleeper is not None and self._sleeper.is_asleep
+            if self._is_held or is_asleep or self._receiver is None or self._staged_version < 0:
                 return
             try:
                 started_s = await self._pause()

@@ -116,6 +116,21 @@ class Engine(Protocol):
         """Free all memory and processes. Running requests raise a retryable `EngineError`. Idempotent."""
 
 
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """An engine that can leave its devices to a trainer. Implemented beside `Engine`."""
+
+    async def sleep(self) -> int:
+        """
+        Move the weights to host memory, and free what else is on the devices. Returns the number of bytes moved.
+
+        Called while paused, when no request is in the engine.
+        """
+
+    async def wake(self) -> None:
+        """Undo `sleep`. The engine remains paused. No error if it does not sleep."""
+
+
 class WeightReceiver(Protocol):
     """Receives published weights, see `asyncrl.weights.receive.Receiver`."""
 

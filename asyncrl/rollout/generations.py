@@ -214,6 +214,10 @@ class Generations:
         self._may_start.clear()
         await self._until(lambda: not self._num_generating)
 
+    async def wait_until_outside(self) -> None:
+        """Wait until no request is in the engine, after `make_way`."""
+        await self._until(lambda: not any(generation.is_in_engine for generation in self._running.values()))
+
     def allow_starts(self) -> None:
         self._may_start.set()
 
@@ -283,6 +287,7 @@ class Generations:
                     raise
             finally:
                 generation.is_in_engine = False
+                self._changed.set()
             request = generation.request or request
 
     async def _until_idle(self) -> None:

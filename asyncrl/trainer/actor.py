@@ -62,6 +62,7 @@ from asyncrl.messages import (
     TransferFailed,
     Upload,
     Uploaded,
+    Wake,
     Work,
 )
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
@@ -69,7 +70,8 @@ from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 from asyncrl.trainer.compute import compute_thread
 from asyncrl.trainer.fetching import FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
-from asyncrl.trainer.trainable import Trainable, WeightPublisher, WeightUploader
+from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
+from asyncrl.trainer.turn import SharedDevices, Turns
 from asyncrl.weights.groups.group import CPU
 
 log = get_logger()
@@ -105,6 +107,7 @@ class TrainerActor:
         run_id: Identity of the run, for its checkpoints; empty if it is unknown.
         others: The further ranks, if there are any.
         device: Current device of the thread that computes.
+        shared: The learner, if it shares its devices with rollouts.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
     """
 
@@ -124,6 +127,7 @@ class TrainerActor:
         sender: CheckpointSender | None = None,
         others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
         device: torch.device = CPU,
+        shared: Sleepable | None = None,
         on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -144,6 +148,7 @@ class TrainerActor:
             sender=sender,
             clock=clock,
         )
+        self._turns = Turns(self._link, shared and SharedDevices(shared, others, self._in_thread), clock)
         self._start = start
         self._others = others
         self._device = device
@@ -243,15 +248,15 @@ class TrainerActor:
                 self._transfers.put_nowait(message)
             case Upload():
                 self._uploads.put_nowait(message)
-            case StoreValue():
-                self._publisher.deliver(message)
-            case Abort():
-                self._publisher.abort(message)
+            case StoreValue() | Abort():
+                self._hand_over(message)
             case Published(policy_version=version):
                 self._live_version = max(self._live_version, version)
                 self._went_live.set()
             case Evaluating() | Evaluated():
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
+            case Wake():
+                self._turns.granted()
             case Spools(spools=spools):
                 self._spools.update(spools)
                 self._others.broadcast(message)
@@ -262,12 +267,20 @@ class TrainerActor:
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
 
+    def _hand_over(self, message: StoreValue | Abort) -> None:
+        """Pass on what concerns a transfer."""
+        if isinstance(message, Abort):
+            self._publisher.abort(message)
+        else:
+            self._publisher.deliver(message)
+
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
     async def _train(self) -> None:
         start, steps = self._start, self._config.run.steps
         await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
         await self._publish(next_step=start.step)
+        await self._turns.end()
         for stepped in start.stepped:
             await self._link.send(stepped)
         if start.checkpoint:
@@ -280,7 +293,8 @@ class TrainerActor:
             num_done += 1
         await self._drain_began.wait()
         if num_done > self._num_saved and self._ends_version(num_done):
-            await self._checkpoint(num_done - 1)
+            async with self._turns.turn():
+                await self._checkpoint(num_done - 1)
         await self._checkpoints.wait_idle()
         self._is_drained.set()
 
@@ -302,6 +316,11 @@ class TrainerActor:
         started_s = self._clock()
         is_last = step + 1 == self._config.run.steps
         fetched = await self._next_batch(None if is_last else step + 1)
+        async with self._turns.turn():
+            await self._train_step(step, fetched, started_s)
+
+    async def _train_step(self, step: int, fetched: FetchedStep, started_s: float) -> None:
+        is_last = step + 1 == self._config.run.steps
         left_out = _groups_of(fetched.refused)
         reach("trainer.batch_came")
         taken_s = self._clock()
@@ -362,6 +381,7 @@ class TrainerActor:
             "publish_bytes": float(self._publish_bytes),
             "wait_trainer": wait_s / step_s if step_s else 0.0,
             "tokens_per_s": num_tokens / step_s if step_s else 0.0,
+            **self._turns.metrics,
         }
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────

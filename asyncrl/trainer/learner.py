@@ -41,6 +41,7 @@ from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
 from asyncrl.trainer.updates import Updates
 from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.parking import Parking
 
 
 class Learner:
@@ -66,6 +67,7 @@ class Learner:
         self._recipe = Recipe(config)
         self._num_steps = 0
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
+        self._parking = Parking()
         self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
             config.algorithm.kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
@@ -171,6 +173,19 @@ class Learner:
             state={"kl_coef": self._kl_controller.coef},
             random_state=torch.get_rng_state().numpy().tobytes(),
         )
+
+    def sleep(self) -> int:
+        """
+        Move parameters, moments, reference and critic to host memory, and free the device's. Collective.
+
+        Returns the number of bytes that all ranks moved, once all have; 0 on a CPU.
+        """
+        own = self._parking.park(*self._models.memory())
+        return sum(int.from_bytes(part) for part in self._ranks.all_gather(own.to_bytes(8)))
+
+    def wake(self) -> None:
+        """Bring all of it back to the device."""
+        self._parking.fetch()
 
     def resume(self, num_steps: int, tensors: Mapping[str, Stored], state: Mapping[str, float] | None = None) -> None:
         """

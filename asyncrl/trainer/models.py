@@ -73,6 +73,12 @@ class Models:
             found[ADAPTERS] = {name: weight.detach() for name, weight in self.policy.parameters().items()}
         return found | (self.critic.tensors() if self.critic else {})
 
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """All tensors between two steps: those with values, and gradients, which are zero. Borrowed."""
+        owners = [one for one in (self.policy, self.reference, self.optimizer, self.critic) if one is not None]
+        kept = [tensor for owner in owners for tensor in owner.memory()]
+        return kept, self.optimizer.gradients() + (self.critic.gradients() if self.critic else [])
+
     def restore(self, tensors: Mapping[str, Stored]) -> None:
         """Read this rank's rows of `tensors`; raises `LedgerError` if they are not of these models."""
         if self._has_adapters:

@@ -144,6 +144,10 @@ class ShardActor:
                 case "gather":
                     reach("shard.gathering")
                     await self._in_thread(self._learner.gather_weights)
+                case "sleep":
+                    await self._in_thread(self._learner.sleep)
+                case "wake":
+                    await self._in_thread(self._learner.wake)
                 case "snapshot":
                     reach("shard.copying")
                     snapshot = await self._in_thread(self._learner.snapshot)

@@ -42,6 +42,16 @@ class Trainable(Protocol):
         """Copy of all that a checkpoint contains."""
 
 
+class Sleepable(Protocol):
+    """A policy that can leave its devices to rollouts, on every rank. Implemented beside `Trainable`."""
+
+    def sleep(self) -> int:
+        """Move all memory off the devices. Returns the number of bytes moved, once all ranks have."""
+
+    def wake(self) -> None:
+        """Undo `sleep`: called before any other method of a policy that sleeps."""
+
+
 class WeightPublisher(Protocol):
     """Sends weights to rollouts; `asyncrl.weights.publish.Publisher` and `asyncrl.weights.memory.MemoryPublisher`."""
 

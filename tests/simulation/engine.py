@@ -27,6 +27,7 @@ class SimEngine:
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._policy_version = -1
+        self.is_awake = True
         self._running: dict[int, tuple[Request, list[int]]] = {}
         """Running requests by ``id``, with the policy version of each token so far."""
 
@@ -45,6 +46,7 @@ class SimEngine:
             while len(versions) < len(whole(request)):
                 await asyncio.sleep(dice.expovariate(1 / plan.token_s))
                 await self._may_write.wait()
+                assert self.is_awake, "the engine decodes in its sleep"
                 versions.append(self._policy_version)
         finally:
             del self._running[id(request)]
@@ -60,12 +62,24 @@ class SimEngine:
         self._may_write.clear()
 
     async def swap(self, policy_version: int, weights: Mapping[str, Any]) -> None:
+        assert self.is_awake, "the engine swaps in its sleep"
         self._swapped(policy_version, weights["trained"])
         await asyncio.sleep(self._dice.expovariate(1 / 0.005))
         self._policy_version = policy_version
 
     async def resume(self) -> None:
         self._may_write.set()
+
+    async def sleep(self) -> int:
+        assert not self._may_write.is_set(), "not paused"
+        assert not self._running, "requests are in the engine"
+        await asyncio.sleep(self._dice.expovariate(1 / 0.02))
+        self.is_awake = False
+        return 1
+
+    async def wake(self) -> None:
+        self.is_awake = True
+        await asyncio.sleep(self._dice.expovariate(1 / 0.02))
 
 
 def whole(request: Request) -> list[int]:

@@ -48,6 +48,7 @@ class Invariants:
         prompt_at: The data order.
         highest_checkpoint: Returns the most steps that a checkpoint ever contained.
         is_damaged: True for a payload that was damaged before it was put.
+        on_devices: True if the node of this name and incarnation has memory on the shared devices.
         broken: Called with a sentence for each violation.
     """
 
@@ -57,12 +58,14 @@ class Invariants:
         prompt_at: Callable[[int], Draw],
         highest_checkpoint: Callable[[], int],
         is_damaged: Callable[[SpoolRef], bool],
+        on_devices: Callable[[str, str], bool],
         broken: Callable[[str], None],
     ) -> None:
         self._config = config
         self._schedule = config.schedule
         self._prompt_at = prompt_at
         self._is_damaged = is_damaged
+        self._on_devices = on_devices
         self._broken = broken
         self._records = RecordRules(config, prompt_at, highest_checkpoint, self._require)
         self._num_transactions = 0
@@ -91,6 +94,9 @@ class Invariants:
         for node in scheduler.nodes.all():
             if 0 < node.credit_limit < node.granted:  # Before its first offer a node may hold older leases.
                 self._broken(f"{node.peer} was given {node.granted}, and asked for {node.credit_limit}")
+        if self._config.rollout.colocated:
+            there = [node for node in scheduler.nodes.all() if self._on_devices(node.name, node.incarnation)]
+            self._require(len({node.role for node in there}) < 2, f"{there} are on the shared devices together")
 
     def heard(self, message: Message) -> None:
         """Check a message that the broker received."""

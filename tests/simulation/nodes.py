@@ -11,18 +11,20 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.link import Link
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, join, spool_links
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
-from asyncrl.errors import VerifierError
+from asyncrl.errors import LinkError, VerifierError
 from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
-from asyncrl.node.runner import ToldToStop, run_sessions, serve
+from asyncrl.node.runner import ToldToStop, await_with_beats, run_sessions, serve
+from asyncrl.node.turn import wait_for_turn
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.sleeping import Sleeper
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from tests.simulation.checkpoints import CheckpointFolder, Trained
@@ -48,6 +50,7 @@ class World(Protocol):
     transfers: Transfers
     checkpoints: CheckpointFolder
     waiting: dict[str, Callable[[], tuple[str, list[PutItem]]]]
+    on_devices: dict[str, tuple[str, Callable[[], bool]]]
     disk: Disk
     directory: Any
 
@@ -63,16 +66,21 @@ def member(who: Identity) -> Member:
 
 
 async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(RUN, who, WAIT_S)
+    joined, welcome = await join(RUN, who, WAIT_S)
+    try:
+        link = await _turn(world, joined, welcome)
+    except ToldToStop:
+        return
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with)
     generations = Generations(engine, who.node, PROCESS.get().clock)
+    sleeper = Sleeper(engine, generations)
 
     def say(who: Identity) -> Hello:
         held = generations.begin_session()
         return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
 
-    session = partial(_roll_out, world, engine, generations, stopping)
+    session = partial(_roll_out, world, engine, generations, sleeper, stopping)
     try:
         with suppress(ToldToStop):
             await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping, make_hello=say)
@@ -84,12 +92,17 @@ async def _roll_out(
     world: World,
     engine: Any,
     generations: Generations,
+    sleeper: Sleeper,
     stopping: asyncio.Event,
     who: Identity,
-    link: ZmqLink,
+    link: Link,
     welcome: Welcome,
 ) -> None:
     config = from_json(welcome.config)
+    world.on_devices[who.node] = who.incarnation, lambda: engine.is_awake
+    if sleeper.is_asleep:
+        link = await _turn(world, link, welcome)
+        await sleeper.wake()
     options = RolloutOptions(
         slots=config.rollout.slots,
         group_size=config.schedule.group_size,
@@ -106,17 +119,30 @@ async def _roll_out(
         options,
         receiver=receiver,
         generations=generations,
+        sleeper=sleeper if config.rollout.colocated else None,
         clock=PROCESS.get().clock,
     )
     world.waiting[who.node] = lambda: (who.incarnation, list(generations.unsettled))
-    await serve(
-        actor,
-        link,
-        beat_s=welcome.beat_s,
-        stopping=stopping,
-        drain=actor.drain,
-        drain_s=config.rollout.drain_s,
-    )
+    try:
+        await serve(
+            actor,
+            link,
+            beat_s=welcome.beat_s,
+            stopping=stopping,
+            drain=actor.drain,
+            drain_s=config.rollout.drain_s,
+        )
+    except LinkError:
+        if config.rollout.colocated:
+            await sleeper.sleep()
+        raise
+
+
+async def _turn(world: World, link: Link, welcome: Welcome) -> Link:
+    """Wait for the first turn at shared devices, if they are shared."""
+    if not world.plan.config.rollout.colocated:
+        return link
+    return await await_with_beats(link, welcome.beat_s, wait_for_turn(link))
 
 
 # ── reward ──────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +176,7 @@ async def run_reward(world: World, who: Identity, stopping: asyncio.Event) -> No
         await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
 
 
-async def _judge(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+async def _judge(world: World, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
     pool: Any = SimPool(world)
     connection = Connection(who, link, spool_links(welcome.spools, who, RUN))
     actor = RewardActor(pool=pool, connection=connection, max_open=4, clock=PROCESS.get().clock)
@@ -166,11 +192,13 @@ class SimLearner:
     def __init__(self, world: World, trained: Trained) -> None:
         self._world = world
         self.trained = trained
+        self.is_awake = True
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         return [0] * len(infos)
 
     def train(self, trained: Step, policy_version: int | None) -> dict[str, float]:
+        assert self.is_awake, "the model sleeps"
         trajectories = list(trained.trajectories.values())
         step = len(self.trained)
         if PROCESS.get().is_alive:
@@ -180,10 +208,19 @@ class SimLearner:
         return {"num_tokens": float(num_tokens), "loss": 0.5}
 
     def named_weights(self) -> Any:
+        assert self.is_awake, "the model sleeps"
         return self.trained
 
     def snapshot(self) -> Any:
+        assert self.is_awake, "the model sleeps"
         return self.trained
+
+    def sleep(self) -> int:
+        self.is_awake = False
+        return 1
+
+    def wake(self) -> None:
+        self.is_awake = True
 
 
 async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> None:
@@ -193,10 +230,12 @@ async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> N
         await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
 
 
-async def _train(world: World, stopping: asyncio.Event, who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
+    link = await _turn(world, link, welcome)
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     found = world.checkpoints.newest()
     learner: Any = SimLearner(world, found.trained if found else ())
+    world.on_devices[who.node] = who.incarnation, lambda: learner.is_awake
     start = Start(found.step, found.policy_version, f"step_{found.step:06d}", found.stepped) if found else Start()
     publisher: Any = Publisher(world.transfers, member(who))
     nothing: Any = None
@@ -210,6 +249,7 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Zmq
         layout_hash=PLAN_HASH,
         checkpoints=folder,
         start=start,
+        shared=learner if world.plan.config.rollout.colocated else None,
         uploader=Uploader(world.transfers, publisher),
         clock=PROCESS.get().clock,
     )

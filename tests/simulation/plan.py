@@ -8,7 +8,7 @@ from msgspec import Struct
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.messages import WeightsVia
-from asyncrl.node.failpoints import PLACES
+from asyncrl.node.failpoints import PLACES, TURN_PLACES
 from tests.simulation.wire import Weather
 
 ADDRESS = "ipc://broker"
@@ -45,9 +45,10 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 def plan_of(seed: int) -> Plan:
     dice = Random(f"plan {seed}")
+    colocated = Random(f"colocated {seed}").random() < 0.25
     return Plan(
         seed=seed,
-        config=_config(dice, seed),
+        config=_config(dice, seed, colocated=colocated),
         num_rollouts=dice.choice([1, 2, 2, 3]),
         weights=Random(f"weights {seed}").choices(["collective", "spool"], [2, 1], k=3),
         num_rewards=dice.choice([1, 1, 2]),
@@ -58,11 +59,11 @@ def plan_of(seed: int) -> Plan:
         token_s=dice.choice([0.01, 0.1, 0.4]),
         damage=(damage := Random(f"damage {seed}").choice([0.0, 0.0, 0.05, 0.15])),
         blindness=0.4 if damage else 0.0,
-        failpoint=(dice.choice(PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
+        failpoint=(dice.choice(PLACES + colocated * TURN_PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
     )
 
 
-def _config(dice: Random, seed: int) -> Config:
+def _config(dice: Random, seed: int, *, colocated: bool) -> Config:
     publish = dice.choice([1, 1, 2])
     return decode(
         {
@@ -72,7 +73,12 @@ def _config(dice: Random, seed: int) -> Config:
             "schedule": _schedule(dice, publish),
             "evaluation": {"every_versions": dice.choice([0, 1])},
             "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
-            "rollout": {"slots": dice.choice([1, 2]), "progress_every_s": dice.choice([0.0, 0.1]), "drain_s": 2.0},
+            "rollout": {
+                "colocated": colocated,
+                "slots": dice.choice([1, 2]),
+                "progress_every_s": dice.choice([0.0, 0.1]),
+                "drain_s": 2.0,
+            },
             "weights": {"deadline_s": 1.0},
             "broker": {
                 "bind": ADDRESS,

@@ -76,7 +76,12 @@ class World:
         self.prompts = Prompts()
         self.damage = Damage(plan)
         self.invariants = Invariants(
-            plan.config, self.prompts.at, lambda: self.checkpoints.highest, self.damage.is_damaged, self._broken
+            plan.config,
+            self.prompts.at,
+            lambda: self.checkpoints.highest,
+            self.damage.is_damaged,
+            self._is_on_devices,
+            self._broken,
         )
         self.disk = Disk(self.dice, self.invariants.committed)
         self.checkpoints = self.disk.checkpoints
@@ -87,6 +92,8 @@ class World:
         self.stopping: dict[str, asyncio.Event] = {}
         self.waiting: dict[str, Callable[[], tuple[str, list[PutItem]]]] = {}
         """Incarnation and unsettled puts of each rollout."""
+        self.on_devices: dict[str, tuple[str, Callable[[], bool]]] = {}
+        """Incarnation of each rollout and trainer, and whether it has memory on the shared devices."""
         self.was_damaged = False
         """True once a checkpoint was damaged."""
         self.calm_since_s = 0.0
@@ -161,6 +168,7 @@ class World:
             await asyncio.wait([process.task])
             was_alive, process.is_alive = process.is_alive, False
             self.waiting.pop(name, None)
+            self.on_devices.pop(name, None)
             if was_alive and self._check_end(name, process.task):
                 return
             self.disturbed()
@@ -183,6 +191,10 @@ class World:
             case _:
                 self._broken(f"{name} ended by {error!r}")
         return False
+
+    def _is_on_devices(self, name: str, incarnation: str) -> bool:
+        known, is_there = self.on_devices.get(name, ("", bool))
+        return known == incarnation and is_there()
 
     def disturbed(self) -> None:
         """Record the current time as that of the last fault."""

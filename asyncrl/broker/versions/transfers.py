@@ -99,6 +99,11 @@ class TransferBook:
         """Version the trainer has ready; -1 if none."""
         return self._staged.policy_version if self._staged else -1
 
+    @property
+    def is_at_rest(self) -> bool:
+        """True if no version is on its way, or waits to be sent."""
+        return self.ongoing is None and self.staged_version <= self.live_version
+
     def stage(self, message: Publishing) -> None:
         self._staged = message
         self.newest_version = max(self.newest_version, message.policy_version)

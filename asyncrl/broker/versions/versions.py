@@ -10,6 +10,7 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.ledger.records import Measured, VersionLive
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
@@ -32,13 +33,21 @@ class Versions:
     """Turns the decisions of `TransferBook`, `UploadBook` and `EvaluationBook` into messages, records and events."""
 
     def __init__(
-        self, transfers: TransferBook, evaluation: EvaluationBook, nodes: NodeBook, window: Window, out: Outbox
+        self,
+        transfers: TransferBook,
+        evaluation: EvaluationBook,
+        nodes: NodeBook,
+        window: Window,
+        *,
+        turns: TurnBook,
+        out: Outbox,
     ) -> None:
         self._transfers = transfers
         self.uploads = UploadBook()
         self._evaluation = evaluation
         self._nodes = nodes
         self._window = window
+        self._turns = turns
         self._out = out
         self.has_changed = False
 
@@ -46,6 +55,14 @@ class Versions:
     def held(self) -> list[str]:
         """[<= 1] Peer that keeps its version for the ongoing evaluation."""
         return [self._evaluation.ongoing.peer] if self._evaluation.ongoing else []
+
+    @property
+    def are_at_rest(self) -> bool:
+        """True if rollouts have the newest version, and evaluate none that they have or can be given."""
+        if all(node.is_draining for node in self._nodes.rollouts()):
+            return True
+        is_evaluated = self._evaluation.ongoing is None and not (self._evaluation.is_waiting and self._may_evaluate)
+        return is_evaluated and self._transfers.is_at_rest
 
     def ready(self, node: Node) -> None:
         """A node has loaded its model. A trainer is sent all evaluation results so far."""
@@ -97,7 +114,7 @@ class Versions:
         self._conclude_transfer()
         self._follow_fetchers()
         self._start_evaluation()
-        if started := self._transfers.start(self._nodes, now_s):
+        if self._turns.rollouts_may_swap and (started := self._transfers.start(self._nodes, now_s)):
             for peer in started.peers:
                 self._out.send(peer, started.message)
         self._advance_uploads(now_s)
@@ -186,6 +203,13 @@ class Versions:
             self.uploads.fetched(node, now_s, failed=bool(failure))
         else:
             self._transfers.reported(node.peer, transfer_group, now_s, failure)
+
+    @property
+    def _may_evaluate(self) -> bool:
+        """False while nobody has the live version: a trainer has yet to load, or repeats steps behind it."""
+        version = self._transfers.live_version
+        is_staged = self._transfers.staged_version >= version
+        return is_staged or any(node.policy_version == version for node in self._nodes.rollouts())
 
     def _start_evaluation(self) -> None:
         """Start the evaluation that is due, outside transfers: a node that swaps would sample with two versions."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from asyncrl.actor.link import Link
-from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, spool_links, weights_links
 from asyncrl.client.run_address import RunAddress
@@ -32,12 +31,13 @@ from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.machines import machine_hello, train_together
 from asyncrl.node.trainer.place import Session, only_machine
 from asyncrl.node.trainer.ranks import with_ranks
+from asyncrl.node.turn import wait_for_turn
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.ranks.ranks import Ranks
-from asyncrl.trainer.trainable import Trainable
+from asyncrl.trainer.trainable import Sleepable, Trainable
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.device import device_name, staging_device, torch_device
 from asyncrl.weights.publish import Publisher
@@ -63,7 +63,7 @@ async def run_trainer(
         RankDied: Another rank of this machine is gone.
     """
 
-    async def session(who: Identity, link: ZmqLink, welcome: Welcome) -> None:
+    async def session(who: Identity, link: Link, welcome: Welcome) -> None:
         models = local_copies(welcome, run, who, may_fetch=may_fetch)
         copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, models))
         local = with_copies(welcome, copies)
@@ -77,6 +77,8 @@ async def run_trainer(
         if config.trainer.nodes == 1:
             checkpoint = fetch_checkpoint(welcome, run, who)
             await unless_told(stopping, await_with_beats(link, welcome.beat_s, checkpoint))
+            if config.rollout.colocated:
+                link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
             await with_ranks(joined, work(link), only_machine(who.node, config.trainer.ranks))
         else:
             await train_together(joined, link, work, stopping)
@@ -117,6 +119,7 @@ async def _train(
         checkpoints=checkpoints,
         stopping=stopping,
         device=torch_device(device_name(config.trainer.device)),  # that of rank 0
+        shared=learner if config.rollout.colocated else None,
         others=others,
     )
 
@@ -135,6 +138,7 @@ async def serve_trainer(
     checkpoints: Path,
     stopping: asyncio.Event,
     device: torch.device,
+    shared: Sleepable | None = None,
     others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
 ) -> None:
     """
@@ -144,6 +148,7 @@ async def serve_trainer(
         interface: Address of this machine on which its process groups listen.
         checkpoints: Folder of the run's checkpoints.
         device: Device of the learner's model.
+        shared: The learner, if it shares its devices with rollouts.
     """
     config = from_json(welcome.config)
     layout = Layout(specs, config.weights.bucket_bytes)
@@ -167,6 +172,7 @@ async def serve_trainer(
         sender=checkpoint_sender(checkpoints, welcome, run, who),
         others=others,
         device=device,
+        shared=shared,
         on_drain=stopping.set,
     )
     async with aclosing(publisher), aclosing(uploader):

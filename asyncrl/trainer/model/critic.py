@@ -82,6 +82,14 @@ class Critic:
         metrics = self._optimizer.step(loss, lr=self._lr * lr_scale)
         return {f"critic_{name}": value for name, value in metrics.items()}
 
+    def memory(self) -> list[Tensor]:
+        """Parameters, buffers and moments. Borrowed."""
+        return [*self.model.parameters(), *self.model.buffers(), *self._optimizer.memory()]
+
+    def gradients(self) -> list[Tensor]:
+        """Gradients, zero between two steps. Borrowed."""
+        return self._optimizer.gradients()
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments for a checkpoint, by file name. Borrowed until the next `step`."""
         weights = {name: weight.detach() for name, weight in self._parameters.items()}

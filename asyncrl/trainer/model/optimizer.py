@@ -61,6 +61,14 @@ class Optimizer:
         self._optimizer.zero_grad(set_to_none=False)
         return {"grad_norm": grad_norm, "skipped": float(not is_finite)}
 
+    def memory(self) -> list[Tensor]:
+        """Moments. Borrowed."""
+        return list(self.state().values())
+
+    def gradients(self) -> list[Tensor]:
+        """Gradients, zero between two steps. Borrowed."""
+        return [weight.grad for weight in self._parameters.values() if weight.grad is not None]
+
     def state(self) -> dict[str, Tensor]:
         """Moments by name. Borrowed until the next `step`."""
         return state_tensors(self._optimizer, self._parameters)

@@ -94,6 +94,10 @@ class Policy:
         """Trainable tensors by Hugging Face name, tied ones once under their first name. With LoRA, by PEFT's name."""
         return dict(self.model.named_parameters()) if self._adapters is None else self._adapters.named()
 
+    def memory(self) -> list[Tensor]:
+        """Parameters and buffers, adapters included. Borrowed."""
+        return [*self._computation.parameters(), *self._computation.buffers()]
+
     def restore_adapters(self, tensors: Stored) -> None:
         """With LoRA, load adapters from `parameters`; see `Adapters.restore`. The model must be the base model."""
         if self._adapters is not None:

@@ -4,6 +4,7 @@ from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.ledger.records import Measured, VersionLive
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
@@ -38,7 +39,8 @@ class Desk:
         self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook(2.0, 10.0)
         self.transfers = TransferBook(30.0, 2.0)
         self.evaluation = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")], 4, self.groups)
-        self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, self.out)
+        turns = TurnBook(self.nodes, self.out, is_used=False)
+        self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, turns=turns, out=self.out)
         self.trainer, self.rollout = self.join("trainer", "t"), self.join("rollout", "a")
 
     def join(self, role: Role, name: str) -> Node:

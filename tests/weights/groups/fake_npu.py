@@ -296,6 +296,7 @@ def _become_torch_npu() -> None:
     npu.Stream, npu.stream, npu.current_stream = Stream, use_stream, current_stream
     npu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     npu._is_in_bad_fork = lambda: False
+    npu.empty_cache = lambda: None
     npu.manual_seed_all = lambda seed: None
     _setup_privateuseone_for_python_backend("npu", npu)
     sys.modules["torch.npu"] = npu

@@ -37,6 +37,7 @@ from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.groups.device import current, torch_device
+from asyncrl.weights.parking import Parking
 
 
 class TransformersEngine:
@@ -91,6 +92,7 @@ class TransformersEngine:
         self._recomputing: Iterator[int] = iter(())
         """Recomputation of the cache after a swap; it ends before the next step."""
         self._turns = Turns()
+        self._parking = Parking()
         self._is_paused = False
         self._is_closed = False
 
@@ -193,6 +195,16 @@ class TransformersEngine:
     async def resume(self) -> None:
         self._is_paused = False
         self._wake()
+
+    async def sleep(self) -> int:
+        """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
+        with current(self.device):
+            weights = [*self._model.parameters(), *self._model.buffers()]
+            return self._parking.park(weights, [self._table.cache.storage])
+
+    async def wake(self) -> None:
+        with current(self.device):
+            self._parking.fetch()
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -24,12 +24,12 @@ class KVCache:
         self.positions = positions
         shape = (config.num_hidden_layers, slots, positions, 2, self.kv_heads, self.head_dim)
         # Zeros instead of uninitialised memory: a masked position is multiplied by 0, and 0 times NaN is NaN.
-        self._storage = torch.zeros(shape, dtype=dtype, device=device)
-        self._cells = self._storage.view(len(self._storage), slots * positions, 2 * self.kv_heads * self.head_dim)
+        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self._cells = self.storage.view(len(self.storage), slots * positions, 2 * self.kv_heads * self.head_dim)
 
     @property
     def num_bytes(self) -> int:
-        return self._storage.nbytes
+        return self.storage.nbytes
 
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2 * kv_heads * head_dim], keys first, at [N] cells ``slot * positions + position``."""
@@ -37,9 +37,9 @@ class KVCache:
 
     def read(self, layer: int, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots 0 .. rows - 1, each a view [rows, kv_heads, length, head_dim]."""
-        keys, values = self._storage[layer, :rows, :length].unbind(2)
+        keys, values = self.storage[layer, :rows, :length].unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
-        self._storage[:, target, :length] = self._storage[:, source, :length]
+        self.storage[:, target, :length] = self.storage[:, source, :length]

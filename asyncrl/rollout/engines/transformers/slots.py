@@ -27,6 +27,7 @@ from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
 PREFILL_TOKENS = 2048
@@ -77,6 +78,10 @@ class SlotTable:
         self._is_eos[list(eos_ids)] = True
         self._eos_ids = frozenset(eos_ids)
         self._update_summary()
+
+    @property
+    def cache(self) -> KVCache:
+        return self._forward.cache
 
     def __len__(self) -> int:
         return sum(job is not None for job in self._jobs)

@@ -153,6 +153,14 @@ class Adapter:
     async def resume(self) -> None:
         await self._call("resume", self._llm.resume_generation())
 
+    async def sleep(self) -> None:
+        """Move the weights to host memory and drop all caches. Only while paused, without requests."""
+        await self._call("sleep", self._llm.sleep(level=1))
+
+    async def wake(self) -> None:
+        if await self._call("wake up", self._llm.is_sleeping()):
+            await self._call("wake up", self._llm.wake_up())
+
     async def announce_weights(self, policy_version: int, *, reset_cache: bool) -> None:
         """
         Tell vLLM that its weights have changed, or will before it is resumed. Only while paused.

@@ -30,6 +30,7 @@ CONFIGURED: Mapping[str, str] = {
     "max_model_len": "rollout.vllm.max_model_len",
     "enable_chunked_prefill": "rollout.vllm.enable_chunked_prefill",
     "data_parallel_size": "rollout.replicas",
+    "enable_sleep_mode": "rollout.colocated",
 }
 """vLLM's argument: the asyncrl setting for it."""
 
@@ -65,6 +66,13 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
         "max_model_len": vllm.max_model_len or config.longest_request,
         "enable_chunked_prefill": _chunked_prefill(vllm, is_cpu),
     }
+    if config.rollout.colocated:
+        if is_cpu:
+            raise ConfigError(
+                "rollout.colocated with rollout.engine='vllm' needs vLLM's sleep mode, which it has not on a CPU; use "
+                "rollout.engine='transformers'"
+            )
+        args["enable_sleep_mode"] = True
     if vllm.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = vllm.kv_cache_bytes
     args |= {name: value for name, (value, _) in FIXED.items()}

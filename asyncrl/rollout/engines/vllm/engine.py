@@ -245,6 +245,15 @@ class VllmEngine:
             await self._adapter.resume()
         self._is_paused = False
 
+    async def sleep(self) -> int:
+        """See `SleepingEngine.sleep`. vLLM must have been started with ``enable_sleep_mode``."""
+        await self._adapter.sleep()
+        return sum(spec.num_bytes for spec in self.specs())
+
+    async def wake(self) -> None:
+        """See `SleepingEngine.wake`."""
+        await self._adapter.wake()
+
     async def aclose(self) -> None:
         """See `Engine.aclose`. If this engine owns vLLM, returns when its processes have ended."""
         self._is_closed = True

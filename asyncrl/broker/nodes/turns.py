@@ -1,0 +1,110 @@
+"""
+Turns at the devices that trainer and rollouts share, with ``rollout.colocated``.
+
+    trainer   AskTurn ─────────────────────▶ Wake ─▶ loads, or trains a step ─▶ Asleep
+    rollouts      └─▶ Sleep ─▶ Asleep ──────┘                                     └─▶ Wake ─▶ weights, sampling
+
+A node that joins counts as awake until it says otherwise: memory of an earlier session may be on the devices. The
+trainer's turn waits until what rollouts have begun has ended (a transfer, an evaluation), and ends by itself.
+"""
+
+from msgspec import Struct
+
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.outbox import Outbox
+from asyncrl.messages import AskTurn, Asleep, Role, Sleep, Wake
+
+SHARERS: tuple[Role, ...] = ("trainer", "rollout")
+
+
+class _Turn(Struct):
+    """One turn of a role, from the first `Wake` until nobody of the role is awake."""
+
+    role: Role
+    began_s: float
+    moved_s: float = 0.0
+    """Longest time in which a node freed its memory."""
+    num_bytes: int = 0
+    """Bytes that all nodes moved."""
+
+
+class TurnBook:
+    """Decides which role uses the shared devices; with ``is_used`` false, everybody always does."""
+
+    def __init__(self, nodes: NodeBook, out: Outbox, *, is_used: bool) -> None:
+        self.is_used = is_used
+        self._nodes = nodes
+        self._out = out
+        self._awake: set[str] = set()
+        self._asking: set[str] = set()
+        self._told: set[str] = set()
+        """Peers that were told to sleep, and have not said that they do."""
+        self._turn: _Turn | None = None
+
+    @property
+    def rollouts_may_swap(self) -> bool:
+        """True if all rollouts that are ready are awake, and stay so for now."""
+        if not self.is_used:
+            return True
+        is_trainers = any(node.peer in self._awake for node in self._nodes.of("trainer"))
+        return not (is_trainers or self._told) and all(node.peer in self._awake for node in self._nodes.rollouts())
+
+    def joined(self, node: Node) -> None:
+        if self.is_used and node.role in SHARERS:
+            self._awake.add(node.peer)
+
+    def left(self, peer: str, now_s: float) -> None:
+        self._asking.discard(peer)
+        self._sleeps(peer, now_s)
+
+    def handle(self, node: Node, message: Asleep | AskTurn, now_s: float) -> None:
+        """A node said that it sleeps, or that it waits for its turn."""
+        if isinstance(message, AskTurn):
+            self._asking.add(node.peer)
+            return
+        if self._turn:
+            self._turn.moved_s = max(self._turn.moved_s, message.seconds)
+            self._turn.num_bytes += message.num_bytes
+        self._sleeps(node.peer, now_s)
+
+    def advance(self, *, may_train: bool, now_s: float) -> bool:
+        """
+        Wake the nodes of the role whose turn it is, once all others sleep. True if nodes were woken.
+
+        ``may_train``: rollouts are at rest. They sleep as soon as the trainer asks.
+        """
+        if not self.is_used:
+            return False
+        trainer = self._nodes.trainer()
+        role: Role = "trainer" if may_train and trainer and trainer.peer in self._asking else "rollout"
+        others = [node for other in SHARERS if other != role for node in self._nodes.of(other)]
+        if awake := [node for node in others if node.peer in self._awake]:
+            self._tell(awake)
+            return False
+        asking = [node.peer for node in self._nodes.of(role) if node.peer in self._asking]
+        for peer in asking:
+            self._out.send(peer, Wake())
+        self._asking.difference_update(asking)
+        self._awake.update(asking)
+        if asking and self._turn is None:
+            self._turn = _Turn(role, now_s)
+        return bool(asking)
+
+    def _tell(self, awake: list[Node]) -> None:
+        for node in awake:
+            if node.role == "rollout" and node.peer not in self._told:
+                self._told.add(node.peer)
+                self._out.send(node.peer, Sleep())
+
+    def _sleeps(self, peer: str, now_s: float) -> None:
+        self._awake.discard(peer)
+        self._told.discard(peer)
+        if self._turn and not self._awake:
+            turn, self._turn = self._turn, None
+            self._out.event(
+                "turn.ended",
+                role=turn.role,
+                seconds=round(now_s - turn.began_s, 3),
+                moved_s=round(turn.moved_s, 3),
+                num_bytes=turn.num_bytes,
+            )
