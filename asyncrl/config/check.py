@@ -155,8 +155,8 @@ def _check_rollout(config: Config) -> None:
                 raise ConfigError(f"rollout.vllm.{key} is only read with engine='vllm', not {engine!r}; remove it")
     if config.rollout.colocated and config.trainer.nodes > 1:
         raise ConfigError(
-            f"rollout.colocated is true and trainer.nodes is {config.trainer.nodes}, but turns are taken on one machine; "
-            f"set trainer.nodes = 1"
+            f"rollout.colocated is true and trainer.nodes is {config.trainer.nodes}: turns are for one machine; set "
+            f"trainer.nodes = 1"
         )
     longest = config.longest_request
     if 0 < vllm.max_model_len < longest:

@@ -85,7 +85,7 @@ async def batches(
     config, checkpoints = from_json(welcome.config), checkpoint_folder(welcome)
     if config.rollout.colocated:
         raise ConfigError(
-            f"the run at {address} has rollout.colocated, but the model of a program cannot leave its devices to rollouts; "
+            f"the run at {address} has rollout.colocated, but a program's model cannot leave its devices to rollouts; "
             f"use a run without it"
         )
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)

@@ -148,7 +148,8 @@ class TrainerActor:
             sender=sender,
             clock=clock,
         )
-        self._turns = Turns(self._link, shared and SharedDevices(shared, others, self._in_thread), clock)
+        devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
+        self._turns = Turns(self._link, devices, clock)
         self._start = start
         self._others = others
         self._device = device
