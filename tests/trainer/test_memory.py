@@ -232,6 +232,11 @@ def test_ranks_in_groups_share_a_copy_each(bare: Path) -> None:
     assert planned(bare, 4, shard_size=2)["load"].parts[0].device == planned(bare, 2)["load"].parts[0].device
 
 
+def test_a_model_whose_heads_the_ranks_of_a_row_do_not_divide_is_no_plan(bare: Path) -> None:
+    with pytest.raises(ConfigError, match="sequence_parallel is 8, which does not divide the 4 attention heads"):
+        planned(bare, 8, sequence_parallel=8)
+
+
 def test_each_rank_copies_its_own_part_for_a_checkpoint(bare: Path) -> None:
     alone, of_four = (part(planned(bare, ranks)["checkpoint"], "copies to write")[1] for ranks in (1, 4))
     assert alone == 12 * num_items(DENSE)
