@@ -232,9 +232,11 @@ def _check_trainer(config: Config) -> None:
             f"is published every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
-    if trainer.max_tokens_per_micro_batch < longest:
+    if trainer.max_tokens_per_micro_batch * trainer.sequence_parallel < longest:
+        ranks = f" on each of trainer.sequence_parallel = {trainer.sequence_parallel} ranks"
         raise ConfigError(
-            f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}, but one trajectory "
+            f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}"
+            f"{ranks if trainer.sequence_parallel > 1 else ''}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
         )
 
@@ -255,6 +257,11 @@ def _check_machines(trainer: Trainer) -> None:
         raise ConfigError(
             f"trainer.shard_size is {trainer.shard_size}, which does not divide the trainer's {fewest} ranks; use a "
             f"divisor of trainer.ranks = {trainer.ranks}, or 0 to shard over all ranks"
+        )
+    if trainer.ranks % trainer.sequence_parallel:
+        raise ConfigError(
+            f"trainer.sequence_parallel is {trainer.sequence_parallel}, which does not divide the {trainer.ranks} "
+            f"ranks of a machine, which share rows with each other alone; use a divisor of trainer.ranks"
         )
 
 

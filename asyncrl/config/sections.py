@@ -404,6 +404,12 @@ class Trainer(Section, frozen=True, kw_only=True):
     Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 takes all ranks
     [fsdp_size].
     """
+    sequence_parallel: Count = 1
+    """
+    Adjacent ranks of a machine that share each packed row, for sequences too long for one device (Ulysses): each
+    computes a slice of its positions, and attention for a part of the heads. It divides ``ranks`` and the model's
+    attention heads; if the heads of keys and values are fewer, they are repeated [ulysses_sequence_parallel_size].
+    """
     nodes: Count = 1
     """Machines that train together; each runs ``asyncrl-node --role trainer`` with ``ranks`` processes [nnodes]."""
     min_nodes: Natural = 0
@@ -413,7 +419,10 @@ class Trainer(Section, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
-    """Tokens of one forward and backward pass; a shared prompt counts once [ppo_max_token_len_per_gpu]."""
+    """
+    Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
+    ranks share has as many from each of them, so that a rank takes the same memory [ppo_max_token_len_per_gpu].
+    """
     gradient_checkpointing: bool = False
     """Keep one activation per layer and recompute the others [enable_gradient_checkpointing]."""
     lora: Lora = Lora()

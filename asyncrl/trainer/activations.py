@@ -32,6 +32,7 @@ from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
 from asyncrl.trainer.packing.packed_attention import packed_attention
+from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 META = torch.device("meta")
 PLANNED = "asyncrl_planned"
@@ -88,15 +89,18 @@ def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
     """
     The micro-batch with the most tokens of a step in which every prompt and every completion has the longest length.
 
-    It has no memory.
+    It has no memory. If ranks share its row, it is the part with the most completion tokens.
     """
     schedule, trainer = config.schedule, config.trainer
+    sharing = trainer.sequence_parallel
     num_groups = -(-schedule.groups_per_step // trainer.mini_batches)
     one = Size(0, config.data.max_prompt_tokens, config.sampling.max_tokens)
     sizes = [one._replace(group_id=group) for group in range(num_groups) for _ in range(schedule.group_size)]
-    owned = [size for size, rank in zip(sizes, assign_ranks(sizes, num_ranks), strict=True) if rank == 0]
-    cuts = [[owned[i] for i in cut] for cut in micro_batches(owned, trainer.max_tokens_per_micro_batch)]
-    return collate([_trajectory(size) for size in max(cuts, key=num_tokens)], device=META)
+    owned = [size for size, rank in zip(sizes, assign_ranks(sizes, num_ranks, sharing), strict=True) if rank == 0]
+    cuts = [[owned[i] for i in cut] for cut in micro_batches(owned, trainer.max_tokens_per_micro_batch * sharing)]
+    trajectories = [_trajectory(size) for size in max(cuts, key=num_tokens)]
+    parts = (collate(trajectories, device=META, group=SequenceGroup(sharing, index)) for index in range(sharing))
+    return max(parts, key=lambda part: len(part.token_ids))
 
 
 class PassBytes(NamedTuple):

@@ -364,7 +364,8 @@ class TrainerActor:
         self._others.broadcast(batch)
         limits = limits_of(self._config, self._vocab_size, step)
         own = await fetch_step(batch, self._learner, self._payloads, rank=0, config=self._config, limits=limits)
-        refused = own.refused + await self._others.refused(step)
+        found = own.refused + await self._others.refused(step)
+        refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:
             unit = refusal.unit
             log.warning("trajectory.refused", group_id=unit.group_id, index=unit.index, reason=refusal.reason)

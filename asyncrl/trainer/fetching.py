@@ -20,6 +20,7 @@ from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkError, NotATrajectory
 from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
+from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.trainer.trainable import Trainable
@@ -51,7 +52,8 @@ async def fetch_step(
     batch: Batch, learner: Trainable, payloads: PayloadClient, *, rank: int, config: Config, limits: TrajectoryLimits
 ) -> FetchedStep:
     """
-    Fetch the trajectories of a batch that ``rank`` trains; wait for spools that are away.
+    Fetch the trajectories of a batch that ``rank`` trains, alone or with those that share its rows; wait for spools
+    that are away.
 
     A trajectory with an index of ``group_size`` or more is greedy: not trained on, its reward is the baseline of its
     group.
@@ -67,7 +69,8 @@ async def fetch_step(
     sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
     infos = [_info(scored, greedy.get(scored.unit.group_id)) for scored in sampled]
     owners = learner.assign_ranks(infos) if infos else []
-    own = {place: sampled[place] for place, owner in enumerate(owners) if owner == rank}
+    first = first_sharing(rank, config.trainer.sequence_parallel)
+    own = {place: sampled[place] for place, owner in enumerate(owners) if owner == first}
     try:
         fetched = await payloads.fetch_payloads([scored.ref for scored in own.values()], patience_s)
     except TimeoutError:

@@ -88,7 +88,7 @@ class Learner:
         return int(self.policy.model.get_input_embeddings().weight.shape[0])
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
-        """[S] rank that trains each trajectory; `UNASSIGNED` if its gradient is known to be zero."""
+        """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""
         owners = [UNASSIGNED] * len(infos)
         needed = set(range(len(infos)))
         if not self._recipe.wanted and not self._recipe.needs_all:
@@ -96,7 +96,8 @@ class Learner:
             needed = {place for place in needed if advantages[place].any()}
         for places in Step(infos, {}, owners).mini_batches(self._config.trainer.mini_batches):
             trained = [place for place in places if place in needed]
-            assigned = assign_ranks([infos[place].size for place in trained], self._ranks.size)
+            sizes = [infos[place].size for place in trained]
+            assigned = assign_ranks(sizes, self._ranks.size, self._ranks.sequence.size)
             for place, rank in zip(trained, assigned, strict=True):
                 owners[place] = rank
         return owners
@@ -209,7 +210,7 @@ class Learner:
         own[BEHAVIOR] = {place: trajectory.behavior_logprobs for place, trajectory in step.trajectories.items()}
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
         for places in step.micro_batches(everything, self._ranks, max_tokens):
-            batch = collate(step.at(places), device=self._ranks.device)
+            batch = collate(step.at(places), device=self._ranks.device, group=self._ranks.sequence)
             with collective():
                 found = self._models.score(batch, wanted)
             for name, values in found.items():

@@ -36,7 +36,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
-from asyncrl.trainer.model.architecture import read_architecture
+from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.slices import chunk, held
 from asyncrl.trainer.ranks.sharding import Computation
@@ -121,6 +121,7 @@ class TrainerMemory:
         self._item = ITEM_BYTES[config.model.dtype]
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32"
         model = meta_model(path, AutoModelForCausalLM, "model.path")
+        check_sequence_parallel(model.config, trainer.sequence_parallel, f"model.path={path}")
         self._views = checkpoint_views(model, saved_tensors(model))
         self.layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
         """Layout of a transfer."""
@@ -241,8 +242,11 @@ class TrainerMemory:
         return [Part(name="gathered", device=gathered, setting=setting), self._activations(activations)]
 
     def _activations(self, num_bytes: int) -> Part:
-        is_checkpointed = self._config.trainer.gradient_checkpointing
-        setting = "trainer.max_tokens_per_micro_batch" if is_checkpointed else "trainer.gradient_checkpointing = true"
+        trainer, longest = self._config.trainer, self._config.data.max_prompt_tokens + self._config.sampling.max_tokens
+        setting = "trainer.gradient_checkpointing = true"
+        if trainer.gradient_checkpointing:
+            is_least = trainer.max_tokens_per_micro_batch * trainer.sequence_parallel == longest
+            setting = "trainer.sequence_parallel" if is_least else "trainer.max_tokens_per_micro_batch"
         return Part(name="activations", device=num_bytes, setting=setting)
 
     def _gathered(self, item: int) -> Part:

@@ -18,6 +18,7 @@ from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER
 from asyncrl.trainer.checkpoints.stored import Stored
+from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
 from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
@@ -42,6 +43,10 @@ class Models:
 
     def __init__(self, config: Config, recipe: Recipe, model_path: Path, base_path: Path, ranks: Ranks) -> None:
         trainer, dtype = config.trainer, config.model.dtype
+        critic_path = Path(config.critic.path) if config.critic.path else base_path
+        has_critic = VALUES in recipe.wanted
+        for setting, path in [("model.path", model_path), ("critic.path", critic_path)][: 1 + has_critic]:
+            check_sequence_parallel(read_architecture(path, setting), ranks.sequence.size, f"{setting}={path}")
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
         place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
@@ -51,8 +56,7 @@ class Models:
         self.optimizer = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )
-        critic_path = Path(config.critic.path) if config.critic.path else base_path
-        self.critic = Critic(config, critic_path, ranks.mesh, device=ranks.device) if VALUES in recipe.wanted else None
+        self.critic = Critic(config, critic_path, ranks.mesh, device=ranks.device) if has_critic else None
 
     def score(self, batch: MicroBatch, wanted: Collection[str]) -> dict[str, Tensor]:
         """Score N completion tokens with policy, reference and critic: [N] for each name in ``wanted``."""

@@ -20,7 +20,11 @@ class Trainable(Protocol):
     """
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo], /) -> list[int]:
-        """Rank that trains each trajectory of a batch; 0 for all where there is one process."""
+        """
+        Rank that trains each trajectory of a batch; 0 for all where there is one process.
+
+        Of ``trainer.sequence_parallel`` adjacent ranks, which train the same trajectories, it is the first.
+        """
 
     def train(self, step: Step, policy_version: int | None, /) -> dict[str, float]:
         """

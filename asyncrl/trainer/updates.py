@@ -3,7 +3,8 @@ One optimizer update of the policy, and of the critic if there is one, from a mi
 
     mini-batch ─▶ micro-batches ─▶ forward, loss, backward for each ─▶ clip, AdamW, once
 
-Gradients add up over micro-batches and over ranks. With further ranks every update is collective.
+Gradients add up over micro-batches and over ranks. With further ranks every update is collective. Ranks that share a
+row compute the same loss, and each a part of its gradient.
 """
 
 import numpy as np
@@ -43,7 +44,7 @@ class Updates:
         step_metrics = StepMetrics()
         for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
             trajectories = mini_batch.step.at(places)
-            batch = collate(trajectories, device=device)
+            batch = collate(trajectories, device=device, group=self._ranks.sequence)
             with collective():
                 scores = self._models.policy.score(
                     batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
@@ -52,7 +53,8 @@ class Updates:
             inputs = mini_batch.loss_inputs(places, is_compared, device=device)
             result = objective(self._recipe, algorithm, scores, inputs)
             self._backward(result.loss)
-            step_metrics.add(batch, scores.logprobs, inputs, result)
+            if self._ranks.sequence.is_first:
+                step_metrics.add(batch, scores.logprobs, inputs, result)
         metrics = step_metrics.metrics(self._ranks)
         return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
 
@@ -62,15 +64,16 @@ class Updates:
             return {}
         total = clipped = 0.0
         for places in mini_batch.step.micro_batches(mini_batch.places, self._ranks, self._max_tokens):
-            batch = collate(mini_batch.step.at(places), device=self._ranks.device)
+            batch = collate(mini_batch.step.at(places), device=self._ranks.device, group=self._ranks.sequence)
             with collective():
                 values = critic.values(batch)
             inputs = mini_batch.value_inputs(places, device=self._ranks.device)
             part = value_loss(values, inputs.old_values, inputs.targets, value_clip=self._config.critic.value_clip)
             loss = part.losses[inputs.keep].sum() / mini_batch.num_kept
             self._backward(loss)
-            total += float(loss.detach())
-            clipped += float(part.is_clipped[inputs.keep].sum()) / mini_batch.num_kept
+            if self._ranks.sequence.is_first:
+                total += float(loss.detach())
+                clipped += float(part.is_clipped[inputs.keep].sum()) / mini_batch.num_kept
         sums = b"".join(self._ranks.all_gather(np.array([total, clipped]).tobytes()))
         total, clipped = np.frombuffer(sums, np.float64).reshape(-1, 2).sum(0).tolist()
         return {"critic_loss": total, "critic_clip_fraction": clipped, **critic.step(total, lr_scale=lr_scale)}

@@ -147,6 +147,11 @@ from tests.config.configs import made, refused
             "or 0 to shard over all ranks",
         ),
         (
+            {"trainer": {"ranks": 6, "sequence_parallel": 4}},
+            "trainer.sequence_parallel is 4, which does not divide the 6 ranks of a machine, which share rows with "
+            "each other alone; use a divisor of trainer.ranks",
+        ),
+        (
             {"trainer": {"nodes": 2, "min_nodes": 3}},
             "trainer.min_nodes is 3, more than trainer.nodes = 2; use at most as many",
         ),
@@ -190,6 +195,11 @@ from tests.config.configs import made, refused
             {"checkpoint": {"keep_best": True}, "data": {"held_out": "h"}},
             "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every 0 "
             "steps and evaluations every 10 (evaluation.every_versions); use the same number for both",
+        ),
+        (
+            {"trainer": {"max_tokens_per_micro_batch": 319, "ranks": 2, "sequence_parallel": 2}},
+            "trainer.max_tokens_per_micro_batch is 319 on each of trainer.sequence_parallel = 2 ranks, but one "
+            "trajectory may have 640 tokens (data.max_prompt_tokens + sampling.max_tokens)",
         ),
         (
             {"trainer": {"max_tokens_per_micro_batch": 639}},

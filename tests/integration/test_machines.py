@@ -60,8 +60,9 @@ def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(sta
     """With this eps, AdamW's first steps are no signs of gradients, which rounding may flip where they are near 0."""
     sets = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "trainer.eps=0.01", "sampling.max_tokens=24")
 
-    def trained(nodes: int, ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-        run = start_run(*sets, f"trainer.nodes={nodes}", f"trainer.ranks={ranks}", steps=4)
+    def trained(nodes: int, ranks: int, sharing: int = 1) -> tuple[list[float], dict[str, torch.Tensor]]:
+        places = f"trainer.nodes={nodes}", f"trainer.ranks={ranks}", f"trainer.sequence_parallel={sharing}"
+        run = start_run(*sets, *places, steps=4)
         if nodes > 1:
             start_second(run)
         assert_complete(run, 4)
@@ -71,8 +72,8 @@ def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(sta
 
     losses, weights = trained(1, 1)
     assert max(map(abs, losses)) > 1e-3
-    for nodes, ranks in ((1, 4), (2, 2)):
-        other_losses, other_weights = trained(nodes, ranks)
+    for nodes, ranks, sharing in ((1, 4, 1), (2, 2, 1), (2, 2, 2)):
+        other_losses, other_weights = trained(nodes, ranks, sharing)
         assert other_losses == pytest.approx(losses, abs=1e-5)
         assert other_weights.keys() == weights.keys()
         for name, weight in weights.items():

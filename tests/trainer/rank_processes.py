@@ -18,6 +18,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.trainer.checkpoints.checkpoint import TENSORS, write_part
 from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.step import Step, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup
 from tests.trainer.ragged_trajectories import ragged_trajectories
@@ -57,7 +58,15 @@ def run_all(folder: Path, rank: int) -> None:
 def run(case: Case, folder: Path, rank: int) -> None:
     store = dist.FileStore(str(folder / f"{case.name}.store"), case.size)  # type: ignore[attr-defined]
     config = decode(case.config)
-    group = RankGroup(store, rank=rank, size=case.size, timeout_s=60.0, shard_size=config.trainer.shard_size)
+    sharing = config.trainer.sequence_parallel
+    group = RankGroup(
+        store,
+        rank=rank,
+        size=case.size,
+        timeout_s=60.0,
+        shard_size=config.trainer.shard_size,
+        sequence_parallel=sharing,
+    )
     try:
         learner = Learner(config, Path(case.model), ranks=group)
         if case.resumes:
@@ -71,7 +80,8 @@ def run(case: Case, folder: Path, rank: int) -> None:
         trajectories = ragged_trajectories(seed=case.seed)
         infos = [trajectory_info(trajectory) for trajectory in trajectories]
         owners = learner.assign_ranks(infos)
-        step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == rank}, owners)
+        first = first_sharing(rank, sharing)
+        step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
         metrics = learner.train(step)
         published = {name: weight.clone() for name, weight in learner.named_weights()}
         snapshot = learner.snapshot()

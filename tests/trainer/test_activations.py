@@ -85,6 +85,23 @@ def test_recomputing_activations_takes_less_and_the_entropy_more(config):
     assert with_entropy.head > kept.head
 
 
+def test_ranks_that_share_a_row_take_their_part_of_its_memory(config):
+    alone = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=1)
+    shared = largest_micro_batch(config(schedule=SCHEDULE, trainer={"ranks": 2, "sequence_parallel": 2}), num_ranks=2)
+    whole, part = (pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32) for batch in (alone, shared))
+
+    assert (alone.lengths, alone.num_packed) == (shared.lengths, shared.num_packed)
+    assert part.head == pytest.approx(whole.head / 2, rel=0.1)
+    assert part.layers == pytest.approx(whole.layers / 2, rel=0.1)
+
+
+def test_of_ranks_that_share_a_row_the_one_with_the_most_to_predict_is_planned(config):
+    one_group, sharing = {"groups_per_step": 1, "group_size": 3}, {"ranks": 2, "sequence_parallel": 2}
+    batch = largest_micro_batch(config(schedule=one_group, trainer=sharing), num_ranks=2)
+    assert batch.num_packed == 16 + 3 * 19 + 1
+    assert len(batch.token_ids) == 36, "of 60: the other has the prompt"
+
+
 @pytest.mark.parametrize(
     ("trainer", "ranks", "trajectories"),
     [
@@ -92,6 +109,7 @@ def test_recomputing_activations_takes_less_and_the_entropy_more(config):
         ({}, 4, 3),
         ({"mini_batches": 2}, 1, 6),
         ({"max_tokens_per_micro_batch": 100}, 1, 3),
+        ({"max_tokens_per_micro_batch": 50, "ranks": 2, "sequence_parallel": 2}, 2, 3),
     ],
 )
 def test_the_largest_micro_batch_is_what_a_rank_gets_of_a_step(config, trainer, ranks, trajectories):

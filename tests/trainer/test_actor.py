@@ -368,7 +368,7 @@ def test_a_step_of_which_nothing_is_left_counts_and_the_run_goes_on(scene):
 
 
 class OneOther:
-    """A further rank that refuses one trajectory of every step."""
+    """Further ranks that share a row, and refuse one trajectory of every step."""
 
     def __init__(self) -> None:
         self.told: list[Message] = []
@@ -377,7 +377,7 @@ class OneOther:
         self.told.append(message)
 
     async def refused(self, step: int) -> list[Refusal]:
-        return [Refusal(Unit(step, 0), "NaN")]
+        return [Refusal(Unit(step, 0), "NaN")] * 2
 
     async def written(self, step: int) -> dict[str, FileEntry]:
         return {f"theirs of {step}": FileEntry(2, "")}

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config, Trainer
 from asyncrl.errors import DecodeError
 from asyncrl.messages import (
     Batch,
@@ -27,6 +28,7 @@ from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
 
 GROUP_SIZE = 3
 CONFIG = decode({"model": {"path": "m"}, "data": {"train": "d"}, "schedule": {"group_size": GROUP_SIZE}})
+SHARING = msgspec.structs.replace(CONFIG, trainer=Trainer(ranks=4, sequence_parallel=2))
 
 
 class Spool:
@@ -87,16 +89,16 @@ def batch(*group_ids: int, greedy: bool = True) -> Batch:
     return Batch(8, [scored(group, index) for group in group_ids for index in range(GROUP_SIZE + greedy)])
 
 
-def fetch(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0) -> Step:
-    fetched = fetched_by(batch, learner, spool, rank=rank)
+def fetch(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config: Config = CONFIG) -> Step:
+    fetched = fetched_by(batch, learner, spool, rank=rank, config=config)
     assert fetched.refused == []
     return fetched.step
 
 
-def fetched_by(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0) -> FetchedStep:
+def fetched_by(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config: Config = CONFIG) -> FetchedStep:
     fakes: Any = learner, spool
     limits = TrajectoryLimits(100, 4, 8, 6)
-    return asyncio.run(fetch_step(batch, *fakes, rank=rank, config=CONFIG, limits=limits))
+    return asyncio.run(fetch_step(batch, *fakes, rank=rank, config=config, limits=limits))
 
 
 def with_payload(whole: Batch, place: int, payload: bytes) -> Batch:
@@ -117,6 +119,11 @@ def test_every_rank_has_the_metadata_of_all_trajectories() -> None:
     assert step.outcomes[1].metrics == {"form": 3.55}
     assert learner.infos is step.infos
     assert step.owners == learner.owners
+
+
+def test_ranks_that_share_their_rows_fetch_the_same_trajectories() -> None:
+    steps = [fetch(batch(7, 2), Owning(0, 2, 2, 2, 0, 2), Spool(), rank=rank, config=SHARING) for rank in range(4)]
+    assert [[*step.trajectories] for step in steps] == [[0, 4], [0, 4], [1, 2, 3, 5], [1, 2, 3, 5]]
 
 
 def test_a_greedy_answer_is_the_baseline_of_its_own_prompt_and_takes_no_place() -> None:

@@ -30,9 +30,11 @@ from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
+from asyncrl.trainer.ranks.sequence import SequenceGroup
 from tests.patience import PATIENCE_S
 from tests.trainer.memory_process import Case
 
+CPU = torch.device("cpu")
 LENGTH = 24
 """Tokens of each prompt and of each completion."""
 SHAPE: dict[str, Any] = {
@@ -118,8 +120,11 @@ def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
 
 def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
     """Bytes after loading, and the peak of the second step: the first has no moments yet."""
+    sharing = config.trainer.sequence_parallel
+    group, _ = dist.new_subgroups(sharing)
     trajectories = [
-        TrainingTrajectory(0, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+        TrainingTrajectory(0, prompt, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+        for prompt in (np.full(LENGTH, group_id, np.int32) for group_id in range(sharing))
         for _ in range(config.schedule.group_size)
     ]
     with RealBytes() as live:
@@ -132,7 +137,8 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
         )
         optimizer = Optimizer(model.parameters(), config.trainer, weight_decay=0.0, grad_clip=0.0)
         loaded = live.now
-        batch = collate(trajectories, device=torch.device("cpu"))
+        parts = (collate(trajectories, device=CPU, group=SequenceGroup(sharing, i, group)) for i in range(sharing))
+        batch = max(parts, key=lambda part: len(part.token_ids))
         for _ in range(2):
             live.restart()
             model.score(batch, temperature=1.0).logprobs.sum().backward()
@@ -150,8 +156,9 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
         (UNTIED, "float32", {}),
         (EXPERTS, "float32", {"gradient_checkpointing": True}),
         (DENSE, "float32", {"lora": {"rank": 4}}),
+        (DENSE, "float32", {"sequence_parallel": 2}),
     ],
-    ids=["dense", "recomputed", "bfloat16", "untied", "experts", "lora"],
+    ids=["dense", "recomputed", "bfloat16", "untied", "experts", "lora", "shared rows"],
 )
 def test_a_step_takes_what_was_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_ranks: Any, ranks: int, model: Any, dtype: str, trainer: Any
@@ -225,6 +232,11 @@ def test_ranks_in_groups_share_a_copy_each(bare: Path) -> None:
     assert planned(bare, 4, shard_size=2)["load"].parts[0].device == planned(bare, 2)["load"].parts[0].device
 
 
+def test_a_model_whose_heads_the_ranks_of_a_row_do_not_divide_is_no_plan(bare: Path) -> None:
+    with pytest.raises(ConfigError, match="sequence_parallel is 8, which does not divide the 4 attention heads"):
+        planned(bare, 8, sequence_parallel=8)
+
+
 def test_each_rank_copies_its_own_part_for_a_checkpoint(bare: Path) -> None:
     alone, of_four = (part(planned(bare, ranks)["checkpoint"], "copies to write")[1] for ranks in (1, 4))
     assert alone == 12 * num_items(DENSE)
@@ -264,9 +276,16 @@ def test_a_reference_and_a_critic_take_their_share(bare: Path) -> None:
 
 
 def test_the_setting_to_change_first_is_named(bare: Path) -> None:
-    kept, recomputed = (planned(bare, 2, gradient_checkpointing=on)["step"] for on in (False, True))
-    named = [{part.name: part.setting for part in phase.parts}["activations"] for phase in (kept, recomputed)]
-    assert named == ["trainer.gradient_checkpointing = true", "trainer.max_tokens_per_micro_batch"]
+    one_trajectory = {"max_tokens_per_micro_batch": 2 * LENGTH}
+    options: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
+    options.append(options[1] | one_trajectory)
+    phases = [planned(bare, 2, **each)["step"] for each in options]
+    named = [{part.name: part.setting for part in phase.parts}["activations"] for phase in phases]
+    assert named == [
+        "trainer.gradient_checkpointing = true",
+        "trainer.max_tokens_per_micro_batch",
+        "trainer.sequence_parallel",
+    ]
 
 
 def test_a_config_that_no_model_can_be_made_by_is_one_sentence(bare: Path) -> None:

@@ -9,12 +9,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.sections import Config
-from asyncrl.errors import LedgerError
+from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
+from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 CPU = torch.device("cpu")
 NAMES = (LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES)
@@ -78,6 +79,18 @@ def test_only_wanted_scores_are_returned(config, model_path, make_trajectories, 
 
     assert found.keys() == set(wanted)
     assert {values.shape for values in found.values()} == {batch.token_ids.shape}
+
+
+class OneOfThree(SingleRank):
+    sequence = SequenceGroup(3, 0)
+
+
+def test_models_whose_heads_the_ranks_of_a_row_do_not_divide_are_refused(config, model_path, save_model):
+    with pytest.raises(ConfigError, match=r"does not divide the 2 attention heads of model\.path="):
+        build(config(), model_path, model_path, OneOfThree())
+    three_heads, critic = save_model(num_attention_heads=3), {"path": str(model_path)}
+    with pytest.raises(ConfigError, match=r"does not divide the 2 attention heads of critic\.path="):
+        build(config(algorithm={"advantage": "gae"}, critic=critic), three_heads, three_heads, OneOfThree())
 
 
 def test_the_policy_forgets_and_keeps_activations_as_the_trainer_says(config, model_path):

@@ -45,6 +45,7 @@ def form_group(trainer: Trainer, store: LinkStore, place: RankPlace) -> RankGrou
         kind=trainer.device,
         interface=place.interface,
         shard_size=trainer.shard_size,
+        sequence_parallel=trainer.sequence_parallel,
     )
 
 

@@ -55,7 +55,7 @@ class StepMetrics:
         for name, values in result.metrics.items():
             if values.numel():
                 self._mean(name, values)
-        self._counts.update(trained_tokens=logprobs.numel(), micro_batches=1, packed_tokens=batch.input_ids.numel())
+        self._counts.update(trained_tokens=logprobs.numel(), micro_batches=1, packed_tokens=batch.num_packed)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """

@@ -27,6 +27,8 @@ ON_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scal
 """Settings of operations behind the linear head, with the value that leaves the logits as they are."""
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layer types that see no token of another sequence of a packed row."""
+ROPE_OF_THE_ROW = {"dynamic", "longrope"}
+"""Types of rotary embeddings that depend on the last position of a row."""
 
 
 def read_architecture(path: Path, setting: str) -> Any:
@@ -71,6 +73,25 @@ def check_architecture(path: Path, shapes: Mapping[str, tuple[int, ...]], settin
     _check_computation(model, config.get_text_config(), source)
     _check_shapes(model, shapes, source)
     return config.get_text_config()
+
+
+def check_sequence_parallel(config: PreTrainedConfig, size: int, source: str) -> None:
+    """Raise `ConfigError` unless ``size`` ranks can share the rows of a model, named by ``source``."""
+    if size == 1:
+        return
+    text: Any = config.get_text_config()
+    if text.num_attention_heads % size:
+        raise ConfigError(
+            f"trainer.sequence_parallel is {size}, which does not divide the {text.num_attention_heads} attention "
+            f"heads of {source}; use a divisor of both the heads and trainer.ranks"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds: set[Any] = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if found := sorted(kinds & ROPE_OF_THE_ROW):
+        raise ConfigError(
+            f"trainer.sequence_parallel is {size}, but the rotary embeddings of {source} ({found[0]!r}) depend on the "
+            f"last position of a row, of which a rank has only a part; set it to 1"
+        )
 
 
 def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None:

@@ -69,7 +69,7 @@ class Critic:
 
     def values(self, batch: MicroBatch) -> Tensor:
         """[N] float32 value before each completion token of ``batch``. Carries the gradient."""
-        return self._computation.run(self._values, batch)
+        return batch.gather(self._computation.run(self._values, batch))
 
     def _values(self, batch: MicroBatch) -> Tensor:
         states = packed_states(self.model.base_model, batch)[batch.positions].float()

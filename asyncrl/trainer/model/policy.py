@@ -86,9 +86,10 @@ class Policy:
         self, batch: MicroBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
     ) -> Scores:
         """Score the N completion tokens of ``batch``. Every parameter is in the graph, even with N = 0."""
-        return self._computation.run(
+        own = self._computation.run(
             self._score, batch, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
         )
+        return own._replace(**{name: batch.gather(part) for name, part in own._asdict().items() if part is not None})
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Hugging Face name, tied ones once under their first name. With LoRA, by PEFT's name."""

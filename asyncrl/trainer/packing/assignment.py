@@ -6,7 +6,8 @@ Assign trajectories to ranks, and cut each rank's trajectories into micro-batche
     rank 1         ▆ ▅   ▂            any number of trajectories over any number of ranks
 
 Either whole groups are assigned, which read their prompt once, or single trajectories, which balance better: whichever
-gives the most loaded rank fewer tokens. All ranks compute the same assignment, from data that all of them have.
+gives the most loaded rank fewer tokens. Ranks that share their rows (`SequenceGroup`) count as one, named by the first.
+All ranks compute the same assignment, from data that all of them have.
 """
 
 from collections.abc import Sequence
@@ -14,16 +15,25 @@ from collections.abc import Sequence
 from asyncrl.trainer.packing.micro_batches import Size, by_group, micro_batches, num_tokens
 
 
-def assign_ranks(sizes: Sequence[Size], num_ranks: int) -> list[int]:
+def assign_ranks(sizes: Sequence[Size], num_ranks: int, sequence_parallel: int = 1) -> list[int]:
     """
     [S] rank of each trajectory, chosen so that ranks get about the same number of tokens.
+
+    Of each ``sequence_parallel`` adjacent ranks, which train the same trajectories, it is the first.
 
     Greedy, longest first. If no prompts are shared, no rank gets more than 4/3 of the tokens that the most loaded rank
     has in the best assignment (Graham 1969, "Bounds on multiprocessing timing anomalies", sec. 4).
     """
+    num_ranks //= sequence_parallel
     by_groups = _assign_greedily(by_group(sizes), sizes, num_ranks)
     by_trajectories = _assign_greedily([[place] for place in range(len(sizes))], sizes, num_ranks)
-    return min(by_groups, by_trajectories, key=lambda owners: _max_load(owners, sizes, num_ranks))
+    owners = min(by_groups, by_trajectories, key=lambda owners: _max_load(owners, sizes, num_ranks))
+    return [owner * sequence_parallel for owner in owners]
+
+
+def first_sharing(rank: int, sequence_parallel: int) -> int:
+    """First of the adjacent ranks that share their rows with ``rank``."""
+    return rank - rank % sequence_parallel
 
 
 def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[Size], num_ranks: int) -> list[int]:

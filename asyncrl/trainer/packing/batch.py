@@ -8,6 +8,9 @@ token of a trajectory predicts nothing and is not in the row.
     input_ids      p p p c c d q c         p, q prompts; c, d completions
     position_ids   0 1 2 3 4 3 0 1
     positions          ▲ ▲ ▲ ▲ ▲ ▲         the state at a position predicts the token after it
+
+Ranks that share the row (`SequenceGroup`) have a slice of its tokens each: the completion tokens that a rank scores are
+those whose position is in its slice, wherever they are themselves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,7 @@ from torch import Tensor
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
 from asyncrl.trainer.packing.row import Row
+from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +57,8 @@ class TrainingTrajectory:
 class MicroBatch:
     """
     Model inputs of one forward and backward pass. Tensors are int64: `input_ids` and `position_ids` [1, W], others [N].
+
+    If ranks share the row, tensors are this rank's part of them: W and N are smaller.
     """
 
     input_ids: Tensor
@@ -62,16 +68,31 @@ class MicroBatch:
     """Row indices of the states that predict the completion tokens, trajectory after trajectory."""
     token_ids: Tensor
     """Completion tokens."""
+    places: Tensor
+    """Indices of these tokens among the completion tokens of all trajectories."""
     row: Row
+    """The whole row."""
     lengths: Sequence[int]
-    """[S] completion tokens of each trajectory; they sum to N."""
+    """[S] completion tokens of each trajectory."""
+
+    @property
+    def num_packed(self) -> int:
+        """Tokens of the whole row."""
+        return self.input_ids.numel() * self.row.group.size
+
+    def gather(self, numbers: Tensor) -> Tensor:
+        """Numbers of all completion tokens, from those of each rank; see `SequenceGroup.gather`. Collective."""
+        return self.row.group.gather(numbers, self.places, sum(self.lengths))
 
 
-def collate(trajectories: Sequence[TrainingTrajectory], *, device: torch.device) -> MicroBatch:
+def collate(
+    trajectories: Sequence[TrainingTrajectory], *, device: torch.device, group: SequenceGroup = ALONE
+) -> MicroBatch:
     """
-    Pack trajectories into one row, in which equal prompts appear once.
+    Pack trajectories into one row, in which equal prompts appear once, and take this rank's part of it.
 
-    No trajectories give a row of one token with N = 0, with which a rank takes part in the collectives of the others.
+    The row is filled up with one more sequence until the ranks of ``group`` have equal parts of one token or more.
+    Without trajectories that is all of it: N is 0, and a rank takes part in the collectives of the others.
     """
     ids: list[NDArray[np.int32]] = []
     position_ids, sequences, positions = [], [], []
@@ -92,17 +113,25 @@ def collate(trajectories: Sequence[TrainingTrajectory], *, device: torch.device)
         indices = np.concatenate((prompts[key], append(trajectory.completion_ids[:-1], length)))
         sequences.append(indices)
         positions.append(indices[length - 1 :][: len(trajectory.completion_ids)])
-    if not trajectories:
-        sequences.append(append(np.zeros(1, np.int32), 0))
+    if filling := -width % group.size if width else group.size:
+        sequences.append(append(np.zeros(filling, np.int32), 0))
+    own = group.own(width)
+    predicting = _joined(positions)
+    places = np.flatnonzero((own.start <= predicting) & (predicting < own.stop))
 
-    def tensor(parts: Sequence[NDArray[np.integer]]) -> Tensor:
-        return torch.from_numpy(np.concatenate((np.zeros(0, np.int64), *parts))).to(device)
+    def tensor(numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(device)
 
     return MicroBatch(
-        input_ids=tensor(ids)[None],
-        position_ids=tensor(position_ids)[None],
-        positions=tensor(positions),
-        token_ids=tensor([trajectory.completion_ids for trajectory in trajectories]),
-        row=Row(sequences, device),
+        input_ids=tensor(_joined(ids)[own])[None],
+        position_ids=tensor(_joined(position_ids)[own])[None],
+        positions=tensor(predicting[places] - own.start),
+        token_ids=tensor(_joined([trajectory.completion_ids for trajectory in trajectories])[places]),
+        places=tensor(places),
+        row=Row(sequences, device, group),
         lengths=[len(trajectory.completion_ids) for trajectory in trajectories],
     )
+
+
+def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
+    return np.concatenate((np.zeros(0, np.int64), *parts))

@@ -57,8 +57,8 @@ def micro_batches(sizes: Sequence[Size], max_tokens: int) -> list[list[int]]:
         size = sizes[index]
         if size.total > max_tokens:
             raise ConfigError(
-                f"trajectory {index} has {size.total} tokens, more than trainer.max_tokens_per_micro_batch="
-                f"{max_tokens}; raise it to at least {size.total}"
+                f"trajectory {index} has {size.total} tokens, more than trainer.max_tokens_per_micro_batch x "
+                f"trainer.sequence_parallel = {max_tokens}; raise the product to at least {size.total}"
             )
         cost = size.completion if size.group_id in groups else size.total
         if not batches or cost > room:

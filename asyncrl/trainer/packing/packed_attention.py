@@ -9,6 +9,8 @@ Attention over a packed row of sequences: each sequence attends to itself only.
 On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, one variable-length kernel takes all sequences.
 Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch.
 
+Ranks that share the row (`SequenceGroup`) each compute it for a part of the heads.
+
 Models find the function by its name, `PACKED`, and receive the `Row` as a keyword argument.
 """
 
@@ -52,7 +54,8 @@ def packed_attention(
     Attention function with the signature that transformers calls in each layer.
 
     Args:
-        query: [1, heads, W, D]; ``key`` and ``value`` are [1, kv_heads, W, D].
+        query: [1, heads, W, D]; ``key`` and ``value`` are [1, kv_heads, W, D]. If ranks share the row, W is this rank's
+            part of it, here and in what is returned.
         attention_mask: Ignored; transformers makes none for this attention.
         scaling: Factor of the scores; None is 1 / √D.
         sliding_window: Keys that a query attends to, itself included; None is all before it.
@@ -62,12 +65,13 @@ def packed_attention(
         [1, W, heads, D], and None in place of the attention weights.
     """
     row = row or Row([np.arange(query.shape[2])], query.device)
-    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
+    heads = (row.group.to_heads(part) for part in (query, key, value))
+    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
     if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
         out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
-    return _take_rows(out, row.firsts)[None], None
+    return row.group.to_positions(_take_rows(out, row.firsts)[None]), None
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
+
 
 class Row:
     """
@@ -27,9 +29,13 @@ class Row:
     Args:
         sequences: Row indices of each sequence's tokens, in order. Every index from 0 to W - 1 is in at least one
             sequence, and the tokens before it are the same in all sequences that contain it.
+        group: Ranks that share the row.
     """
 
-    def __init__(self, sequences: Sequence[NDArray[np.int64]], device: torch.device) -> None:
+    def __init__(
+        self, sequences: Sequence[NDArray[np.int64]], device: torch.device, group: SequenceGroup = ALONE
+    ) -> None:
+        self.group = group
         ordered = sorted(sequences, key=len)
         self._device = device
         self._indices = np.concatenate(ordered)

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.assignment import rank_micro_batches
+from asyncrl.trainer.packing.assignment import first_sharing, rank_micro_batches
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size, by_group
 from asyncrl.trainer.ranks.ranks import Ranks
@@ -46,7 +46,7 @@ class Step:
     trajectories: Mapping[int, TrainingTrajectory]
     """Trajectories of this rank, by place."""
     owners: Sequence[int]
-    """[S] rank that trains each, or `UNASSIGNED`."""
+    """[S] rank that trains each, the first one of those that share its row, or `UNASSIGNED`."""
 
     def __post_init__(self) -> None:
         runs = [group_id for group_id, _ in groupby(self.infos, key=lambda info: info.outcome.group_id)]
@@ -83,10 +83,19 @@ class Step:
         return [self.trajectories[place] for place in places]
 
     def micro_batches(self, places: Sequence[int], ranks: Ranks, max_tokens: int) -> list[list[int]]:
-        """Micro-batches of this rank's part of ``places``; every rank gets the same number of them."""
+        """
+        Micro-batches of this rank's part of ``places``; every rank gets the same number of them.
+
+        ``max_tokens`` are those of a rank: ranks that share a row have as many each.
+        """
         sizes = [info.size for info in self.infos]
         return rank_micro_batches(
-            places, sizes, self.owners, rank=ranks.rank, num_ranks=ranks.size, max_tokens=max_tokens
+            places,
+            sizes,
+            self.owners,
+            rank=first_sharing(ranks.rank, ranks.sequence.size),
+            num_ranks=ranks.size,
+            max_tokens=max_tokens * ranks.sequence.size,
         )
 
 

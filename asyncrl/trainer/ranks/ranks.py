@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.errors import RankDied, TransferError
+from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
 from asyncrl.weights.groups.device import BACKENDS, device_name, make_current, torch_device
 from asyncrl.weights.groups.network_interface import INTERFACE, interface_name
 
@@ -37,6 +38,9 @@ class Ranks(Protocol):
     size: int
     device: torch.device
     """Device of this rank's computation."""
+
+    sequence: SequenceGroup
+    """Ranks that share a row with this one."""
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -55,6 +59,7 @@ class SingleRank:
     rank = 0
     size = 1
     mesh = None
+    sequence = ALONE
 
     def __init__(self, kind: str = "cpu") -> None:
         self.device = torch_device(device_name(kind))
@@ -79,6 +84,7 @@ class RankGroup:
         kind: Type of device.
         interface: Address whose network interface the libraries use, unless the environment names one.
         shard_size: Ranks that share one copy of the model, a divisor of ``size``; 0 takes all of them.
+        sequence_parallel: Adjacent ranks that share each packed row, a divisor of ``size``.
 
     Raises:
         RankDied: Not all ranks joined in time; raised by the store too.
@@ -96,6 +102,7 @@ class RankGroup:
         kind: str = "cpu",
         interface: str = LOOPBACK,
         shard_size: int = 0,
+        sequence_parallel: int = 1,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -109,8 +116,10 @@ class RankGroup:
                     backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
                 )
                 self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size)
+                self.sequence = _sequence_group(rank, sequence_parallel, timedelta(seconds=timeout_s))
                 if kind != "cpu":  # Connect now: at its first use, the library would lack variables and store.
-                    dist.all_reduce(torch.zeros(1, device=self.device))
+                    for group in (None, self.sequence.group):
+                        dist.all_reduce(torch.zeros(1, device=self.device), group=group)
             except (TransferError, RuntimeError, dist.DistError) as error:
                 self.close()
                 raise RankDied(f"the {size} ranks of the trainer could not form a group: {error}") from error
@@ -146,8 +155,9 @@ class RankGroup:
     def abort(self) -> None:
         """End a device's collective that another thread waits for; gloo's end with `shut_down`. The group is dead."""
         if self.device.type != "cpu" and dist.is_initialized():
-            backend: Any = c10d._get_default_group()._get_backend(self.device)  # the stubs lack `abort`
-            backend.abort()
+            for group in list(c10d._world.pg_map):  # those of the mesh and of the sequence too
+                backend: Any = group._get_backend(self.device)  # the stubs lack `abort`
+                backend.abort()
 
     def close(self) -> None:
         """Destroy the group. Idempotent."""
@@ -160,6 +170,13 @@ def _mesh(kind: str, size: int, shard_size: int) -> DeviceMesh:
     if shard_size == size:
         return init_device_mesh(kind, (size,))
     return init_device_mesh(kind, (size // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+
+
+def _sequence_group(rank: int, size: int, timeout: timedelta) -> SequenceGroup:
+    if size == 1:
+        return ALONE
+    group, _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]
+    return SequenceGroup(size, rank % size, group)
 
 
 def _wait_for_all(store: c10d.Store, rank: int, size: int) -> None:

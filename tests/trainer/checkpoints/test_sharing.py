@@ -14,6 +14,7 @@ from asyncrl.trainer.checkpoints.checkpoint import Manifest, verify
 from asyncrl.trainer.checkpoints.sharing import newest_of_all
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import SingleRank
+from asyncrl.trainer.ranks.sequence import ALONE
 from tests.trainer.checkpoints.writing import write
 
 
@@ -29,6 +30,7 @@ class ThreadRank:
     """One of several `Ranks`, as strict as a process group: each call is an exchange that all ranks take part in."""
 
     mesh = None
+    sequence = ALONE
     device = torch.device("cpu")
 
     def __init__(self, rank: int, exchange: Exchange) -> None:

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import Gemma2Config, LlamaConfig, MambaConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MambaConfig, Qwen2Config, Qwen3MoeConfig
 
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.architecture import check_architecture
+from asyncrl.trainer.model.architecture import check_architecture, check_sequence_parallel
 
 SMALL = {
     "vocab_size": 8,
@@ -81,3 +81,32 @@ def test_weights_that_do_not_fit_the_config_are_named(save_model):
     assert "1 weights are missing from its safetensors and would start random, first 'model.norm.weight'" in refusal(
         path, shapes
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"num_attention_heads": 2},
+            "trainer.sequence_parallel is 4, which does not divide the 2 attention heads of MODEL; use a divisor of "
+            "both the heads and trainer.ranks",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "trainer.sequence_parallel is 4, but the rotary embeddings of MODEL ('dynamic') depend on the last "
+            "position of a row, of which a rank has only a part; set it to 1",
+        ),
+    ],
+    ids=["heads", "rotary"],
+)
+def test_a_model_whose_rows_cannot_be_shared_is_refused(settings, sentence):
+    config = LlamaConfig(**SMALL | {"num_attention_heads": 4} | settings)
+    check_sequence_parallel(config, 1, "MODEL")
+    with pytest.raises(ConfigError) as refused:
+        check_sequence_parallel(config, 4, "MODEL")
+    assert str(refused.value) == sentence
+
+
+def test_key_heads_need_not_be_divided_and_layers_may_slide():
+    check_sequence_parallel(LlamaConfig(**SMALL | {"num_attention_heads": 4}), 4, "MODEL")
+    check_sequence_parallel(Gemma3TextConfig(**SMALL | {"num_attention_heads": 4}), 4, "MODEL")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.trainer.packing.assignment import assign_ranks, rank_micro_batches
+from asyncrl.trainer.packing.assignment import assign_ranks, first_sharing, rank_micro_batches
 from asyncrl.trainer.packing.micro_batches import Size, num_tokens
 
 SIZES = st.lists(st.builds(Size, st.integers(0, 6), st.just(7), st.integers(0, 90)), max_size=40)
@@ -54,6 +54,12 @@ def test_all_ranks_together_pass_every_trajectory_once_in_equally_many_passes(gi
     for rank, one in enumerate(made):
         assert all(owners[place] == rank for batch in one for place in batch)
         assert all(num_tokens(given[place] for place in batch) <= 100 for batch in one)
+
+
+@given(SIZES, RANKS)
+def test_ranks_that_share_their_rows_count_as_one_by_the_name_of_the_first(given, ranks):
+    assert assign_ranks(given, 4 * ranks, sequence_parallel=4) == [4 * owner for owner in assign_ranks(given, ranks)]
+    assert [first_sharing(rank, 4) for rank in (0, 3, 4, 7)] == [0, 0, 4, 4]
 
 
 def test_unassigned_trajectories_are_in_no_micro_batch() -> None:

@@ -4,6 +4,7 @@ import torch
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 CPU = torch.device("cpu")
 
@@ -52,6 +53,42 @@ def test_no_trajectories_are_one_token_that_predicts_nothing() -> None:
     assert batch.positions.shape == batch.token_ids.shape == (0,)
     assert batch.row.lengths == [1]
     assert batch.lengths == []
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_that_share_a_row_have_equal_parts_of_it_and_score_each_token_once(size: int) -> None:
+    trajectories = [trajectory([5, 6], tokens, [-1.0] * len(tokens)) for tokens in ([1, 2, 3, 4], [7], [8, 9])]
+    whole = collate(trajectories, device=CPU)
+    parts = [collate(trajectories, device=CPU, group=SequenceGroup(size, index)) for index in range(size)]
+
+    width = whole.input_ids.numel()
+    for name in ("input_ids", "position_ids"):
+        joined = torch.cat([getattr(part, name) for part in parts], 1)[0].tolist()
+        assert joined[:width] == getattr(whole, name)[0].tolist()
+        assert joined[width:] == [*(range(len(joined) - width) if name == "position_ids" else [0] * (-width % size))]
+    assert len({part.input_ids.shape for part in parts}) == 1
+    assert {part.num_packed for part in parts} == {width + -width % size}
+
+    places = torch.cat([part.places for part in parts])
+    assert sorted(places.tolist()) == [*range(len(whole.token_ids))]
+    assert torch.equal(torch.cat([part.token_ids for part in parts]), whole.token_ids[places])
+    of_row = [part.positions + part.row.group.own(part.num_packed).start for part in parts]
+    assert torch.equal(torch.cat(of_row), whole.positions[places])
+    assert {tuple(part.lengths) for part in parts} == {(4, 1, 2)}
+
+
+def test_what_fills_a_row_up_is_a_sequence_of_its_own() -> None:
+    batch = collate([trajectory([1, 2], [3, 4, 5], [-1.0] * 3)], device=CPU, group=SequenceGroup(3, 2))
+    assert batch.input_ids.tolist() == [[0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1]]
+    assert batch.row.indices.tolist() == [4, 5, 0, 1, 2, 3]
+    assert batch.positions.shape == batch.places.shape == (0,)
+
+
+def test_ranks_that_share_a_row_of_nothing_have_one_token_each() -> None:
+    batch = collate([], device=CPU, group=SequenceGroup(4, 3))
+    assert batch.input_ids.shape == (1, 1)
+    assert (batch.row.lengths, batch.lengths) == ([4], [])
 
 
 @pytest.mark.parametrize(

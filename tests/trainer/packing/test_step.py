@@ -8,6 +8,8 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo, local_step
+from asyncrl.trainer.ranks.ranks import SingleRank
+from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 
 def step(*group_ids: int) -> Step:
@@ -44,6 +46,18 @@ def test_a_step_without_some_groups_keeps_the_tokens_and_ranks_of_the_others():
     assert rest.owners == [0, 1, 0, 1]
     assert whole.without([]) is whole
     assert whole.without([7, 3, 9]).infos == []
+
+
+class Fourth(SingleRank):
+    """The last of four ranks, of which two each share a row."""
+
+    rank, size, sequence = 3, 4, SequenceGroup(2, 1)
+
+
+def test_ranks_that_share_a_row_have_the_same_micro_batches_with_the_tokens_of_both() -> None:
+    whole = replace(step(7, 7, 3, 3), owners=[2, 2, 0, 2])  # each has 2 + 3 tokens
+    assert whole.micro_batches(range(4), Fourth(), 5) == [[0, 1], [3]]
+    assert whole.micro_batches(range(4), Fourth(), 3) == [[0], [1], [3]]
 
 
 def test_a_step_of_samples_has_all_of_their_tokens() -> None:

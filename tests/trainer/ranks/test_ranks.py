@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "decoupled": {"mini_batches": 2, "epochs": 2},
+    "decoupled": {"mini_batches": 2, "epochs": 2, "gradient_checkpointing": True},
     "selecting": {"mini_batches": 4},
     "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
     "experts": {"gradient_checkpointing": True},
@@ -56,11 +57,13 @@ SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
 CASES = [
-    *itertools.product(("plain", "experts"), SIZES),
-    *itertools.product(("decoupled", "selecting", "criticised"), (2, 3)),
-    ("rounded", 2),
-    ("rounded", 4),
+    *itertools.product(("plain", "experts"), SIZES, (1,)),
+    *itertools.product(("decoupled", "selecting", "criticised"), (2, 3), (1,)),
+    *itertools.product(("rounded",), (2, 4), (1,)),
+    *itertools.product(("plain", "experts", "criticised", "rounded"), (2,), (2,)),
+    *itertools.product(("decoupled", "experts"), (4,), (2,)),
 ]
+"""Algorithm, ranks, and how many of them share a row."""
 SHARD_SIZES = {4: 2}
 RESUMED = {2: 3, 3: 2, 4: 2}
 """Ranks that resume, and those that wrote what they resume."""
@@ -69,9 +72,14 @@ MOMENTS: dict[str, dict[str, Any]] = {"float32": {"rtol": 1e-4, "atol": 1e-6}, "
 """A sum of bfloat16 products depends on its order, so on how the step is cut."""
 
 
-def settings(algorithm: str, size: int) -> dict[str, Any]:
+def settings(algorithm: str, size: int, sharing: int = 1) -> dict[str, Any]:
     max_tokens = BUDGETS.get(size, 10_000)
-    trainer = {"lr": 1e-3, "grad_clip": 0.5, "max_tokens_per_micro_batch": max_tokens}
+    trainer = {
+        "lr": 1e-3,
+        "grad_clip": 0.5,
+        "max_tokens_per_micro_batch": max_tokens // sharing,
+        "sequence_parallel": sharing,
+    }
     return {
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
@@ -79,6 +87,10 @@ def settings(algorithm: str, size: int) -> dict[str, Any]:
         "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm]},
         "algorithm": ALGORITHMS[algorithm],
     }
+
+
+def case_name(algorithm: str, size: int, sharing: int = 1) -> str:
+    return f"{algorithm}-{size}-{sharing}"
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +102,10 @@ def paths(model_path: Path, experts_path: Path) -> dict[str, Path]:
 def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> Path:
     """Files written by the ranks of every case: one process imports torch, and its forks run all cases."""
     folder = tmp_path_factory.mktemp("ranks")
-    cases = [
-        Case(f"{algorithm}-{size}", size, settings(algorithm, size), str(paths[algorithm]), seed=3)
-        for algorithm, size in CASES
-    ]
+    cases = [Case(case_name(*case), case[1], settings(*case), str(paths[case[0]]), seed=3) for case in CASES]
     cases += [
-        Case(f"resumed-{size}", size, settings("plain", size), str(paths["plain"]), seed=3, resumes=f"plain-{other}")
-        for size, other in RESUMED.items()
+        Case(f"resumed-{size}", size, settings("plain", size), str(paths["plain"]), seed=3, resumes=resumed)
+        for size, resumed in ((size, case_name("plain", other)) for size, other in RESUMED.items())
     ]
     for case in cases:
         begin(folder / case.name, 1)
@@ -107,11 +116,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
     return folder
 
 
-@pytest.mark.parametrize(("algorithm", "size"), CASES)
-def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size):
+@pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
+def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
     alone, dtype = Learner(decode(settings(algorithm, 1)), paths[algorithm]), DTYPES.get(algorithm, "float32")
     expected = alone.train(ragged_trajectories(seed=3))
-    metrics = msgspec.json.decode((folder / f"{algorithm}-{size}.metrics").read_bytes())
+    metrics = msgspec.json.decode((folder / f"{case_name(algorithm, size, sharing)}.metrics").read_bytes())
 
     assert expected["grad_norm"] > 0.01
     assert 0.2 < expected.get("rollout_corr/rollout_rs_masked_fraction", 0.5) < 0.8, "some, but not all"
@@ -120,7 +129,7 @@ def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorith
     assert {k: v for k, v in metrics.items() if k not in cuts} == pytest.approx(
         {k: v for k, v in expected.items() if k not in cuts}, **METRICS[dtype]
     )
-    written = list((folder / f"{algorithm}-{size}").rglob("trainer/*.safetensors"))
+    written = list((folder / case_name(algorithm, size, sharing)).rglob("trainer/*.safetensors"))
     assert {stem_of(path.name) for path in written} == alone.snapshot().tensors.keys()
     for name, tensors in alone.snapshot().tensors.items():
         parts = [load_file(path) for path in written if stem_of(path.name) == name]
@@ -142,7 +151,7 @@ def moments(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("size", RESUMED)
 def test_another_number_of_ranks_resumes_the_same_moments(folder, size):
-    written, resumed = moments(folder / f"plain-{RESUMED[size]}"), moments(folder / f"resumed-{size}")
+    written, resumed = moments(folder / case_name("plain", RESUMED[size])), moments(folder / f"resumed-{size}")
     assert len(written) == len(resumed) > 20
     assert all(torch.equal(moment, resumed[name]) for name, moment in written.items())
 
@@ -152,7 +161,7 @@ def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size)
     """AdamW's first step is the sign of the gradient: where that is near zero, it may be either."""
     alone = Learner(decode(settings("plain", 1)), model_path)
     alone.train(ragged_trajectories(seed=3))
-    published = load_file(folder / f"plain-{size}.published")
+    published = load_file(folder / f"{case_name('plain', size)}.published")
 
     assert {spec.name: spec.shape for spec in alone.specs()} == {
         name: tuple(weight.shape) for name, weight in published.items()
@@ -214,6 +223,18 @@ def test_lack_of_memory_is_not_rank_died(group):
 def test_without_a_group_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes"), collective():
         raise RuntimeError("shapes")
+
+
+def test_every_group_of_a_device_is_aborted(group, monkeypatch):
+    aborted: list[torch.device] = []
+    backend = SimpleNamespace(abort=lambda: aborted.append(group.device))
+    one = SimpleNamespace(_get_backend=lambda _: backend)
+    monkeypatch.setattr("asyncrl.trainer.ranks.ranks.c10d", SimpleNamespace(_world=SimpleNamespace(pg_map=[one, one])))
+    group.abort()
+    assert aborted == [], "gloo has no such call"
+    group.device = torch.device("cuda")
+    group.abort()
+    assert aborted == [group.device] * 2
 
 
 def test_forming_a_group_leaves_no_interface_in_the_environment(group):
