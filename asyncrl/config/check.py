@@ -251,6 +251,22 @@ def _check_machines(trainer: Trainer) -> None:
             f"trainer.shard_size is {trainer.shard_size}, which does not divide the trainer's {fewest} ranks; use a "
             f"divisor of trainer.ranks = {trainer.ranks}, or 0 to shard over all ranks"
         )
+    if trainer.expert_parallel:
+        _check_expert_parallel(trainer, fewest)
+
+
+def _check_expert_parallel(trainer: Trainer, fewest: int) -> None:
+    most = trainer.ranks * trainer.nodes
+    if (trainer.shard_size or most) == 1:
+        raise ConfigError(
+            "trainer.expert_parallel spreads experts over the ranks that share one copy of the model, but each rank has "
+            "its own; raise trainer.ranks or trainer.shard_size, or remove it"
+        )
+    if fewest < most and not trainer.shard_size:
+        raise ConfigError(
+            f"trainer.expert_parallel with trainer.min_nodes = {trainer.min_nodes} needs the same ranks for each copy of "
+            f"the model with fewer machines; set trainer.shard_size, for example to trainer.ranks = {trainer.ranks}"
+        )
 
 
 def _check_evaluation(evaluation: Evaluation) -> None:

@@ -56,6 +56,7 @@ class Critic:
         self._computation = Computation(self.model)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype}
+        place |= {"expert_parallel": config.trainer.expert_parallel}
         load(path, kind, self._computation, setting="critic.path", may_lack=HEAD, **place)
         pack(self._computation, f"critic.path={path}", dtype)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())

@@ -42,6 +42,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "criticised": {"advantage": "gae", "lam": 0.9},
     "experts": {},
     "rounded": {"kl_coef": 0.1},
+    "parallel": {"kl_coef": 0.1},
+    "parallel-rounded": {},
 }
 UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -50,8 +52,10 @@ UPDATES: dict[str, dict[str, Any]] = {
     "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
     "experts": {"gradient_checkpointing": True},
     "rounded": {"gradient_checkpointing": True},
+    "parallel": {"gradient_checkpointing": True, "expert_parallel": True, "mini_batches": 2},
+    "parallel-rounded": {"expert_parallel": True},
 }
-DTYPES = {"rounded": "bfloat16"}
+DTYPES = {"rounded": "bfloat16", "parallel-rounded": "bfloat16"}
 SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
@@ -60,6 +64,8 @@ CASES = [
     *itertools.product(("decoupled", "selecting", "criticised"), (2, 3)),
     ("rounded", 2),
     ("rounded", 4),
+    *itertools.product(("parallel",), SIZES),
+    ("parallel-rounded", 2),
 ]
 SHARD_SIZES = {4: 2}
 RESUMED = {2: 3, 3: 2, 4: 2}
@@ -69,21 +75,24 @@ MOMENTS: dict[str, dict[str, Any]] = {"float32": {"rtol": 1e-4, "atol": 1e-6}, "
 """A sum of bfloat16 products depends on its order, so on how the step is cut."""
 
 
-def settings(algorithm: str, size: int) -> dict[str, Any]:
+def settings(algorithm: str, size: int, **changes: Any) -> dict[str, Any]:
+    """The case as a configuration; a process alone has its experts anyway."""
     max_tokens = BUDGETS.get(size, 10_000)
+    changes = changes if size > 1 else {"expert_parallel": False}
     trainer = {"lr": 1e-3, "grad_clip": 0.5, "max_tokens_per_micro_batch": max_tokens}
     return {
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
-        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm]},
+        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm], **changes},
         "algorithm": ALGORITHMS[algorithm],
     }
 
 
 @pytest.fixture(scope="module")
-def paths(model_path: Path, experts_path: Path) -> dict[str, Path]:
-    return dict.fromkeys(ALGORITHMS, model_path) | {"experts": experts_path}
+def paths(model_path: Path, experts_path: Path, even_experts_path: Path) -> dict[str, Path]:
+    parallel = dict.fromkeys(("parallel", "parallel-rounded"), even_experts_path)
+    return dict.fromkeys(ALGORITHMS, model_path) | {"experts": experts_path} | parallel
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""
+How evenly a mixture of experts spreads the tokens of an update over its experts.
+
+    max_load          largest share of an expert times E, mean over layers: 1 is even, E / K is all tokens to K experts
+    unused_fraction   share of the experts of all layers that no token chose
+
+Counted are the positions that predict a trained token, each once for its token: so the numbers do not depend on how a
+step is cut into micro-batches and over ranks, while a prompt that several ranks read is.
+
+Source:
+    Fedus et al. 2021, arXiv:2101.03961, of balance over experts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asyncrl.trainer.ranks.experts import expert_modules
+from asyncrl.trainer.ranks.ranks import Ranks
+
+
+class ExpertLoad:
+    """Counts the tokens of each expert of a model; of none if it has no experts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = expert_modules(model)
+        self._tokens: list[Tensor | None] = [None] * len(modules)
+        """[E] of each layer; None until its first token."""
+        self._positions: Tensor | None = None
+        for layer, experts in enumerate(modules):
+            experts.register_forward_pre_hook(partial(self._count, layer, len(experts.get_parameter("down_proj"))))
+
+    @contextmanager
+    def counting(self, positions: Tensor) -> Iterator[None]:
+        """Count the tokens at [N] positions of the row that the model computes in this block."""
+        self._positions = positions
+        try:
+            yield
+        finally:
+            self._positions = None  # layers that are recomputed in a backward pass are not counted again
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Metrics over all ranks since the last call; none without experts or tokens. Collective."""
+        if not self._tokens:
+            return {}
+        counted = [tokens for tokens in self._tokens if tokens is not None]
+        own = torch.stack(counted).cpu().numpy() if counted else np.zeros(0, np.int64)
+        self._tokens = [None] * len(self._tokens)
+        parts = [np.frombuffer(part, np.int64) for part in ranks.all_gather(own.tobytes())]
+        return load_metrics(sum(part.reshape(len(self._tokens), -1) for part in parts if part.size))
+
+    def _count(self, layer: int, num_experts: int, _: nn.Module, args: tuple[Any, ...]) -> None:
+        """``args`` are states [T, H], and indices [T, K] and weights of the experts of each token."""
+        if self._positions is None:
+            return
+        chosen = args[1][self._positions].flatten()
+        if (tokens := self._tokens[layer]) is None:
+            tokens = self._tokens[layer] = chosen.new_zeros(num_experts)
+        tokens.scatter_add_(0, chosen, torch.ones_like(chosen))
+
+
+def load_metrics(tokens: NDArray[np.int64]) -> dict[str, float]:
+    """``tokens`` [L, E] that chose each expert of each layer; no metrics of no token."""
+    if not tokens.any():
+        return {}
+    shares = tokens / tokens.sum(1, keepdims=True)
+    return {
+        "experts/max_load": float(shares.max(1).mean()) * tokens.shape[1],
+        "experts/unused_fraction": float((tokens == 0).mean()),
+    }
