@@ -1,5 +1,5 @@
 """
-How evenly a mixture of experts spreads the tokens of an update over its experts.
+Balance of a mixture of experts: how evenly the tokens of an update are spread over them.
 
     max_load          largest share of an expert times E, mean over layers: 1 is even, E / K is all tokens to K experts
     unused_fraction   share of the experts of all layers that no token chose
@@ -30,11 +30,12 @@ class ExpertLoad:
 
     def __init__(self, model: nn.Module) -> None:
         modules = expert_modules(model)
-        self._tokens: list[Tensor | None] = [None] * len(modules)
-        """[E] of each layer; None until its first token."""
+        self._shape = len(modules), max((len(experts.get_parameter("down_proj")) for experts in modules), default=0)
+        self._tokens: Tensor | None = None
+        """[L, E] that chose each expert of each layer; None until the first of them."""
         self._positions: Tensor | None = None
         for layer, experts in enumerate(modules):
-            experts.register_forward_pre_hook(partial(self._count, layer, len(experts.get_parameter("down_proj"))))
+            experts.register_forward_pre_hook(partial(self._count, layer))
 
     @contextmanager
     def counting(self, positions: Tensor) -> Iterator[None]:
@@ -47,22 +48,21 @@ class ExpertLoad:
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Metrics over all ranks since the last call; none without experts or tokens. Collective."""
-        if not self._tokens:
+        if not self._shape[0]:
             return {}
-        counted = [tokens for tokens in self._tokens if tokens is not None]
-        own = torch.stack(counted).cpu().numpy() if counted else np.zeros(0, np.int64)
-        self._tokens = [None] * len(self._tokens)
-        parts = [np.frombuffer(part, np.int64) for part in ranks.all_gather(own.tobytes())]
-        return load_metrics(sum(part.reshape(len(self._tokens), -1) for part in parts if part.size))
+        own = np.zeros(self._shape, np.int64) if self._tokens is None else self._tokens.cpu().numpy()
+        self._tokens = None
+        parts = ranks.all_gather(own.tobytes())
+        return load_metrics(np.frombuffer(b"".join(parts), np.int64).reshape(len(parts), *self._shape).sum(0))
 
-    def _count(self, layer: int, num_experts: int, _: nn.Module, args: tuple[Any, ...]) -> None:
+    def _count(self, layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
         """``args`` are states [T, H], and indices [T, K] and weights of the experts of each token."""
         if self._positions is None:
             return
         chosen = args[1][self._positions].flatten()
-        if (tokens := self._tokens[layer]) is None:
-            tokens = self._tokens[layer] = chosen.new_zeros(num_experts)
-        tokens.scatter_add_(0, chosen, torch.ones_like(chosen))
+        if self._tokens is None:
+            self._tokens = chosen.new_zeros(self._shape)
+        self._tokens[layer].scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 def load_metrics(tokens: NDArray[np.int64]) -> dict[str, float]:

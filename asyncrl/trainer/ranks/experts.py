@@ -35,7 +35,7 @@ PARALLEL = "asyncrl_parallel"
 
 
 class Routes(NamedTuple):
-    """How the rows of one layer travel: R leave this rank, S arrive."""
+    """Ways of the rows of one layer: R leave this rank, S arrive."""
 
     departure: Tensor
     """[R] rows in the order in which they leave, by expert; row r is of token r // K."""
@@ -118,11 +118,24 @@ def compute(experts: Any, states: Tensor, weights: Tensor, routes: Routes, own: 
         weights: [T, K] of the experts of a token.
         own: Projections of this rank's experts, [E / n, 2I, H] and [E / n, H, I], in any dtype.
     """
-    rows = _Exchange.apply(states[routes.departure // weights.shape[1]], routes.sent, routes.received, routes.group)
-    gate_up = _GroupedLinear.apply(rows[routes.arrival], own[0], routes.ends)
-    out = _GroupedLinear.apply(experts._apply_gate(gate_up), own[1], routes.ends)[routes.arrival.argsort()]
-    out = _Exchange.apply(out, routes.received, routes.sent, routes.group)[routes.departure.argsort()]
+    rows = _exchanged(states[routes.departure // weights.shape[1]], routes.sent, routes.received, routes.group)
+    gate_up = grouped_linear(rows[routes.arrival], own[0], routes.ends)
+    out = grouped_linear(experts._apply_gate(gate_up), own[1], routes.ends)[routes.arrival.argsort()]
+    out = _exchanged(out, routes.received, routes.sent, routes.group)[routes.departure.argsort()]
     return (out.view(*weights.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """
+    [S, O] product of each row with the weight of its expert, in the rows' dtype. No copy of the weight outlives it.
+
+    Args:
+        rows: [S, I], ordered by expert.
+        weight: [E, O, I] in any dtype, which is that of its gradient.
+        ends: [E] int32 number of rows up to the last one of each expert.
+    """
+    product: Tensor = _GroupedLinear.apply(rows, weight, ends)  # type: ignore[no-untyped-call]
+    return product
 
 
 def _parallel(experts: Any, states: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
@@ -140,11 +153,11 @@ def _routes(indices: Tensor, num_experts: int, group: dist.ProcessGroup) -> Rout
     received = sent.clone()
     dist.all_to_all_single(received, sent, group=group)
     sent, received = sent.view(ranks, -1), received.view(ranks, -1)  # [ranks, E / n] rows for or from a rank
-    sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
+    leaving, arriving = torch.stack((sent.sum(1), received.sum(1))).tolist()
     own = torch.arange(received.shape[1], device=chosen.device).repeat(ranks)
-    expert = own.repeat_interleave(received.flatten(), output_size=sum(sizes[1]))
+    expert = own.repeat_interleave(received.flatten(), output_size=sum(arriving))
     ends = received.sum(0).cumsum(0).to(torch.int32)
-    return Routes(chosen.argsort(stable=True), *sizes, expert.argsort(stable=True), ends, group)
+    return Routes(chosen.argsort(stable=True), leaving, arriving, expert.argsort(stable=True), ends, group)
 
 
 def _own(parameter: DTensor) -> Tensor:
@@ -163,12 +176,18 @@ def _averaged(mesh: DeviceMesh, gradient: Tensor) -> Tensor:
     return gradient
 
 
+def _exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
+    """Send rows, ordered by rank, and return those that arrive, ordered by rank. Collective, and in the backward."""
+    arrived: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    return arrived
+
+
 class _Exchange(torch.autograd.Function):
-    """Sends rows, ordered by rank, and returns those that arrive, ordered by rank."""
+    """See `_exchanged`; the gradients of rows travel back as the rows came."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
+        ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None
     ) -> Tensor:
         ctx.back = received, sent, group
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
@@ -178,16 +197,11 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        arrived: Tensor = _Exchange.apply(gradients[0], *ctx.back)  # type: ignore[no-untyped-call]
-        return arrived, None, None, None
+        return _exchanged(gradients[0], *ctx.back), None, None, None
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """
-    [S, I] rows, ordered by expert, times the weight [E, O, I] of their expert: [S, O], computed in the rows' dtype.
-
-    The weight is cast in each direction anew, so that no cast copy outlives the product.
-    """
+    """See `grouped_linear`; the weight is cast anew in each direction."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import INTERFACES, RankGroup, SingleRank, collective
 from tests.patience import PATIENCE_S
 from tests.trainer.ragged_trajectories import ragged_trajectories
-from tests.trainer.rank_processes import Case
+from tests.trainer.rank_processes import PARTIAL, Case, open_moments
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -107,6 +107,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
         Case(f"resumed-{size}", size, settings("plain", size), str(paths["plain"]), seed=3, resumes=f"plain-{other}")
         for size, other in RESUMED.items()
     ]
+    gathered = settings("parallel", 3, expert_parallel=False)
+    cases.append(Case("parallel-resumed", 3, gathered, str(paths["parallel"]), seed=3, resumes="parallel-2"))
     for case in cases:
         begin(folder / case.name, 1)
     (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
@@ -154,6 +156,29 @@ def test_another_number_of_ranks_resumes_the_same_moments(folder, size):
     written, resumed = moments(folder / f"plain-{RESUMED[size]}"), moments(folder / f"resumed-{size}")
     assert len(written) == len(resumed) > 20
     assert all(torch.equal(moment, resumed[name]) for name, moment in written.items())
+
+
+def test_a_checkpoint_of_parallel_experts_resumes_on_any_ranks_that_gather_them(folder, paths):
+    written, of_three = (moments(folder / name) for name in ("parallel-2", "parallel-resumed"))
+    alone = Learner(decode(settings("parallel", 1)), paths["parallel"])
+    with open_moments(folder / "parallel-2") as stored:
+        alone.resume(1, stored)
+    of_one = alone.snapshot().tensors["optimizer"]
+
+    assert any("experts.gate_up_proj" in name for name in written)
+    for resumed in (of_three, of_one):
+        assert written.keys() == resumed.keys()
+        assert all(torch.equal(moment, resumed[name]) for name, moment in written.items())
+
+
+def test_parallel_experts_are_saved_and_published_as_a_checkpoint_names_them(folder, paths):
+    published = load_file(folder / "parallel-2.published")
+    saved = [load_file(file) for file in (folder / "parallel-2" / PARTIAL).glob("model*.safetensors")]
+    weights = {name: weight for part in saved for name, weight in part.items()}
+
+    assert {spec.name for spec in Learner(decode(settings("parallel", 1)), paths["parallel"]).specs()} == weights.keys()
+    assert weights.keys() == published.keys()
+    assert all(torch.equal(weight, published[name]) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("size", SIZES)
