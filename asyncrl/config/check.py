@@ -263,6 +263,22 @@ def _check_machines(trainer: Trainer) -> None:
             f"trainer.sequence_parallel is {trainer.sequence_parallel}, which does not divide the {trainer.ranks} "
             f"ranks of a machine, which share rows with each other alone; use a divisor of trainer.ranks"
         )
+    if trainer.expert_parallel:
+        _check_expert_parallel(trainer, fewest)
+
+
+def _check_expert_parallel(trainer: Trainer, fewest: int) -> None:
+    most = trainer.ranks * trainer.nodes
+    if (trainer.shard_size or most) == 1:
+        raise ConfigError(
+            "trainer.expert_parallel spreads experts over the ranks that share one copy of the model, but each rank "
+            "has its own; raise trainer.ranks or trainer.shard_size, or remove it"
+        )
+    if fewest < most and not trainer.shard_size:
+        raise ConfigError(
+            f"trainer.expert_parallel with trainer.min_nodes = {trainer.min_nodes} needs as many ranks for each copy "
+            f"of the model with fewer machines; set trainer.shard_size, for example to {trainer.ranks} (trainer.ranks)"
+        )
 
 
 def _check_evaluation(evaluation: Evaluation) -> None:

@@ -88,6 +88,7 @@ VERL: Mapping[str, str] = {
     "nnodes": "trainer.nodes",
     "fsdp_size": "trainer.shard_size",
     "ulysses_sequence_parallel_size": "trainer.sequence_parallel",
+    "expert_model_parallel_size": "trainer.expert_parallel",
     "ppo_epochs": "trainer.epochs",
     "ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
     "ppo_micro_batch_size_per_gpu": "trainer.max_tokens_per_micro_batch",

@@ -410,6 +410,12 @@ class Trainer(Section, frozen=True, kw_only=True):
     computes a slice of its positions, and attention for a part of the heads. It divides ``ranks`` and the model's
     attention heads; if the heads of keys and values are fewer, they are repeated [ulysses_sequence_parallel_size].
     """
+    expert_parallel: bool = False
+    """
+    Leave each expert of a mixture on the rank that stores it, and send it tokens, instead of gathering the experts of a
+    layer on every rank. The ranks that share a copy (``shard_size``) must divide the number of experts
+    [expert_model_parallel_size].
+    """
     nodes: Count = 1
     """Machines that train together; each runs ``asyncrl-node --role trainer`` with ``ranks`` processes [nnodes]."""
     min_nodes: Natural = 0

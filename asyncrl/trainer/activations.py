@@ -9,7 +9,8 @@ Memory of a forward and backward pass, found by running the model itself on tens
 
 Operations on ``meta`` compute shapes alone, so a model of any size takes seconds, and any family of models is counted
 by its own code. Two things are assumed of the device: attention is one kernel, which keeps queries, keys, values, its
-output and a normaliser; and libraries take no workspace. Weights, their gathered copies and gradients are not counted.
+output and a normaliser; and libraries take no workspace. With expert parallelism routing is assumed to be even: as many
+rows arrive at a rank as leave it. Weights, their gathered copies and gradients are not counted.
 """
 
 import weakref
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.config.sections import Config
@@ -32,6 +34,7 @@ from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
 from asyncrl.trainer.packing.packed_attention import packed_attention
+from asyncrl.trainer.ranks.experts import Routes, compute, expert_modules
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 META = torch.device("meta")
@@ -113,7 +116,13 @@ class PassBytes(NamedTuple):
 
 
 def pass_bytes(
-    model: Any, batch: MicroBatch, *, dtype: torch.dtype, entropy: bool = False, checkpointing: bool = False
+    model: Any,
+    batch: MicroBatch,
+    *,
+    dtype: torch.dtype,
+    entropy: bool = False,
+    checkpointing: bool = False,
+    expert_ranks: int = 0,
 ) -> PassBytes:
     """
     Peak bytes of scoring a micro-batch and of its backward pass, gradients of weights excluded.
@@ -123,6 +132,7 @@ def pass_bytes(
         dtype: Dtype that is computed with.
         entropy: Compute the entropy too.
         checkpointing: Keep one activation per layer, and recompute the others.
+        expert_ranks: Ranks over which experts are spread (expert parallelism); 0 computes all of them here.
     """
     AttentionInterface.register(PLANNED, _planned_attention)
     model.set_attn_implementation(PLANNED)
@@ -131,6 +141,9 @@ def pass_bytes(
         model.train()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    if expert_ranks:
+        _spread_experts(model, expert_ranks)
+    for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_drop)
     head, peaks = model.get_output_embeddings(), list[int]()
@@ -183,6 +196,24 @@ def _planned_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Te
     """`packed_attention`, with one kernel in place of what torch does on ``meta``: the product of all pairs."""
     with _OneKernel():  # here and not around the pass, because layers that are recomputed leave such blocks
         return packed_attention(module, *args, **kwargs)
+
+
+def _spread_experts(model: Any, ranks: int) -> None:
+    """Keep the experts of one rank, as they are stored: float32."""
+    for experts in expert_modules(model):
+        for name, whole in experts.named_parameters(recurse=False):
+            own = torch.empty(len(whole) // ranks, *whole.shape[1:], device=META, dtype=torch.float32)
+            experts.register_parameter(name, nn.Parameter(own, requires_grad=whole.requires_grad))
+    ALL_EXPERTS_FUNCTIONS.register(PLANNED, _planned_experts)
+    model.set_experts_implementation(PLANNED)
+
+
+def _planned_experts(experts: Any, states: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """`spread_experts`, with as many rows for this rank's experts as its own tokens have."""
+    order = torch.empty_like(indices.flatten())
+    ends = torch.empty(len(experts.down_proj), dtype=torch.int32, device=META)
+    routes = Routes(order, [len(order)], [len(order)], order, ends, group=None)
+    return compute(experts, states, weights, routes, (experts.gate_up_proj, experts.down_proj))
 
 
 class _OneKernel(TorchFunctionMode):

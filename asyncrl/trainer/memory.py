@@ -18,6 +18,7 @@ Formulas of what FSDP allocates were read in torch 2.13; W is bytes of an elemen
     layers         W for the root and for the head's gradient; W for a layer, for the next one received, and for its
                    gradient, and 4 for the sum of the layer before
     embedding      W for the root and for its gradient, twice more if it is tied to the head; 4 for the sum of a layer
+    experts        with expert parallelism in no layer, but cast where they are computed: part of the pass
     sum            W + 4 for the root's gradient and its sum, or 4 for the sum and 4 for a rank's rows of it
 """
 
@@ -39,6 +40,7 @@ from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.slices import chunk, held
+from asyncrl.trainer.ranks.experts import expert_modules, require_experts
 from asyncrl.trainer.ranks.sharding import Computation
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, saved_tensors
@@ -93,7 +95,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     head_trained: int
     """Elements of the head."""
     layer: int
-    """Elements of the largest layer."""
+    """Elements of the largest layer that are gathered."""
     layer_trained: int
     parameter: int
     """Elements of the largest parameter."""
@@ -122,6 +124,9 @@ class TrainerMemory:
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32"
         model = meta_model(path, AutoModelForCausalLM, "model.path")
         check_sequence_parallel(model.config, trainer.sequence_parallel, f"model.path={path}")
+        self._experts_stay = trainer.expert_parallel
+        if self._experts_stay:
+            require_experts(model, self._shards, f"model.path={path}")
         self._views = checkpoint_views(model, saved_tensors(model))
         self.layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
         """Layout of a transfer."""
@@ -130,20 +135,22 @@ class TrainerMemory:
         self._is_read_whole = not _is_read_by_slices(path, self._views)
         self._adapters = Adapters(model, trainer.lora) if trainer.lora.rank else None
         computation = Computation(model, *filter(None, [self._adapters]))
-        self.sizes = measure(model, computation, self._views or [], self._shards)
+        gathering: dict[str, Any] = {"shards": self._shards, "expert_parallel": self._experts_stay}
+        self.sizes = measure(model, computation, self._views or [], **gathering)
         """Elements of the policy."""
-        self.reference = measure(model, model, [], self._shards) if self._recipe.has_reference else None
+        self.reference = measure(model, model, [], **gathering) if self._recipe.has_reference else None
         """Elements of the frozen reference; None without one."""
         self.critic: Sizes | None = None
         """Elements of the value model; None without one."""
         if VALUES in self._recipe.wanted:
-            self.critic = _critic_sizes(config, path, self._shards)
+            self.critic = _critic_sizes(config, path, **gathering)
         self.pass_bytes = pass_bytes(
             model,
             largest_micro_batch(config, self._num_ranks),
             dtype=getattr(torch, config.model.dtype),
             entropy=config.algorithm.entropy_coef > 0,
             checkpointing=trainer.gradient_checkpointing,
+            expert_ranks=self._shards if self._experts_stay else 0,
         )
         """Activations of the largest micro-batch; see `pass_bytes`."""
 
@@ -292,7 +299,9 @@ class TrainerMemory:
         return self._config.trainer.ranks * num_bytes
 
 
-def measure(model: nn.Module, computation: nn.Module, views: list[View], shards: int) -> Sizes:
+def measure(
+    model: nn.Module, computation: nn.Module, views: list[View], *, shards: int, expert_parallel: bool = False
+) -> Sizes:
     """
     Count the elements of a model on ``meta``.
 
@@ -300,12 +309,16 @@ def measure(model: nn.Module, computation: nn.Module, views: list[View], shards:
         computation: Contains the model, and adapters.
         views: Of the model, as they are read from files.
         shards: Ranks to shard over.
+        expert_parallel: Experts stay with the ranks that hold them, so they are of no layer that is gathered.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     trained = {id(parameter) for parameter in computation.parameters() if parameter.requires_grad}
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     layers = [list(module.parameters()) for module in model.modules() if type(module).__name__ in kinds]
     inside = {id(parameter) for layer in layers for parameter in layer}
+    if expert_parallel:
+        stay = {id(parameter) for experts in expert_modules(model) for parameter in experts.parameters(recurse=False)}
+        layers = [[parameter for parameter in layer if id(parameter) not in stay] for layer in layers]
     everything = list(computation.parameters())
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     root = [parameter for parameter in everything if id(parameter) not in inside]
@@ -342,10 +355,10 @@ def meta_model(path: Path, kind: Any, setting: str, **options: object) -> Any:
         ) from error
 
 
-def _critic_sizes(config: Config, base_path: Path, shards: int) -> Sizes:
+def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> Sizes:
     path = Path(config.critic.path) if config.critic.path else base_path
     critic = meta_model(path, AutoModelForTokenClassification, "critic.path", num_labels=1)
-    return measure(critic, critic, [], shards)
+    return measure(critic, critic, [], **gathering)
 
 
 def _items(parameters: list[nn.Parameter], shards: int = 1) -> int:

@@ -50,6 +50,7 @@ class Models:
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
         place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
+        place |= {"expert_parallel": trainer.expert_parallel}
         checkpointing = trainer.gradient_checkpointing
         self.policy = Policy(model_path, **place, gradient_checkpointing=checkpointing, lora=trainer.lora)
         self.reference = Policy(base_path, **place) if recipe.has_reference else None

@@ -41,11 +41,11 @@ class Updates:
         """
         algorithm, device = self._config.algorithm, self._ranks.device
         trained = mini_batch.places if self._recipe.needs_all else mini_batch.with_advantage
-        step_metrics = StepMetrics()
+        step_metrics, expert_load = StepMetrics(), self._models.policy.expert_load
         for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
             trajectories = mini_batch.step.at(places)
             batch = collate(trajectories, device=device, group=self._ranks.sequence)
-            with collective():
+            with collective(), expert_load.counting(batch.positions):
                 scores = self._models.policy.score(
                     batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
                 )
@@ -55,7 +55,7 @@ class Updates:
             self._backward(result.loss)
             if self._ranks.sequence.is_first:
                 step_metrics.add(batch, scores.logprobs, inputs, result)
-        metrics = step_metrics.metrics(self._ranks)
+        metrics = step_metrics.metrics(self._ranks) | expert_load.metrics(self._ranks)
         return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
 
     def critic(self, mini_batch: MiniBatch, lr_scale: float) -> dict[str, float]:

@@ -152,6 +152,16 @@ from tests.config.configs import made, refused
             "each other alone; use a divisor of trainer.ranks",
         ),
         (
+            {"trainer": {"ranks": 4, "shard_size": 1, "expert_parallel": True}},
+            "trainer.expert_parallel spreads experts over the ranks that share one copy of the model, but each rank "
+            "has its own; raise trainer.ranks or trainer.shard_size, or remove it",
+        ),
+        (
+            {"trainer": {"ranks": 8, "nodes": 3, "min_nodes": 2, "expert_parallel": True}},
+            "trainer.expert_parallel with trainer.min_nodes = 2 needs as many ranks for each copy of the model with "
+            "fewer machines; set trainer.shard_size, for example to 8 (trainer.ranks)",
+        ),
+        (
             {"trainer": {"nodes": 2, "min_nodes": 3}},
             "trainer.min_nodes is 3, more than trainer.nodes = 2; use at most as many",
         ),

@@ -79,6 +79,19 @@ def experts_path(save_model: Callable[..., Path]) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def even_experts_path(save_model: Callable[..., Path]) -> Path:
+    """Directory of a mixture of 6 experts, which 2 and 3 ranks can hold evenly; one of three layers has none."""
+    return save_model(
+        kind=(Qwen3MoeConfig, Qwen3MoeForCausalLM),
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        num_hidden_layers=3,
+        mlp_only_layers=[1],
+    )
+
+
 @pytest.fixture
 def config() -> Callable[..., Config]:
     """``config(trainer={"lr": 1e-3})``"""

@@ -6,6 +6,8 @@ Ranks are forks, because importing torch takes longer than all cases.
 
 import multiprocessing
 import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.checkpoints.checkpoint import TENSORS, write_part
-from asyncrl.trainer.checkpoints.stored import open_tensors
+from asyncrl.trainer.checkpoints.stored import Stored, open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.step import Step, trajectory_info
@@ -70,10 +72,7 @@ def run(case: Case, folder: Path, rank: int) -> None:
     try:
         learner = Learner(config, Path(case.model), ranks=group)
         if case.resumes:
-            written = folder / case.resumes / PARTIAL
-            with open_tensors(
-                written / TENSORS, [str(path.relative_to(written)) for path in written.rglob("*.*")]
-            ) as moments:
+            with open_moments(folder / case.resumes) as moments:
                 learner.resume(1, moments)
             write_part(folder / case.name, 1, learner.snapshot())
             return
@@ -91,6 +90,12 @@ def run(case: Case, folder: Path, rank: int) -> None:
     if rank == 0:
         save_file(published, folder / f"{case.name}.published")
         (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
+
+
+def open_moments(checkpoints: Path) -> AbstractContextManager[Mapping[str, Stored]]:
+    """Moments of all ranks that wrote a step; a context manager."""
+    written = checkpoints / PARTIAL
+    return open_tensors(written / TENSORS, [str(path.relative_to(written)) for path in written.rglob("*.*")])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -88,6 +89,8 @@ class RealBytes(LiveBytes):
 
     def __init__(self) -> None:
         super().__init__()
+        self.largest = 0
+        """Bytes of the largest storage so far."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -100,9 +103,10 @@ class RealBytes(LiveBytes):
         for key, ref in self._storages.items():
             if (storage := ref()) is not None and storage.nbytes() != self._sizes[key]:
                 self.resize(key, storage.nbytes())
-        if not tensor.is_meta:
+        if not tensor.is_meta and not isinstance(tensor, FakeTensor):  # DTensor asks fakes for shapes
             storage = tensor.untyped_storage()
             self._storages[storage._cdata] = weakref.ref(storage)
+            self.largest = max(self.largest, storage.nbytes())
             super().add(tensor)
 
 
@@ -118,8 +122,17 @@ def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
     dist.destroy_process_group()
 
 
-def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
-    """Bytes after loading, and the peak of the second step: the first has no moments yet."""
+class Measured(NamedTuple):
+    """Bytes."""
+
+    loaded: int
+    peak: int
+    """Of the second step: the first has no moments yet."""
+    largest: int
+    """Of one tensor in steps. Before, transformers makes each parameter for a moment, without values."""
+
+
+def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> Measured:
     sharing = config.trainer.sequence_parallel
     group, _ = dist.new_subgroups(sharing)
     trajectories = [
@@ -133,19 +146,30 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
             dtype=config.model.dtype,
             mesh=mesh,
             gradient_checkpointing=config.trainer.gradient_checkpointing,
+            expert_parallel=config.trainer.expert_parallel,
             lora=config.trainer.lora,
         )
         optimizer = Optimizer(model.parameters(), config.trainer, weight_decay=0.0, grad_clip=0.0)
-        loaded = live.now
+        loaded, live.largest = live.now, 0
         parts = (collate(trajectories, device=CPU, group=SequenceGroup(sharing, i, group)) for i in range(sharing))
         batch = max(parts, key=lambda part: len(part.token_ids))
         for _ in range(2):
             live.restart()
             model.score(batch, temperature=1.0).logprobs.sum().backward()
             optimizer.step(0.0, lr=0.0)
-        return loaded, live.restart()
+        return Measured(loaded, live.restart(), live.largest)
 
 
+@pytest.fixture
+def _garbage_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are gathered from fake ranks are garbage, and so is all that is computed with them."""
+    monkeypatch.setattr(loading, "_require_finite", lambda *_: None)
+    monkeypatch.setattr(policy, "pack", lambda computation, *_: use_packed_attention(computation.model))
+    monkeypatch.setattr(Policy, "_refuse_other_heads", lambda *_: None)
+    monkeypatch.setattr("asyncrl.trainer.model.optimizer.isfinite", lambda _: True)
+
+
+@pytest.mark.usefixtures("_garbage_is_accepted")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("model", "dtype", "trainer"),
@@ -155,26 +179,45 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> tuple[int, int]:
         (DENSE, "bfloat16", {}),
         (UNTIED, "float32", {}),
         (EXPERTS, "float32", {"gradient_checkpointing": True}),
+        (EXPERTS, "float32", {"gradient_checkpointing": True, "expert_parallel": True}),
+        (EXPERTS, "bfloat16", {"expert_parallel": True}),
         (DENSE, "float32", {"lora": {"rank": 4}}),
         (DENSE, "float32", {"sequence_parallel": 2}),
     ],
-    ids=["dense", "recomputed", "bfloat16", "untied", "experts", "lora", "shared rows"],
+    ids=[
+        "dense",
+        "recomputed",
+        "bfloat16",
+        "untied",
+        "experts",
+        "parallel",
+        "parallel bfloat16",
+        "lora",
+        "shared rows",
+    ],
 )
 def test_a_step_takes_what_was_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_ranks: Any, ranks: int, model: Any, dtype: str, trainer: Any
+    tmp_path: Path, fake_ranks: Any, ranks: int, model: Any, dtype: str, trainer: Any
 ) -> None:
-    monkeypatch.setattr(loading, "_require_finite", lambda *_: None)
-    monkeypatch.setattr(policy, "pack", lambda computation, *_: use_packed_attention(computation.model))
-    monkeypatch.setattr(Policy, "_refuse_other_heads", lambda *_: None)  # weights that are gathered are garbage here
-    monkeypatch.setattr("asyncrl.trainer.model.optimizer.isfinite", lambda _: True)
     path = saved(model, tmp_path)
     plan = planned(path, ranks, dtype=dtype, **trainer)
 
-    loaded, peak = step_bytes(decode(settings(path, ranks, dtype, **trainer)), path, fake_ranks(ranks))
+    found = step_bytes(decode(settings(path, ranks, dtype, **trainer)), path, fake_ranks(ranks))
 
     kept = part(plan["load"], "weights")[0] + part(plan["load"], "gradients")[0]
-    assert loaded == pytest.approx(kept, rel=0.01)
-    assert peak == pytest.approx(plan["step"].device, rel=0.1)
+    assert found.loaded == pytest.approx(kept, rel=0.01)
+    assert found.peak == pytest.approx(plan["step"].device, rel=0.1)
+
+
+@pytest.mark.usefixtures("_garbage_is_accepted")
+@pytest.mark.parametrize("parallel", [False, True], ids=["gathered", "parallel"])
+def test_no_rank_ever_holds_the_experts_of_another(tmp_path: Path, fake_ranks: Any, parallel: bool) -> None:
+    """A rank's half of the largest fused parameter is the largest tensor of a step."""
+    path = saved(Qwen3MoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256), tmp_path)
+    fused = 4 * 8 * (2 * 256) * SHAPE["hidden_size"]
+    found = step_bytes(decode(settings(path, 2, expert_parallel=parallel)), path, fake_ranks(2))
+    assert (found.largest == fused // 2) == parallel
+    assert (found.largest >= fused) == (not parallel)
 
 
 # ── real ranks ──────────────────────────────────────────────────────────────────────────────
@@ -226,6 +269,14 @@ def test_a_config_without_weights_is_enough(bare: Path) -> None:
     assert memory.sizes.whole == num_items(DENSE)
     assert memory.sizes.own == pytest.approx(num_items(DENSE) / 4, rel=0.01)
     assert memory.layout.num_bytes == pytest.approx(4 * num_items(DENSE), rel=0.01)
+
+
+def test_experts_that_cannot_be_spread_are_refused_before_a_run(bare: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM has no experts"):
+        planned(bare, 2, expert_parallel=True)
+    EXPERTS.save_pretrained(tmp_path / "experts")
+    with pytest.raises(ConfigError, match="8 experts cannot be spread evenly over the 3 ranks"):
+        planned(tmp_path / "experts", 3, expert_parallel=True)
 
 
 def test_ranks_in_groups_share_a_copy_each(bare: Path) -> None:

@@ -14,6 +14,7 @@ from asyncrl.messages import Span
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
+from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, trajectory_info
@@ -33,6 +34,7 @@ class Network:
     def __init__(self, answer: float, config: Config) -> None:
         self.answer = nn.Parameter(torch.tensor([answer]))
         self.optimizer = Optimizer({"answer": self.answer}, config.trainer, weight_decay=0.0, grad_clip=0.0)
+        self.expert_load = ExpertLoad(nn.Module())
         self.asked: list[int] = []
         self.settings: dict[str, Any] = {}
 

@@ -52,6 +52,17 @@ CURVES = (
         title="Trajectories without an advantage", keys={"": "zero_advantage_fraction"}, percent=True, is_expected=False
     ),
     Curve(title="Entropy, nats", keys={"": "entropy"}, is_expected=False),
+    Curve(
+        title="Load of a layer's busiest expert, relative to an even one",
+        keys={"": "experts/max_load"},
+        is_expected=False,
+    ),
+    Curve(
+        title="Experts that no trained token chose",
+        keys={"": "experts/unused_fraction"},
+        percent=True,
+        is_expected=False,
+    ),
     Curve(title="Loss of the critic", keys={"": "critic_loss"}, is_expected=False),
     Curve(title="Variance explained by the critic", keys={"": "critic_explained_variance"}, is_expected=False),
     Curve(

@@ -24,6 +24,7 @@ from asyncrl.trainer.checkpoints.stored import Stored, read_rows
 from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
+from asyncrl.trainer.ranks.experts import expert_modules
 from asyncrl.trainer.ranks.sharding import Computation
 
 HEAD = ("score.weight", "score.bias")
@@ -56,6 +57,7 @@ class Critic:
         self._computation = Computation(self.model)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype}
+        place |= {"expert_parallel": config.trainer.expert_parallel and bool(expert_modules(self.model))}
         load(path, kind, self._computation, setting="critic.path", may_lack=HEAD, **place)
         pack(self._computation, f"critic.path={path}", dtype)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())

@@ -31,6 +31,7 @@ from asyncrl.trainer.model.weight_files import open_weights
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
+from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation, lone_mesh, shard_model
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
@@ -78,6 +79,7 @@ def load(
     mesh: DeviceMesh | None = None,
     dtype: torch.dtype = torch.float32,
     may_lack: Collection[str] = (),
+    expert_parallel: bool = False,
 ) -> None:
     """
     Shard a model from `make_model`, and load its weights. Collective if there is a ``mesh``.
@@ -87,6 +89,7 @@ def load(
         mesh: Ranks to shard over; None for this process alone.
         dtype: Dtype of all that is computed with the parameters, which are float32.
         may_lack: Weights that may be missing from the directory, and are zero then.
+        expert_parallel: Leave experts on the ranks of the ``mesh`` that hold them; see `spread_experts`.
 
     Raises:
         ConfigError: There is no complete model of this kind with finite weights.
@@ -96,7 +99,9 @@ def load(
         mesh = lone_mesh(device)
     views = checkpoint_views(model, saved_tensors(model))
     if mesh is not None:
-        shard_model(model, computation, mesh, dtype)
+        if expert_parallel:
+            require_experts(model, mesh.size(mesh.ndim - 1), f"{setting}={path}")
+        shard_model(model, computation, mesh, dtype, expert_parallel=expert_parallel)
     _allocate(computation, device)
     model.tie_weights()
     shapes = check_weights(path, setting)

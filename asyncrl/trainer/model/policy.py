@@ -20,6 +20,7 @@ from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.stored import Stored
+from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.packing.batch import MicroBatch
@@ -41,6 +42,7 @@ class Policy:
         mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
             weights is collective.
         gradient_checkpointing: Keep one activation per layer, and recompute the others.
+        expert_parallel: Send tokens to the ranks that hold their experts, in place of gathering experts.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
 
     Raises:
@@ -55,6 +57,7 @@ class Policy:
         device: torch.device = CPU,
         mesh: DeviceMesh | None = None,
         gradient_checkpointing: bool = False,
+        expert_parallel: bool = False,
         lora: Lora | None = None,
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -65,6 +68,8 @@ class Policy:
         if gradient_checkpointing:
             enable_checkpointing(self.model, f"model.path={path}")
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
+        self.expert_load = ExpertLoad(self.model)
+        """Tokens of each expert, for metrics."""
         self._computation = Computation(self.model, *filter(None, [self._adapters]))
         load(
             path,
@@ -74,6 +79,7 @@ class Policy:
             device=device,
             mesh=mesh,
             dtype=self.dtype,
+            expert_parallel=expert_parallel,
         )
         if self._adapters is not None:
             self._adapters.initialize()

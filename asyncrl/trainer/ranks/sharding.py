@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from asyncrl.trainer.ranks.experts import spread_experts
 from asyncrl.trainer.ranks.ranks import collective
 from asyncrl.weights.groups.device import BACKENDS
 
@@ -54,19 +55,27 @@ class Computation(nn.Module):
         return result
 
 
-def shard_model(model: PreTrainedModel, computation: Computation, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def shard_model(
+    model: PreTrainedModel,
+    computation: Computation,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    *,
+    expert_parallel: bool = False,
+) -> None:
     """
     Shard a model layer by layer; its parameters may be without weights. Collective.
 
     ``dtype`` is that of the gathered parameters and of what is computed with them. Stored parameters keep theirs, and
-    gradients are reduced in float32.
+    gradients are reduced in float32. With ``expert_parallel`` experts are not gathered; see `spread_experts`.
     """
+    ungathered = spread_experts(model, mesh) if expert_parallel else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     kinds = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in kinds:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(computation, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ungathered)
+    fully_shard(computation, mesh=mesh, mp_policy=policy, ignored_params=ungathered)
 
 
 def lone_mesh(device: torch.device) -> DeviceMesh:

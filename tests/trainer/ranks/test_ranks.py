@@ -23,7 +23,7 @@ from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import INTERFACES, RankGroup, SingleRank, collective
 from tests.patience import PATIENCE_S
 from tests.trainer.ragged_trajectories import ragged_trajectories
-from tests.trainer.rank_processes import Case
+from tests.trainer.rank_processes import PARTIAL, Case, open_moments
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -43,6 +43,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "criticised": {"advantage": "gae", "lam": 0.9},
     "experts": {},
     "rounded": {"kl_coef": 0.1},
+    "parallel": {"kl_coef": 0.1},
+    "parallel-rounded": {},
 }
 UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -51,8 +53,10 @@ UPDATES: dict[str, dict[str, Any]] = {
     "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
     "experts": {"gradient_checkpointing": True},
     "rounded": {"gradient_checkpointing": True},
+    "parallel": {"gradient_checkpointing": True, "expert_parallel": True, "mini_batches": 2},
+    "parallel-rounded": {"expert_parallel": True},
 }
-DTYPES = {"rounded": "bfloat16"}
+DTYPES = {"rounded": "bfloat16", "parallel-rounded": "bfloat16"}
 SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
@@ -62,6 +66,9 @@ CASES = [
     *itertools.product(("rounded",), (2, 4), (1,)),
     *itertools.product(("plain", "experts", "criticised", "rounded"), (2,), (2,)),
     *itertools.product(("decoupled", "experts"), (4,), (2,)),
+    *itertools.product(("parallel",), SIZES, (1,)),
+    ("parallel", 4, 2),
+    ("parallel-rounded", 2, 1),
 ]
 """Algorithm, ranks, and how many of them share a row."""
 SHARD_SIZES = {4: 2}
@@ -72,8 +79,10 @@ MOMENTS: dict[str, dict[str, Any]] = {"float32": {"rtol": 1e-4, "atol": 1e-6}, "
 """A sum of bfloat16 products depends on its order, so on how the step is cut."""
 
 
-def settings(algorithm: str, size: int, sharing: int = 1) -> dict[str, Any]:
+def settings(algorithm: str, size: int, sharing: int = 1, **changes: Any) -> dict[str, Any]:
+    """The case as a configuration; a process alone has its experts anyway."""
     max_tokens = BUDGETS.get(size, 10_000)
+    changes = changes if size > 1 else {"expert_parallel": False}
     trainer = {
         "lr": 1e-3,
         "grad_clip": 0.5,
@@ -84,7 +93,7 @@ def settings(algorithm: str, size: int, sharing: int = 1) -> dict[str, Any]:
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
-        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm]},
+        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm], **changes},
         "algorithm": ALGORITHMS[algorithm],
     }
 
@@ -94,8 +103,9 @@ def case_name(algorithm: str, size: int, sharing: int = 1) -> str:
 
 
 @pytest.fixture(scope="module")
-def paths(model_path: Path, experts_path: Path) -> dict[str, Path]:
-    return dict.fromkeys(ALGORITHMS, model_path) | {"experts": experts_path}
+def paths(model_path: Path, experts_path: Path, even_experts_path: Path) -> dict[str, Path]:
+    parallel = dict.fromkeys(("parallel", "parallel-rounded"), even_experts_path)
+    return dict.fromkeys(ALGORITHMS, model_path) | {"experts": experts_path} | parallel
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +117,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
         Case(f"resumed-{size}", size, settings("plain", size), str(paths["plain"]), seed=3, resumes=resumed)
         for size, resumed in ((size, case_name("plain", other)) for size, other in RESUMED.items())
     ]
+    gathered = settings("parallel", 3, expert_parallel=False)
+    cases.append(
+        Case("parallel-resumed", 3, gathered, str(paths["parallel"]), seed=3, resumes=case_name("parallel", 2))
+    )
     for case in cases:
         begin(folder / case.name, 1)
     (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
@@ -154,6 +168,29 @@ def test_another_number_of_ranks_resumes_the_same_moments(folder, size):
     written, resumed = moments(folder / case_name("plain", RESUMED[size])), moments(folder / f"resumed-{size}")
     assert len(written) == len(resumed) > 20
     assert all(torch.equal(moment, resumed[name]) for name, moment in written.items())
+
+
+def test_a_checkpoint_of_parallel_experts_resumes_on_any_ranks_that_gather_them(folder, paths):
+    written, of_three = (moments(folder / name) for name in (case_name("parallel", 2), "parallel-resumed"))
+    alone = Learner(decode(settings("parallel", 1)), paths["parallel"])
+    with open_moments(folder / case_name("parallel", 2)) as stored:
+        alone.resume(1, stored)
+    of_one = alone.snapshot().tensors["optimizer"]
+
+    assert any("experts.gate_up_proj" in name for name in written)
+    for resumed in (of_three, of_one):
+        assert written.keys() == resumed.keys()
+        assert all(torch.equal(moment, resumed[name]) for name, moment in written.items())
+
+
+def test_parallel_experts_are_saved_and_published_as_a_checkpoint_names_them(folder, paths):
+    published = load_file(folder / f"{case_name('parallel', 2)}.published")
+    saved = [load_file(file) for file in (folder / case_name("parallel", 2) / PARTIAL).glob("model*.safetensors")]
+    weights = {name: weight for part in saved for name, weight in part.items()}
+
+    assert {spec.name for spec in Learner(decode(settings("parallel", 1)), paths["parallel"]).specs()} == weights.keys()
+    assert weights.keys() == published.keys()
+    assert all(torch.equal(weight, published[name]) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("size", SIZES)
