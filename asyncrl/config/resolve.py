@@ -33,16 +33,18 @@ def with_backend(config: Config, *, shares_device: bool = False) -> Config:
         ConfigError: They do, and the backend is one that refuses it.
     """
     backend, kind = config.weights.backend, config.trainer.device
+    shares_device = shares_device or config.rollout.colocated
     if shares_device and backend in LIBRARIES.values():
         raise ConfigError(
             f"weights.backend is {backend!r}, which needs a separate device for each end, but trainer and rollouts "
-            f"share the only {kind} device of this machine; use 'auto' or 'gloo'"
+            f"share {kind} devices of this machine; use 'auto', 'shared' or 'gloo'"
         )
     if backend != "auto":
         return config
+    if shares_device:
+        return replace(config, weights=replace(config.weights, backend="shared"))
     wanted = config.rollout.wanted_device
-    are_apart = not shares_device and (kind if wanted == "auto" else wanted) == kind
-    chosen = LIBRARIES.get(kind, "gloo") if are_apart else "gloo"
+    chosen = LIBRARIES.get(kind, "gloo") if (kind if wanted == "auto" else wanted) == kind else "gloo"
     return replace(config, weights=replace(config.weights, backend=chosen))
 
 

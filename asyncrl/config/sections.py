@@ -459,12 +459,12 @@ class Critic(Section, frozen=True, kw_only=True):
 class Weights(Section, frozen=True, kw_only=True):
     """Transfer of weights from trainer to rollouts."""
 
-    backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
+    backend: Literal["auto", "gloo", "shared", "nccl", "hccl"] = "auto"
     """
     Collective library, and the memory in which both ends stage weights: ``gloo`` host, ``nccl`` CUDA device, ``hccl``
-    Ascend NPU. The broker decides ``auto`` for all nodes: nccl or hccl if ``trainer.device`` and ``rollout.device`` are
-    that kind of device, where an ``auto`` of vLLM counts as the trainer's, and gloo otherwise. nccl and hccl need a
-    separate device for each end: a trainer and a rollout that share one use gloo.
+    Ascend NPU; ``shared`` crosses memory of one machine instead. The broker decides ``auto`` for all nodes: shared if
+    trainer and rollouts share devices, which nccl and hccl refuse; nccl or hccl if ``trainer.device`` and
+    ``rollout.device`` are that kind of device, where an ``auto`` of vLLM counts as the trainer's; and gloo otherwise.
     """
     interface: str = ""
     """

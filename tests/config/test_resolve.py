@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import decode
@@ -55,8 +56,11 @@ def test_weights_move_by_the_library_that_trainer_and_all_rollouts_can_use(
     assert with_backend(devices(trainer, rollout, engine)).weights.backend == backend
 
 
-def test_a_trainer_and_a_rollout_that_share_a_device_use_gloo() -> None:
-    assert with_backend(devices("cuda", "cuda"), shares_device=True).weights.backend == "gloo"
+def test_a_trainer_and_rollouts_that_share_devices_share_memory() -> None:
+    colocated = devices("cuda", "cuda")
+    colocated = replace(colocated, rollout=replace(colocated.rollout, colocated=True))
+    assert with_backend(colocated).weights.backend == "shared"
+    assert with_backend(devices("cuda", "cuda"), shares_device=True).weights.backend == "shared"
     with pytest.raises(ConfigError, match="'nccl', which needs a separate device for each end"):
         with_backend(devices("cuda", "cuda", backend="nccl"), shares_device=True)
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """Default library of each kind."""
 
-REACHES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "hccl": ("npu",)}
+REACHES = {"gloo": ("cpu", "cuda"), "shared": ("cpu",), "nccl": ("cuda",), "hccl": ("npu",)}
 """Kinds whose memory a library can send. Gloo copies CUDA memory through the host."""
 
-STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu"}
+STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu", "shared": "cpu"}
 """Kind of device of the staging buffers, by ``weights.backend``. Both ends of a transfer must agree: an ``auto`` which
 `asyncrl.config.resolve` has not decided stages where all can."""
 

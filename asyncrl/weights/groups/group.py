@@ -24,6 +24,7 @@ from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import SHORTEST_S, Deadline
 from asyncrl.weights.groups.device import make_current
 from asyncrl.weights.groups.network_interface import collective_environment, why_unreachable
+from asyncrl.weights.groups.shared_memory import form_shared
 
 CPU = torch.device("cpu")
 
@@ -43,20 +44,30 @@ class _Backend(Protocol):
     def abort(self) -> None: ...
 
 
-class Group:
+class Group(Protocol):
     """A connected process group. Not thread-safe."""
 
-    def __init__(self, backend: _Backend, wait: Callable[[c10d.Work, Deadline], object]) -> None:
-        self._backend: _Backend | None = backend
-        self._wait = wait
-
-    def broadcast(self, tensor: Tensor, root: int, deadline: Deadline) -> None:
+    def broadcast(self, tensor: Tensor, root: int, deadline: Deadline, /) -> None:
         """
         Copy ``tensor`` of rank ``root`` to all ranks. Blocks, without holding the GIL.
 
         Raises:
             RuntimeError: A peer is gone, or the deadline has passed. The group is unusable afterwards.
         """
+
+    def close(self) -> None:
+        """Abort a running broadcast, and close connections. Idempotent."""
+
+
+class LibraryGroup:
+    """A `Group` of a collective library."""
+
+    def __init__(self, backend: _Backend, wait: Callable[[c10d.Work, Deadline], object]) -> None:
+        self._backend: _Backend | None = backend
+        self._wait = wait
+
+    def broadcast(self, tensor: Tensor, root: int, deadline: Deadline) -> None:
+        """See `Group.broadcast`."""
         if self._backend is None:
             raise RuntimeError("the group is closed")
         options = c10d.BroadcastOptions()
@@ -66,7 +77,7 @@ class Group:
         self._wait(self._backend.broadcast([tensor], options), deadline)
 
     def close(self) -> None:
-        """Abort a running broadcast, close connections and end the library's threads. Idempotent."""
+        """See `Group.close`. Ends the library's threads, too."""
         backend, self._backend = self._backend, None
         if backend is not None:
             with suppress(RuntimeError):  # raised if the abort timed out; must not hide the error that closes the group
@@ -80,7 +91,7 @@ def form(
     Rendezvous with the other ranks through ``store``, and connect to them. Blocks until all ranks are connected.
 
     Args:
-        backend: ``gloo``, ``nccl`` or ``hccl``, as `device.backend_for` returns it.
+        backend: ``gloo``, ``shared``, ``nccl`` or ``hccl``, as `device.backend_for` returns it.
         interface: The only address on which this rank listens.
 
     Raises:
@@ -88,14 +99,17 @@ def form(
         TransferError: A rank did not join (raised by the store), joined with another backend, or cannot reach this one.
         RuntimeError: A rank joined, but could not be connected to by the deadline, or no byte arrived.
     """
+    if backend == "shared":
+        _rendezvous(store, rank, size, backend, interface)
+        return form_shared(store, rank, size, deadline)
     if backend == "gloo":
         _rendezvous(store, rank, size, backend, interface)
-        return Group(_gloo(store, rank, size, interface, deadline), lambda work, _: work.wait())
+        return LibraryGroup(_gloo(store, rank, size, interface, deadline), lambda work, _: work.wait())
     construct = _constructor(backend)
     _rendezvous(store, rank, size, backend, interface)
     make_current(device)
     with collective_environment(backend, interface, deadline.seconds):
-        group = Group(construct(store, rank, size, timedelta(seconds=deadline.left_s())), _poll)
+        group = LibraryGroup(construct(store, rank, size, timedelta(seconds=deadline.left_s())), _poll)
         try:
             _verify(group, backend, rank, device, deadline)
         except BaseException:
@@ -167,7 +181,7 @@ def _poll(work: c10d.Work, deadline: Deadline) -> None:
     work.wait()
 
 
-def _verify(group: Group, backend: str, rank: int, device: torch.device, deadline: Deadline) -> None:
+def _verify(group: LibraryGroup, backend: str, rank: int, device: torch.device, deadline: Deadline) -> None:
     """Connect before the first bucket, and check that a byte arrives: a binding without its library may do nothing."""
     sent = torch.full((1,), 0 if rank else PROBE, dtype=torch.uint8, device=device)
     group.broadcast(sent, 0, deadline)
