@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
 from asyncrl.errors import TransferError
 from asyncrl.weights.groups import shared_memory
@@ -146,7 +146,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     path = str(tmp_path / "store")
     with subprocess.Popen([sys.executable, "-c", script, path]):
-        group = form_shared(torch.distributed.FileStore(path, 2), 0, 2, Deadline(LONG_S))
+        group = form_shared(FileStore(path, 2), 0, 2, Deadline(LONG_S))
         with pytest.raises(RuntimeError, match="rank 1"):
             group.broadcast(torch.zeros(4 * SLOT_BYTES, dtype=torch.uint8), 0, Deadline(LONG_S))
         group.close()
