@@ -37,6 +37,23 @@ def test_both_forwards_give_the_same_logits(make_model):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=f"step {step}")
 
 
+def test_logits_of_a_bfloat16_model_are_float32_products(make_model):
+    ids = torch.randint(0, 64, (SLOTS, 8))
+    for kind in (ModelForward, Qwen3Forward):
+        model = make_model().bfloat16()
+        fed = []
+        model.model.norm.register_forward_hook(lambda *call, fed=fed: fed.append(call[-1]))
+        forward = kind(model, cache_for(model))
+        if kind is Qwen3Forward:  # it calls no modules
+            rms = forward._rms
+            forward._rms = lambda *inputs, rms=rms, fed=fed: fed.append(rms(*inputs)) or fed[-1]
+        (logits,) = decode(forward, ids, 1)
+
+        assert logits.dtype == torch.float32
+        expected = fed[-1].view(SLOTS, -1).double() @ model.lm_head.weight.double().T
+        torch.testing.assert_close(logits.double(), expected, rtol=0, atol=1e-5)
+
+
 def test_a_prefill_stores_nothing_for_padding(make_model):
     model = make_model()
     forward, ids = Qwen3Forward(model, cache_for(model)), torch.randint(0, 64, (2, 8))
