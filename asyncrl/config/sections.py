@@ -409,8 +409,17 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
     max_tokens_per_micro_batch: Count = 16384
     """Tokens of one forward and backward pass; a shared prompt counts once [ppo_max_token_len_per_gpu]."""
-    gradient_checkpointing: bool = False
-    """Keep one activation per layer and recompute the others [enable_gradient_checkpointing]."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """
+    Activations that the backward pass recomputes: with true all but one per layer, with ``"selective"`` all but that
+    and what attention and matrix products return [enable_gradient_checkpointing].
+    """
+    offload: list[Literal["parameters", "moments", "reference", "activations"]] = []
+    """
+    What is on the host between its uses: ``parameters`` of what is trained with their gradients, and the optimizer's
+    step with them; the optimizer's ``moments`` alone; the frozen ``reference``; ``activations`` that
+    ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
+    """
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """

@@ -77,6 +77,7 @@ def load(
     device: torch.device,
     mesh: DeviceMesh | None = None,
     dtype: torch.dtype = torch.float32,
+    on_host: bool = False,
     may_lack: Collection[str] = (),
 ) -> None:
     """
@@ -85,19 +86,20 @@ def load(
     Args:
         computation: Contains the model.
         mesh: Ranks to shard over; None for this process alone.
-        dtype: Dtype of all that is computed with the parameters, which are float32.
+        dtype: Dtype of all that is computed with the parameters, which keep their own.
+        on_host: Keep parameters and gradients on the host, and bring a layer to the device to use it.
         may_lack: Weights that may be missing from the directory, and are zero then.
 
     Raises:
         ConfigError: There is no complete model of this kind with finite weights.
     """
     model: Any = computation.model
-    if mesh is None and dtype != torch.float32:
+    if mesh is None and (dtype != torch.float32 or on_host):
         mesh = lone_mesh(device)
     views = checkpoint_views(model, saved_tensors(model))
     if mesh is not None:
-        shard_model(model, computation, mesh, dtype)
-    _allocate(computation, device)
+        shard_model(model, computation, mesh, dtype, on_host=on_host)
+    _allocate(computation, device, torch.device("cpu") if on_host else device)
     model.tie_weights()
     shapes = check_weights(path, setting)
     if views and _are_same(views, shapes, may_lack):
@@ -107,32 +109,24 @@ def load(
         _read_whole(model, path, kind, f"{setting}={path}", may_lack)
 
 
+def freeze(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let a model from `make_model` keep its parameters in ``dtype``, without gradients."""
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 @torch.no_grad()
-def pack(computation: Computation, source: str, dtype: torch.dtype) -> None:
+def pack(computation: Computation, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """
     Switch a loaded model, named by ``source``, to packed attention. Collective if it is sharded.
+
+    ``dtype`` and ``device`` are those that are computed with.
 
     Raises:
         ConfigError: Packed sequences would see each other.
     """
-    computation.run(_pack, computation.model, source, TOLERANCE[dtype])
-
-
-def enable_checkpointing(model: Any, source: str) -> None:
-    """
-    Keep one activation per layer, and recompute the others in the backward pass.
-
-    Raises:
-        ConfigError: The model, named by ``source``, has dropout, which checkpointing would activate.
-    """
-    for key, value in model.config.get_text_config().to_dict().items():
-        if "drop" in key and isinstance(value, float) and value > 0:
-            raise ConfigError(
-                f"{source}: {key}={value} in its config.json would be active with trainer.gradient_checkpointing; set "
-                f"{key} to 0, or switch gradient checkpointing off"
-            )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()  # transformers checkpoints only in this mode
+    computation.run(_pack, computation.model, source, TOLERANCE[dtype], device)
 
 
 def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
@@ -161,11 +155,11 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _allocate(module: nn.Module, device: torch.device) -> None:
+def _allocate(module: nn.Module, device: torch.device, parameters: torch.device) -> None:
     """Give parameters on the meta device memory, and move everything else to ``device``."""
 
     def place(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        return torch.empty_like(tensor, device=parameters) if tensor.is_meta else tensor.to(device)
 
     module._apply(place)  # type: ignore[no-untyped-call]
 
@@ -228,9 +222,8 @@ def _require_finite(name: str, weight: Tensor, source: str) -> None:
         )
 
 
-def _pack(model: Any, source: str, tolerance: float) -> None:
+def _pack(model: Any, source: str, tolerance: float, device: torch.device) -> None:
     """Switch to packed attention, and check on two short sequences that packing does not change their states."""
-    device = next(model.parameters()).device
     ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
     alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]

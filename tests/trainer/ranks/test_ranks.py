@@ -51,6 +51,17 @@ UPDATES: dict[str, dict[str, Any]] = {
     "experts": {"gradient_checkpointing": True},
     "rounded": {"gradient_checkpointing": True},
 }
+OFFLOADS: dict[tuple[str, int], dict[str, Any]] = {
+    ("plain", 3): {"offload": ["moments"]},
+    ("plain", 4): {"offload": ["parameters"]},
+    ("experts", 3): {"offload": ["parameters", "activations"], "gradient_checkpointing": "selective"},
+    ("decoupled", 3): {"offload": ["parameters", "reference"]},
+    ("criticised", 2): {"offload": ["moments"]},
+    ("criticised", 3): {"offload": ["parameters"]},
+    ("rounded", 2): {"offload": ["moments", "reference", "activations"]},
+    ("rounded", 4): {"offload": ["parameters", "reference", "activations"], "gradient_checkpointing": "selective"},
+}
+"""What these ranks have on the host, while the one that is compared with them has everything on its device."""
 DTYPES = {"rounded": "bfloat16"}
 SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
@@ -71,12 +82,12 @@ MOMENTS: dict[str, dict[str, Any]] = {"float32": {"rtol": 1e-4, "atol": 1e-6}, "
 
 def settings(algorithm: str, size: int) -> dict[str, Any]:
     max_tokens = BUDGETS.get(size, 10_000)
-    trainer = {"lr": 1e-3, "grad_clip": 0.5, "max_tokens_per_micro_batch": max_tokens}
+    trainer = {"lr": 1e-3, "grad_clip": 0.5, "max_tokens_per_micro_batch": max_tokens, **UPDATES[algorithm]}
     return {
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
-        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm]},
+        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **OFFLOADS.get((algorithm, size), {})},
         "algorithm": ALGORITHMS[algorithm],
     }
 
