@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,6 +28,7 @@ from transformers import AttentionInterface
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.config.sections import Config
+from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
@@ -106,10 +108,44 @@ class PassBytes(NamedTuple):
     """Until the gradient of the last hidden states is there."""
     layers: int
     """From then on, until the gradient of the embedded tokens is there."""
+    inputs: int
+    """Bytes of the inputs of layers that are kept to recompute the layers, on the device or on the host."""
+
+    @property
+    def peak(self) -> int:
+        return max(self.head, self.layers)
+
+
+class LayerInputs(saved_tensors_hooks):
+    """Counts what is saved for the backward pass inside a block. With ``leave`` it leaves the device until then."""
+
+    def __init__(self, *, leave: bool) -> None:
+        super().__init__(self._save, self._bring)
+        self._leave = leave
+        self.num_bytes = 0
+
+    def _save(self, tensor: Tensor) -> Tensor | tuple[Any, ...]:
+        if not tensor.is_floating_point():
+            return tensor
+        self.num_bytes += tensor.nbytes
+        return (tensor.shape, tensor.dtype, tensor.device) if self._leave else tensor
+
+    @staticmethod
+    def _bring(saved: Tensor | tuple[Any, ...]) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        shape, dtype, device = saved
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def pass_bytes(
-    model: Any, batch: MicroBatch, *, dtype: torch.dtype, entropy: bool = False, checkpointing: bool = False
+    model: Any,
+    batch: MicroBatch,
+    *,
+    dtype: torch.dtype,
+    entropy: bool = False,
+    checkpointing: Checkpointing = False,
+    offload: bool = False,
 ) -> PassBytes:
     """
     Peak bytes of scoring a micro-batch and of its backward pass, gradients of weights excluded.
@@ -118,13 +154,14 @@ def pass_bytes(
         model: Causal language model on ``meta``; it is changed, and cannot be used for anything else.
         dtype: Dtype that is computed with.
         entropy: Compute the entropy too.
-        checkpointing: Keep one activation per layer, and recompute the others.
+        checkpointing: Activations to recompute; see `enable_checkpointing`.
+        offload: The inputs of layers that are recomputed wait on the host.
     """
+    inputs = LayerInputs(leave=offload)
     AttentionInterface.register(PLANNED, _planned_attention)
     model.set_attn_implementation(PLANNED)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
+        enable_checkpointing(model, "model.path", checkpointing, inputs=inputs)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
         if parameter.requires_grad:
@@ -149,7 +186,8 @@ def pass_bytes(
         del states
         terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
         torch.autograd.backward(terms.sum())
-    return PassBytes(*[*peaks, live.peak][:2])
+    before, after = [*peaks, live.peak][:2]
+    return PassBytes(before, after, inputs.num_bytes)
 
 
 def _trajectory(size: Size) -> TrainingTrajectory:
@@ -188,13 +226,21 @@ class _OneKernel(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _allocated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+_attention_kernel = torch.library.custom_op("asyncrl::planned_attention", _allocated, mutates_args=())
+"""An operation by whose name selective checkpointing finds attention."""
+_attention_kernel.register_fake(_allocated)
+
+
 class _Attention(torch.autograd.Function):
     """[B, heads, L, D] attention that allocates what a kernel does, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = torch.empty_like(query)
-        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
+        out, normaliser = _attention_kernel(query, key, value)
         ctx.save_for_backward(query, key, value, out, normaliser)
         return out
 

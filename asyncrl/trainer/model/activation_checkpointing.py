@@ -13,12 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.host_memory import HostActivations
 
 Checkpointing = bool | Literal["selective"]
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
@@ -28,7 +26,7 @@ ATTENTIONS = ("attention", "attn")
 
 
 def enable_checkpointing(
-    model: Any, source: str, how: Checkpointing = True, *, host_inputs: torch.device | None = None
+    model: Any, source: str, how: Checkpointing = True, *, inputs: AbstractContextManager[Any] | None = None
 ) -> None:
     """
     Recompute activations of the layers of a transformers model in the backward pass.
@@ -36,7 +34,7 @@ def enable_checkpointing(
     Args:
         source: Names the model in errors.
         how: True for ``whole``, or ``selective``.
-        host_inputs: Device that computes, if the inputs of layers are to wait on the host; None leaves them there.
+        inputs: Hooks for the inputs of layers, such as `HostActivations`, entered around each layer.
 
     Raises:
         ConfigError: The model has dropout, which checkpointing would activate.
@@ -48,7 +46,7 @@ def enable_checkpointing(
                 f"{key} to 0, or switch gradient checkpointing off"
             )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layer = partial(_layer, how == "selective", nullcontext() if host_inputs is None else HostActivations(host_inputs))
+    layer = partial(_layer, how == "selective", inputs or nullcontext())
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module._gradient_checkpointing_func = layer

@@ -22,6 +22,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, read_rows
 from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing
+from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
@@ -54,8 +55,8 @@ class Critic:
         self._head = _head(self.model, path)
         offload = config.trainer.offload
         if how := config.trainer.gradient_checkpointing:
-            host_inputs = device if "activations" in offload else None
-            enable_checkpointing(self.model, f"critic.path={path}", how, host_inputs=host_inputs)
+            inputs = HostActivations(device) if "activations" in offload else None
+            enable_checkpointing(self.model, f"critic.path={path}", how, inputs=inputs)
         self._computation = Computation(self.model)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype, "on_host": "parameters" in offload}

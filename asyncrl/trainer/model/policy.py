@@ -22,6 +22,7 @@ from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
+from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.packing.batch import MicroBatch
@@ -69,8 +70,8 @@ class Policy:
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
         self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:
-            host_inputs = device if "activations" in offload else None
-            enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, host_inputs=host_inputs)
+            inputs = HostActivations(device) if "activations" in offload else None
+            enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, inputs=inputs)
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
         if is_frozen:
             freeze(self.model, self.dtype)
