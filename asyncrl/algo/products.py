@@ -4,8 +4,8 @@ Matrix products of 16-bit tensors that are summed and returned in float32.
     CUDA          one kernel: 16-bit factors, float32 sums and result
     elsewhere     some columns of the right factor at a time, as float32
 
-The product of two bfloat16 numbers is exact in float32, so only the order of a sum makes a difference. Logits come from
-here on both sides, in the trainer and in the built-in engine: rounded to bfloat16, a logit of 20 is wrong by up to 0.06.
+The product of two bfloat16 numbers is exact in float32, so only the order of a sum makes a difference. Logits of the
+trainer and of the built-in engine come from here: rounded to bfloat16, a logit of 20 would be wrong by up to 0.06.
 """
 
 import torch
@@ -31,7 +31,7 @@ def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     logits = product(states.flatten(0, -2), weight.T)
     if bias is not None:
         logits += bias
-    return logits.unflatten(0, states.shape[:-1])
+    return logits.view(*states.shape[:-1], len(weight))
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -240,6 +240,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Tensor
         out, normaliser = _attention_kernel(query, key, value)
         ctx.save_for_backward(query, key, value, out, normaliser)
         return out

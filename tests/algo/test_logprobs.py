@@ -95,11 +95,10 @@ def test_log_probs_of_a_bfloat16_head_are_those_of_float32_products(inputs: Inpu
     rounded = [torch.tensor(array).bfloat16() for array in inputs[:3]]
     tensors = states, weight, bias = [tensor.float().requires_grad_() for tensor in rounded]
     ids = torch.tensor(inputs[3])
-    scores = score_states(
-        states, weight, bias, ids, temperature=0.7, dtype=torch.bfloat16, chunk=4 * V, entropy=True
-    )
+    scores = score_states(states, weight, bias, ids, temperature=0.7, dtype=torch.bfloat16, chunk=4 * V, entropy=True)
     scores.logprobs.sum().backward()
-    formula = Formula(*[tensor.double().numpy() for tensor in rounded], inputs[3], 0.7)
+    exact = [tensor.double().numpy() for tensor in rounded]
+    formula = Formula(exact[0], exact[1], exact[2], inputs[3], 0.7)
 
     assert scores.logprobs.dtype == torch.float32
     np.testing.assert_allclose(scores.logprobs.detach(), formula.logprobs, rtol=0, atol=1e-5)

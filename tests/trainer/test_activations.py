@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.trainer.activations import LayerInputs, LiveBytes, largest_micro_batch, pass_bytes
-from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing
+from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
@@ -81,11 +81,14 @@ def test_a_pass_takes_what_the_plan_says(config, kind, checkpointing, offload):
     assert found.inputs == inputs.num_bytes == expected
 
 
+MODES: list[tuple[Checkpointing, bool]] = [(False, False), ("selective", False), (True, False), (True, True)]
+
+
 def test_recomputing_activations_takes_less_and_the_entropy_more(config):
     batch = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=1)
     kept, selective, recomputed, away = (
         pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, checkpointing=checkpointing, offload=offload)
-        for checkpointing, offload in ((False, False), ("selective", False), (True, False), (True, True))
+        for checkpointing, offload in MODES
     )
     with_entropy = pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, entropy=True)
 

@@ -53,9 +53,7 @@ def enable_checkpointing(
     model.train()  # transformers checkpoints only in this mode
 
 
-def _layer(
-    is_selective: bool, inputs: AbstractContextManager[Any], function: Callable[..., Any], *args: Any
-) -> Any:
+def _layer(is_selective: bool, inputs: AbstractContextManager[Any], function: Callable[..., Any], *args: Any) -> Any:
     further: dict[str, Any] = {}
     if is_selective:
         further["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)

@@ -48,6 +48,6 @@ def moments_on_device(state: MutableMapping[Tensor, Any]) -> Iterator[None]:
         host = waiting.get(weight) or {name: host_empty(moments[name]) for name in NAMES}
         for name in NAMES:
             host[name].copy_(moments[name], non_blocking=True)
-        moments |= host
+        moments.update(host)
     for device in {weight.device for weight in state} - {torch.device("cpu")}:
         torch.get_device_module(device).current_stream().synchronize()  # a checkpoint may read them now

@@ -97,9 +97,10 @@ def load(
     if mesh is None and (dtype != torch.float32 or on_host):
         mesh = lone_mesh(device)
     views = checkpoint_views(model, saved_tensors(model))
+    _move_buffers(computation, device)
     if mesh is not None:
         shard_model(model, computation, mesh, dtype, on_host=on_host)
-    _allocate(computation, device, torch.device("cpu") if on_host else device)
+    _allocate(computation, torch.device("cpu") if on_host else device)
     model.tie_weights()
     shapes = check_weights(path, setting)
     if views and _are_same(views, shapes, may_lack):
@@ -155,13 +156,15 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _allocate(module: nn.Module, device: torch.device, parameters: torch.device) -> None:
-    """Give parameters on the meta device memory, and move everything else to ``device``."""
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
-    def place(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, device=parameters) if tensor.is_meta else tensor.to(device)
 
-    module._apply(place)  # type: ignore[no-untyped-call]
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Give parameters on the meta device memory."""
+    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
 
 
 def _are_same(views: Collection[View], shapes: Shapes, may_lack: Collection[str]) -> bool:

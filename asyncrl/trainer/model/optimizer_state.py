@@ -31,7 +31,7 @@ def state_tensors(state: State, parameters: Mapping[str, nn.Parameter]) -> dict[
 
 def read_state(
     parameters: Mapping[str, nn.Parameter], tensors: Stored, make: Callable[[Tensor], Tensor] = torch.empty_like
-) -> dict[nn.Parameter, dict[str, Tensor]]:
+) -> dict[Tensor, dict[str, Tensor]]:
     """
     Read this rank's rows of tensors from `state_tensors`, which are whole.
 

@@ -94,4 +94,5 @@ def full_tensor(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     with collective():  # the rows may be on the host: libraries of a device are many times faster than gloo
-        return tensor.to(tensor.device_mesh.device_type).full_tensor()
+        whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+        return whole

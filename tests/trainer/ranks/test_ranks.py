@@ -87,7 +87,12 @@ def settings(algorithm: str, size: int) -> dict[str, Any]:
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
-        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **OFFLOADS.get((algorithm, size), {})},
+        "trainer": {
+            **trainer,
+            "ranks": size,
+            "shard_size": SHARD_SIZES.get(size, 0),
+            **OFFLOADS.get((algorithm, size), {}),
+        },
         "algorithm": ALGORITHMS[algorithm],
     }
 

@@ -58,7 +58,7 @@ class ModelForward:
         self._past = Cache(layers=list(self._layers))
         self._columns = torch.arange(cache.positions, device=model.device)
         if type(head := model.get_output_embeddings()) is nn.Linear:  # the model may still cap or scale its logits
-            head.forward = lambda states: head_logits(states, head.weight, head.bias)  # type: ignore[method-assign]
+            head.forward = lambda input: head_logits(input, head.weight, head.bias)  # type: ignore[method-assign]  # noqa: A006
 
     def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
         # Padding is computed too: a model's own forward takes rectangles.
