@@ -416,7 +416,7 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     offload: list[Literal["parameters", "moments", "reference", "activations"]] = []
     """
-    What is on the host between its uses: ``parameters`` of what is trained with their gradients, and the optimizer's
+    Parts of the trainer on the host between their uses: ``parameters`` of what is trained with their gradients, and the optimizer's
     step with them; the optimizer's ``moments`` alone; the frozen ``reference``; ``activations`` that
     ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
     """

@@ -223,7 +223,7 @@ class TrainerMemory:
         return Part(name=name, device=num_bytes, setting=self._remedy(home))
 
     def _remedy(self, home: str) -> str:
-        """What to change for less of it on a device."""
+        """The setting to change for less of it on a device."""
         if home != "activations" and (self._config.trainer.device == "cpu" or self._shards < self._num_ranks):
             return self._more_ranks
         names = [name for name in self._offload if (name, home) != ("moments", "parameters")]
@@ -291,7 +291,7 @@ class TrainerMemory:
         return (FLOAT32 + cast) * self.sizes.layer // self._shards
 
     def _less_activations(self, num_bytes: int) -> str:
-        """What to change for less of this many bytes of activations."""
+        """The setting to change for less of this many bytes of activations."""
         trainer = self._config.trainer
         if trainer.gradient_checkpointing is not True:
             return "trainer.gradient_checkpointing = true"
