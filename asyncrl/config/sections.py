@@ -416,9 +416,9 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     offload: list[Literal["parameters", "moments", "reference", "activations"]] = []
     """
-    Parts of the trainer on the host between their uses: ``parameters`` of what is trained with their gradients, and the optimizer's
-    step with them; the optimizer's ``moments`` alone; the frozen ``reference``; ``activations`` that
-    ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
+    Parts of the trainer that are on the host between their uses: ``parameters`` of what is trained with their
+    gradients, and the optimizer's step with them; the optimizer's ``moments`` alone; the frozen ``reference``;
+    ``activations`` that ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
     """
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
