@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from asyncrl.algo.products import head_logits, product
 
 CHUNK_LOGITS = 1 << 25
 """Number of logits in memory at a time: 128 MiB as float32, and enough rows for an efficient product."""
@@ -56,7 +57,7 @@ def score_states(
         bias: [V] of the head, if it has one.
         token_ids: [N] int64.
         temperature: Temperature of the sampler, above zero.
-        dtype: Data type of products with the head; all other computation is at least float32.
+        dtype: Data type of the factors of products with the head; logits and all else are at least float32.
         chunk: Number of logits computed at a time; at least one row.
     """
     work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared)
@@ -82,7 +83,7 @@ class _Work(NamedTuple):
 
     def logits(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[n, V] logits of a chunk, divided by the temperature. The caller may overwrite them."""
-        logits = F.linear(states.to(self.dtype), weight, bias).to(self.exact)
+        logits = head_logits(states.to(self.dtype), weight, bias)
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
 
@@ -137,9 +138,9 @@ class _Score(torch.autograd.Function):
             grad = p.mul_(push).neg_().scatter_add_(1, token_ids[rows, None], grad_logprobs[rows, None])
             grad = grad.div_(work.temperature).to(work.dtype)
             if grad_states is not None:
-                grad_states[rows] = grad @ head[0]
+                grad_states[rows] = product(grad, head[0])
             if grad_weight is not None:
-                grad_weight += grad.T @ states[rows].to(work.dtype)
+                grad_weight += product(grad.T, states[rows].to(work.dtype))
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=work.exact)
         return grad_states, grad_weight, grad_bias, None, None

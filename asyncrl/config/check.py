@@ -214,6 +214,7 @@ def _check_trainer(config: Config) -> None:
             f"(schedule.groups_per_step), which are never split; use at most as many"
         )
     _check_machines(trainer)
+    _check_offload(config)
     if not trainer.lora.rank and trainer.lora != Lora():
         raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
     advantage = config.algorithm.advantage
@@ -238,6 +239,31 @@ def _check_trainer(config: Config) -> None:
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}"
             f"{ranks if trainer.sequence_parallel > 1 else ''}, but one trajectory "
             f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+        )
+
+
+def _check_offload(config: Config) -> None:
+    trainer, offload = config.trainer, config.trainer.offload
+    if twice := [name for name in offload if offload.count(name) > 1]:
+        raise ConfigError(f"trainer.offload names {twice[0]!r} twice; remove one")
+    if "parameters" in offload and "moments" in offload:
+        raise ConfigError(
+            "trainer.offload names 'moments', which 'parameters' keeps on the host too, because the optimizer steps "
+            "there; remove 'moments'"
+        )
+    if trainer.expert_parallel and (away := [name for name in offload if name in ("parameters", "reference")]):
+        raise ConfigError(
+            f"trainer.offload names {away[0]!r}, but with trainer.expert_parallel experts compute where they are stored; "
+            f"remove one of them"
+        )
+    if "reference" in offload and not config.algorithm.kl_coef:
+        raise ConfigError(
+            "trainer.offload names 'reference', but without algorithm.kl_coef there is no reference model; remove it"
+        )
+    if "activations" in offload and not trainer.gradient_checkpointing:
+        raise ConfigError(
+            "trainer.offload names 'activations', the inputs of layers that trainer.gradient_checkpointing recomputes; "
+            "set gradient_checkpointing to true or 'selective'"
         )
 
 

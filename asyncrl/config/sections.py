@@ -429,8 +429,17 @@ class Trainer(Section, frozen=True, kw_only=True):
     Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
     ranks share has as many from each of them, so that a rank takes the same memory [ppo_max_token_len_per_gpu].
     """
-    gradient_checkpointing: bool = False
-    """Keep one activation per layer and recompute the others [enable_gradient_checkpointing]."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """
+    Activations that the backward pass recomputes: with true all but one per layer, with ``"selective"`` all but that
+    and what attention and matrix products return [enable_gradient_checkpointing].
+    """
+    offload: list[Literal["parameters", "moments", "reference", "activations"]] = []
+    """
+    Parts of the trainer that are on the host between their uses: ``parameters`` of what is trained with their
+    gradients, and the optimizer's step with them; the optimizer's ``moments`` alone; the frozen ``reference``;
+    ``activations`` that ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
+    """
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +30,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.config.sections import Config
+from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
@@ -113,6 +115,34 @@ class PassBytes(NamedTuple):
     """Until the gradient of the last hidden states is there."""
     layers: int
     """From then on, until the gradient of the embedded tokens is there."""
+    inputs: int
+    """Bytes of the inputs of layers that are kept to recompute the layers, on the device or on the host."""
+
+    @property
+    def peak(self) -> int:
+        return max(self.head, self.layers)
+
+
+class LayerInputs(saved_tensors_hooks):
+    """Counts what is saved for the backward pass inside a block. With ``leave`` it leaves the device until then."""
+
+    def __init__(self, *, leave: bool) -> None:
+        super().__init__(self._save, self._bring)
+        self._leave = leave
+        self.num_bytes = 0
+
+    def _save(self, tensor: Tensor) -> Tensor | tuple[Any, ...]:
+        if not tensor.is_floating_point():
+            return tensor
+        self.num_bytes += tensor.nbytes
+        return (tensor.shape, tensor.dtype, tensor.device) if self._leave else tensor
+
+    @staticmethod
+    def _bring(saved: Tensor | tuple[Any, ...]) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        shape, dtype, device = saved
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def pass_bytes(
@@ -121,7 +151,8 @@ def pass_bytes(
     *,
     dtype: torch.dtype,
     entropy: bool = False,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing = False,
+    offload: bool = False,
     expert_ranks: int = 0,
 ) -> PassBytes:
     """
@@ -131,14 +162,15 @@ def pass_bytes(
         model: Causal language model on ``meta``; it is changed, and cannot be used for anything else.
         dtype: Dtype that is computed with.
         entropy: Compute the entropy too.
-        checkpointing: Keep one activation per layer, and recompute the others.
+        checkpointing: Activations to recompute; see `enable_checkpointing`.
+        offload: The inputs of layers that are recomputed wait on the host.
         expert_ranks: Ranks over which experts are spread (expert parallelism); 0 computes all of them here.
     """
+    inputs = LayerInputs(leave=offload)
     AttentionInterface.register(PLANNED, _planned_attention)
     model.set_attn_implementation(PLANNED)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
+        enable_checkpointing(model, "model.path", checkpointing, inputs=inputs)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     if expert_ranks:
@@ -166,7 +198,8 @@ def pass_bytes(
         del states
         terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
         torch.autograd.backward(terms.sum())
-    return PassBytes(*[*peaks, live.peak][:2])
+    before, after = [*peaks, live.peak][:2]
+    return PassBytes(before, after, inputs.num_bytes)
 
 
 def _trajectory(size: Size) -> TrainingTrajectory:
@@ -223,13 +256,22 @@ class _OneKernel(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _allocated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+_attention_kernel = torch.library.custom_op("asyncrl::planned_attention", _allocated, mutates_args=())
+"""An operation by whose name selective checkpointing finds attention."""
+_attention_kernel.register_fake(_allocated)
+
+
 class _Attention(torch.autograd.Function):
     """[B, heads, L, D] attention that allocates what a kernel does, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = torch.empty_like(query)
-        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
+        out: Tensor
+        out, normaliser = _attention_kernel(query, key, value)
         ctx.save_for_backward(query, key, value, out, normaliser)
         return out
 

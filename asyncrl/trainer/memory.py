@@ -8,6 +8,8 @@ Memory that a trainer will need, from its configuration and a model's config.jso
     checkpoint    weights, gradients, moments, one gathered tensor            staged versions, a copy of everything
     resume        as load, and moments                                        the largest slice of a file
 
+What `trainer.offload` names is on the host instead, and on the device when it is used.
+
 Sizes come from the code that allocates: the parameters of the model on ``meta``, the rows of a rank (`chunk`, `held`),
 the layers that are gathered together (``_no_split_modules``), the layout of a transfer (`Layout`), and a pass of the
 model (`pass_bytes`). They are those of rank 0, which has no fewer rows than any other rank, and stages versions.
@@ -20,8 +22,13 @@ Formulas of what FSDP allocates were read in torch 2.13; W is bytes of an elemen
     embedding      W for the root and for its gradient, twice more if it is tied to the head; 4 for the sum of a layer
     experts        with expert parallelism in no layer, but cast where they are computed: part of the pass
     sum            W + 4 for the root's gradient and its sum, or 4 for the sum and 4 for a rank's rows of it
+    reference      W for the root, for a layer and for the next one received, if it is on the host otherwise
+    update         a bucket of moments, if they are on the host otherwise
+
+Rows that come from the host are on the device twice until they are gathered, in their own dtype and in W.
 """
 
+import json
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,6 +45,7 @@ from asyncrl.plug_in import describe
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
+from asyncrl.trainer.model.host_moments import BUCKET
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.slices import chunk, held
 from asyncrl.trainer.ranks.experts import expert_modules, require_experts
@@ -121,7 +129,8 @@ class TrainerMemory:
         self._num_ranks = trainer.nodes * trainer.ranks
         self._shards = trainer.shard_size or self._num_ranks
         self._item = ITEM_BYTES[config.model.dtype]
-        self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32"
+        self._offload = trainer.offload
+        self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
         model = meta_model(path, AutoModelForCausalLM, "model.path")
         check_sequence_parallel(model.config, trainer.sequence_parallel, f"model.path={path}")
         self._experts_stay = trainer.expert_parallel
@@ -151,6 +160,7 @@ class TrainerMemory:
             entropy=config.algorithm.entropy_coef > 0,
             checkpointing=trainer.gradient_checkpointing,
             expert_ranks=self._shards if self._experts_stay else 0,
+            offload="activations" in self._offload,
         )
         """Activations of the largest micro-batch; see `pass_bytes`."""
 
@@ -168,7 +178,9 @@ class TrainerMemory:
 
     def step(self) -> Phase:
         """The fullest moment of the backward pass: in the head, in layers, in the embedding, or in the root's sum."""
-        return phase("step", *self._state(), *self._computing(), self._staged())
+        inputs = Part(name="inputs of layers", host=self._per_machine(self.pass_bytes.inputs))
+        away = [inputs] if "activations" in self._offload else []
+        return phase("step", *self._state(), *self._computing(), *away, self._staged())
 
     def publish(self) -> Phase:
         """
@@ -198,19 +210,33 @@ class TrainerMemory:
         return [*self._weights(), self._gradients(), self._moments()]
 
     def _weights(self) -> list[Part]:
-        found = [("weights", self.sizes), ("reference", self.reference), ("critic", self.critic)]
-        settings = {"reference": "algorithm.kl_coef = 0"}
-        return [
-            Part(name=name, device=FLOAT32 * sizes.own, setting=settings.get(name, self._more_ranks))
-            for name, sizes in found
-            if sizes is not None
-        ]
+        found = [self._kept("weights", "parameters", FLOAT32 * self.sizes.own)]
+        if self.reference is not None:
+            found.append(self._kept("reference", "reference", self._item * self.reference.own))
+        if self.critic is not None:
+            found.append(self._kept("critic", "parameters", FLOAT32 * self.critic.own))
+        return found
 
     def _gradients(self) -> Part:
-        return Part(name="gradients", device=FLOAT32 * self._own_trained, setting=self._more_ranks)
+        return self._kept("gradients", "parameters", FLOAT32 * self._own_trained)
 
     def _moments(self) -> Part:
-        return Part(name="moments", device=MOMENTS * self._own_trained, setting=self._more_ranks)
+        home = "parameters" if "parameters" in self._offload else "moments"
+        return self._kept("moments", home, MOMENTS * self._own_trained)
+
+    def _kept(self, name: str, home: str, num_bytes: int) -> Part:
+        """A part that is on the host if ``trainer.offload`` names ``home``."""
+        if home in self._offload:
+            return Part(name=name, host=self._per_machine(num_bytes), setting=f"trainer.offload, which names {home!r},")
+        return Part(name=name, device=num_bytes, setting=self._remedy(home))
+
+    def _remedy(self, home: str) -> str:
+        """The setting to change for less of it on a device."""
+        if home != "activations" and (self._config.trainer.device == "cpu" or self._shards < self._num_ranks):
+            return self._more_ranks
+        names = [name for name in self._offload if (name, home) != ("moments", "parameters")]
+        offload = f"trainer.offload = {json.dumps([*names, home])}"
+        return f"{self._more_ranks}, or {offload}" if home == "parameters" else offload
 
     def _checked(self) -> Part:
         """Root and layers gathered for a few tokens, without gradients."""
@@ -229,11 +255,24 @@ class TrainerMemory:
         return Part(name="slice of a file", host=self._per_machine(item * self.sizes.slice))
 
     def _computing(self) -> list[Part]:
-        """Gathered weights and activations, at the fullest moment of a step."""
+        """Gathered weights and activations, or a bucket of moments, at the fullest moment of a step."""
+        item, received = self._item, self._item if self._shards > 1 else 0
+        moments = self._passes(received) if self._is_sharded else [(0, self.pass_bytes.peak)]
+        if self.reference is not None and "reference" in self._offload:
+            moments.append((item * self.reference.root + (item + received) * self.reference.layer, 0))
+        gathered, activations = max(moments, key=sum)
+        if (update := self._bucket()) > gathered + activations:
+            return [Part(name="bucket of moments", device=update)]
+        setting = "" if item < FLOAT32 else 'model.dtype = "bfloat16"'
+        return [
+            Part(name="gathered", device=gathered, setting=setting),
+            Part(name="rows from the host", device=self._from_host()),
+            Part(name="activations", device=activations, setting=self._less_activations(activations)),
+        ]
+
+    def _passes(self, received: int) -> list[tuple[int, int]]:
+        """Gathered weights and activations at the moments of a pass over a sharded policy."""
         sizes, item = self.sizes, self._item
-        if not self._is_sharded:
-            return [self._activations(max(self.pass_bytes))]
-        received = item if self._shards > 1 else 0
         head = item * sizes.root + received * sizes.layer
         layers = (
             item * (sizes.root + sizes.head_trained)
@@ -242,19 +281,34 @@ class TrainerMemory:
         )
         tied = 2 * sizes.head_trained if self._is_tied else 0
         embedding = item * (sizes.root + sizes.root_trained + tied) + FLOAT32 * sizes.layer_trained
-        moments = [(head, self.pass_bytes.head), (layers, self.pass_bytes.layers), (embedding, 0)]
-        moments.append((max(item + FLOAT32, FLOAT32 + FLOAT32 // self._shards) * sizes.root_trained, 0))
-        gathered, activations = max(moments, key=sum)
-        setting = "" if item < FLOAT32 else 'model.dtype = "bfloat16"'
-        return [Part(name="gathered", device=gathered, setting=setting), self._activations(activations)]
+        summed = max(item + FLOAT32, FLOAT32 + FLOAT32 // self._shards) * sizes.root_trained
+        return [(head, self.pass_bytes.head), (layers, self.pass_bytes.layers), (embedding, 0), (summed, 0)]
 
-    def _activations(self, num_bytes: int) -> Part:
-        trainer, longest = self._config.trainer, self._config.data.max_prompt_tokens + self._config.sampling.max_tokens
-        setting = "trainer.gradient_checkpointing = true"
-        if trainer.gradient_checkpointing:
-            is_least = trainer.max_tokens_per_micro_batch * trainer.sequence_parallel == longest
-            setting = "trainer.sequence_parallel" if is_least else "trainer.max_tokens_per_micro_batch"
-        return Part(name="activations", device=num_bytes, setting=setting)
+    def _bucket(self) -> int:
+        if "moments" not in self._offload:
+            return 0
+        trained = [self.sizes, *filter(None, [self.critic])]
+        largest = max(-(-sizes.parameter // self._shards) for sizes in trained)
+        return min(max(BUCKET, MOMENTS * largest), max(MOMENTS * sizes.own_trained for sizes in trained))
+
+    def _from_host(self) -> int:
+        """A rank's rows of a layer, before they are gathered."""
+        if "parameters" not in self._offload or self._config.trainer.device == "cpu":
+            return 0
+        cast = self._item if self._item < FLOAT32 else 0
+        return (FLOAT32 + cast) * self.sizes.layer // self._shards
+
+    def _less_activations(self, num_bytes: int) -> str:
+        """The setting to change for less of this many bytes of activations."""
+        trainer = self._config.trainer
+        if trainer.gradient_checkpointing is not True:
+            return "trainer.gradient_checkpointing = true"
+        is_host_other = trainer.device != "cpu" and "activations" not in self._offload
+        if is_host_other and self.pass_bytes.inputs > num_bytes // 2:
+            return self._remedy("activations")
+        longest = self._config.data.max_prompt_tokens + self._config.sampling.max_tokens
+        is_least = trainer.max_tokens_per_micro_batch * trainer.sequence_parallel == longest
+        return "trainer.sequence_parallel" if is_least else "trainer.max_tokens_per_micro_batch"
 
     def _gathered(self, item: int) -> Part:
         """The tensor that is gathered; ``item`` is the bytes of an element."""

@@ -51,9 +51,18 @@ class Models:
         self._has_adapters = trainer.lora.rank > 0
         place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
         place |= {"expert_parallel": trainer.expert_parallel}
-        checkpointing = trainer.gradient_checkpointing
-        self.policy = Policy(model_path, **place, gradient_checkpointing=checkpointing, lora=trainer.lora)
-        self.reference = Policy(base_path, **place) if recipe.has_reference else None
+        offload = trainer.offload
+        self.policy = Policy(
+            model_path,
+            **place,
+            gradient_checkpointing=trainer.gradient_checkpointing,
+            lora=trainer.lora,
+            offload=offload,
+        )
+        self.reference: Policy | None = None
+        if recipe.has_reference:
+            reference_offload = ("parameters",) if "reference" in offload else ()
+            self.reference = Policy(base_path, **place, is_frozen=True, offload=reference_offload)
         self.optimizer = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )

@@ -91,15 +91,22 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none(inputs: Inputs) -> None:
     np.testing.assert_allclose(grad_of(states), Formula(*inputs, 1.0).gradients(np.ones(N), np.zeros(N))[0], rtol=1e-9)
 
 
-def test_bfloat16_products_come_out_as_float32_and_stay_near(inputs: Inputs) -> None:
-    states, weight, bias, ids = (torch.tensor(array) for array in inputs)
-    tensors = states, weight, bias = [tensor.float().requires_grad_() for tensor in (states, weight, bias)]
-    scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.bfloat16, chunk=4 * V)
+def test_log_probs_of_a_bfloat16_head_are_those_of_float32_products(inputs: Inputs) -> None:
+    rounded = [torch.tensor(array).bfloat16() for array in inputs[:3]]
+    tensors = states, weight, bias = [tensor.float().requires_grad_() for tensor in rounded]
+    ids = torch.tensor(inputs[3])
+    scores = score_states(states, weight, bias, ids, temperature=0.7, dtype=torch.bfloat16, chunk=4 * V, entropy=True)
     scores.logprobs.sum().backward()
+    exact = [tensor.double().numpy() for tensor in rounded]
+    formula = Formula(exact[0], exact[1], exact[2], inputs[3], 0.7)
 
     assert scores.logprobs.dtype == torch.float32
-    assert all(grad_of(tensor).dtype == torch.float32 for tensor in tensors)
-    np.testing.assert_allclose(scores.logprobs.detach(), Formula(*inputs, 1.0).logprobs, atol=0.1)
+    np.testing.assert_allclose(scores.logprobs.detach(), formula.logprobs, rtol=0, atol=1e-5)
+    assert scores.entropy is not None
+    np.testing.assert_allclose(scores.entropy.detach(), formula.entropy, rtol=0, atol=1e-5)
+    for tensor, expected in zip(tensors, formula.gradients(np.ones(N), np.zeros(N)), strict=True):
+        assert grad_of(tensor).dtype == torch.float32
+        np.testing.assert_allclose(grad_of(tensor), expected, rtol=0.05, atol=0.05)
 
 
 def test_no_tokens_give_no_scores_and_gradients_of_zero(inputs: Inputs) -> None:

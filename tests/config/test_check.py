@@ -171,6 +171,33 @@ from tests.config.configs import made, refused
             "waits for all of its machines; remove it, or set min_nodes",
         ),
         (
+            {"trainer": {"offload": ["moments", "moments"]}},
+            "trainer.offload names 'moments' twice; remove one",
+        ),
+        (
+            {"trainer": {"offload": ["parameters", "moments"]}},
+            "trainer.offload names 'moments', which 'parameters' keeps on the host too, because the optimizer steps "
+            "there; remove 'moments'",
+        ),
+        (
+            {"trainer": {"ranks": 2, "expert_parallel": True, "offload": ["parameters"]}},
+            "trainer.offload names 'parameters', but with trainer.expert_parallel experts compute where they are "
+            "stored; remove one of them",
+        ),
+        (
+            {"rollout": {"colocated": True}, "trainer": {"nodes": 2}},
+            "rollout.colocated is true and trainer.nodes is 2: turns are for one machine; set trainer.nodes = 1",
+        ),
+        (
+            {"trainer": {"offload": ["reference"]}},
+            "trainer.offload names 'reference', but without algorithm.kl_coef there is no reference model; remove it",
+        ),
+        (
+            {"trainer": {"offload": ["activations"]}},
+            "trainer.offload names 'activations', the inputs of layers that trainer.gradient_checkpointing recomputes; "
+            "set gradient_checkpointing to true or 'selective'",
+        ),
+        (
             {"trainer": {"mini_batches": 5}, "schedule": {"groups_per_step": 4}},
             "trainer.mini_batches is 5, but a step has 4 groups (schedule.groups_per_step), which are never split; "
             "use at most as many",

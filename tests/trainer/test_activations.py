@@ -8,7 +8,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.algo.logprobs import score_states
-from asyncrl.trainer.activations import LiveBytes, largest_micro_batch, pass_bytes
+from asyncrl.trainer.activations import LayerInputs, LiveBytes, largest_micro_batch, pass_bytes
+from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
@@ -59,29 +60,41 @@ def real_peak(model: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", [DENSE, MIXTURE], ids=["dense", "experts"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "recomputed"])
-def test_a_pass_takes_what_the_plan_says(config, kind, checkpointing):
+@pytest.mark.parametrize(
+    ("checkpointing", "offload"),
+    [(False, False), (True, False), ("selective", False), (True, True), ("selective", True)],
+    ids=["all kept", "recomputed", "selective", "inputs away", "selective, inputs away"],
+)
+def test_a_pass_takes_what_the_plan_says(config, kind, checkpointing, offload):
     planned, real = made(kind, "meta"), made(kind, "cpu")
+    inputs = LayerInputs(leave=offload)
     if checkpointing:
-        real.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        real.train()
+        enable_checkpointing(real, "real", checkpointing, inputs=inputs)
 
     batch = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=2)
-    found = pass_bytes(planned, batch, dtype=torch.float32, checkpointing=checkpointing)
+    found = pass_bytes(planned, batch, dtype=torch.float32, checkpointing=checkpointing, offload=offload)
 
     assert len(batch.lengths) == 6
-    assert max(found) == pytest.approx(real_peak(real), rel=0.03)
+    assert found.peak == pytest.approx(real_peak(real), rel=0.03)
+    num_layers, num_tokens = SHAPE["num_hidden_layers"], batch.input_ids.numel()
+    expected = num_layers * num_tokens * SHAPE["hidden_size"] * 4 if checkpointing else 0
+    assert found.inputs == inputs.num_bytes == expected
+
+
+MODES: list[tuple[Checkpointing, bool]] = [(False, False), ("selective", False), (True, False), (True, True)]
 
 
 def test_recomputing_activations_takes_less_and_the_entropy_more(config):
     batch = largest_micro_batch(config(schedule=SCHEDULE), num_ranks=1)
-    kept, recomputed = (
-        pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, checkpointing=checkpointing)
-        for checkpointing in (False, True)
+    kept, selective, recomputed, away = (
+        pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, checkpointing=checkpointing, offload=offload)
+        for checkpointing, offload in MODES
     )
     with_entropy = pass_bytes(made(DENSE, "meta"), batch, dtype=torch.float32, entropy=True)
 
     assert recomputed.layers < 0.6 * kept.layers
+    assert recomputed.layers < selective.layers < 0.9 * kept.layers
+    assert away.layers <= recomputed.layers - recomputed.inputs // 2
     assert with_entropy.head > kept.head
 
 

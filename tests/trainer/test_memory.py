@@ -148,6 +148,7 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> Measured:
             gradient_checkpointing=config.trainer.gradient_checkpointing,
             expert_parallel=config.trainer.expert_parallel,
             lora=config.trainer.lora,
+            offload=config.trainer.offload,
         )
         optimizer = Optimizer(model.parameters(), config.trainer, weight_decay=0.0, grad_clip=0.0)
         loaded, live.largest = live.now, 0
@@ -183,17 +184,12 @@ def _garbage_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
         (EXPERTS, "bfloat16", {"expert_parallel": True}),
         (DENSE, "float32", {"lora": {"rank": 4}}),
         (DENSE, "float32", {"sequence_parallel": 2}),
+        (DENSE, "bfloat16", {"gradient_checkpointing": "selective", "offload": ["moments"]}),
+        (UNTIED, "bfloat16", {"offload": ["parameters"]}),
     ],
     ids=[
-        "dense",
-        "recomputed",
-        "bfloat16",
-        "untied",
-        "experts",
-        "parallel",
-        "parallel bfloat16",
-        "lora",
-        "shared rows",
+        *("dense", "recomputed", "bfloat16", "untied", "experts", "parallel", "parallel-rounded", "lora"),
+        *("shared-rows", "moments-away", "parameters-away"),
     ],
 )
 def test_a_step_takes_what_was_planned(
@@ -204,9 +200,11 @@ def test_a_step_takes_what_was_planned(
 
     found = step_bytes(decode(settings(path, ranks, dtype, **trainer)), path, fake_ranks(ranks))
 
-    kept = part(plan["load"], "weights")[0] + part(plan["load"], "gradients")[0]
-    assert found.loaded == pytest.approx(kept, rel=0.01)
-    assert found.peak == pytest.approx(plan["step"].device, rel=0.1)
+    kept = {
+        each.name: each.device + each.host // ranks for each in plan["step"].parts if each.name != "staged versions"
+    }
+    assert found.loaded == pytest.approx(kept["weights"] + kept["gradients"], rel=0.01)
+    assert found.peak == pytest.approx(sum(kept.values()), rel=0.1), "on a CPU the host is the device"
 
 
 @pytest.mark.usefixtures("_garbage_is_accepted")
@@ -320,8 +318,10 @@ def test_a_reference_and_a_critic_take_their_share(bare: Path) -> None:
     raw = settings(bare, 2)
     reference = TrainerMemory(decode(raw | {"algorithm": {"kl_coef": 0.1}}), bare).step()
     critic = TrainerMemory(decode(raw | {"algorithm": {"advantage": "gae", "lam": 0.9}}), bare).step()
+    half = TrainerMemory(decode(settings(bare, 2, "bfloat16") | {"algorithm": {"kl_coef": 0.1}}), bare).step()
     weights, _ = part(critic, "weights")
     assert part(reference, "reference") == (weights, 0)
+    assert part(half, "reference") == (weights // 2, 0), "nothing in training rounds it"
     assert part(critic, "critic")[0] == pytest.approx(weights, rel=0.01)
     assert part(critic, "moments")[0] == pytest.approx(4 * weights, rel=0.01)
 
@@ -337,6 +337,33 @@ def test_the_setting_to_change_first_is_named(bare: Path) -> None:
         "trainer.max_tokens_per_micro_batch",
         "trainer.sequence_parallel",
     ]
+
+
+def test_what_is_on_the_host_is_planned_there(bare: Path) -> None:
+    def step(*offload: str) -> Phase:
+        raw = settings(bare, 2, "bfloat16", device="cuda", gradient_checkpointing=True, offload=list(offload))
+        return TrainerMemory(decode(raw | {"algorithm": {"kl_coef": 0.1}}), bare).step()
+
+    plain = step()
+    for offload, names in (
+        (("moments",), ["moments"]),
+        (("reference",), ["reference"]),
+        (("parameters", "reference"), ["weights", "gradients", "moments", "reference"]),
+    ):
+        found = step(*offload)
+        assert [part(found, name) for name in names] == [(0, 2 * part(plain, name)[0]) for name in names]
+    inputs = part(step("activations"), "inputs of layers")[1]
+    tokens = LENGTH + 4 * (LENGTH - 1)  # nothing is predicted from the last one
+    assert inputs == 2 * SHAPE["num_hidden_layers"] * 2 * SHAPE["hidden_size"] * tokens
+    assert part(step("activations"), "activations")[0] < part(plain, "activations")[0]
+
+
+def test_on_a_device_the_host_is_the_remedy(bare: Path) -> None:
+    raw = settings(bare, 2, "bfloat16", device="cuda", offload=["moments"]) | {"algorithm": {"kl_coef": 0.1}}
+    named = {part.name: part.setting for part in TrainerMemory(decode(raw), bare).step().parts}
+    assert named["reference"] == 'trainer.offload = ["moments", "reference"]'
+    assert named["weights"] == 'trainer.ranks, more devices to shard over, or trainer.offload = ["parameters"]'
+    assert named["moments"] == "trainer.offload, which names 'moments',"
 
 
 def test_a_config_that_no_model_can_be_made_by_is_one_sentence(bare: Path) -> None:

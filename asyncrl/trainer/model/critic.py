@@ -21,7 +21,9 @@ from transformers import AutoModelForTokenClassification
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, read_rows
-from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
+from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing
+from asyncrl.trainer.model.host_memory import HostActivations
+from asyncrl.trainer.model.loading import load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.experts import expert_modules
@@ -52,14 +54,16 @@ class Critic:
         kind = AutoModelForTokenClassification
         self.model: Any = make_model(path, kind, setting="critic.path", num_labels=1)
         self._head = _head(self.model, path)
-        if config.trainer.gradient_checkpointing:
-            enable_checkpointing(self.model, f"critic.path={path}")
+        offload = config.trainer.offload
+        if how := config.trainer.gradient_checkpointing:
+            inputs = HostActivations(device) if "activations" in offload else None
+            enable_checkpointing(self.model, f"critic.path={path}", how, inputs=inputs)
         self._computation = Computation(self.model)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
-        place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype}
+        place: dict[str, Any] = {"device": device, "mesh": mesh, "dtype": dtype, "on_host": "parameters" in offload}
         place |= {"expert_parallel": config.trainer.expert_parallel and bool(expert_modules(self.model))}
         load(path, kind, self._computation, setting="critic.path", may_lack=HEAD, **place)
-        pack(self._computation, f"critic.path={path}", dtype)
+        pack(self._computation, f"critic.path={path}", dtype, device)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self._lr = config.critic.lr
         self._optimizer = Optimizer(

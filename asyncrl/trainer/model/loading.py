@@ -78,6 +78,7 @@ def load(
     device: torch.device,
     mesh: DeviceMesh | None = None,
     dtype: torch.dtype = torch.float32,
+    on_host: bool = False,
     may_lack: Collection[str] = (),
     expert_parallel: bool = False,
 ) -> None:
@@ -87,7 +88,8 @@ def load(
     Args:
         computation: Contains the model.
         mesh: Ranks to shard over; None for this process alone.
-        dtype: Dtype of all that is computed with the parameters, which are float32.
+        dtype: Dtype of all that is computed with the parameters, which keep their own.
+        on_host: Keep parameters and gradients on the host, and bring a layer to the device to use it.
         may_lack: Weights that may be missing from the directory, and are zero then.
         expert_parallel: Leave experts on the ranks of the ``mesh`` that hold them; see `spread_experts`.
 
@@ -95,14 +97,15 @@ def load(
         ConfigError: There is no complete model of this kind with finite weights.
     """
     model: Any = computation.model
-    if mesh is None and dtype != torch.float32:
+    if mesh is None and (dtype != torch.float32 or on_host):
         mesh = lone_mesh(device)
     views = checkpoint_views(model, saved_tensors(model))
+    _move_buffers(computation, device)
     if mesh is not None:
         if expert_parallel:
             require_experts(model, mesh.size(mesh.ndim - 1), f"{setting}={path}")
-        shard_model(model, computation, mesh, dtype, expert_parallel=expert_parallel)
-    _allocate(computation, device)
+        shard_model(model, computation, mesh, dtype, on_host=on_host, expert_parallel=expert_parallel)
+    _allocate(computation, torch.device("cpu") if on_host else device)
     model.tie_weights()
     shapes = check_weights(path, setting)
     if views and _are_same(views, shapes, may_lack):
@@ -112,32 +115,24 @@ def load(
         _read_whole(model, path, kind, f"{setting}={path}", may_lack)
 
 
+def freeze(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let a model from `make_model` keep its parameters in ``dtype``, without gradients."""
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 @torch.no_grad()
-def pack(computation: Computation, source: str, dtype: torch.dtype) -> None:
+def pack(computation: Computation, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """
     Switch a loaded model, named by ``source``, to packed attention. Collective if it is sharded.
+
+    ``dtype`` and ``device`` are those that are computed with.
 
     Raises:
         ConfigError: Packed sequences would see each other.
     """
-    computation.run(_pack, computation.model, source, TOLERANCE[dtype])
-
-
-def enable_checkpointing(model: Any, source: str) -> None:
-    """
-    Keep one activation per layer, and recompute the others in the backward pass.
-
-    Raises:
-        ConfigError: The model, named by ``source``, has dropout, which checkpointing would activate.
-    """
-    for key, value in model.config.get_text_config().to_dict().items():
-        if "drop" in key and isinstance(value, float) and value > 0:
-            raise ConfigError(
-                f"{source}: {key}={value} in its config.json would be active with trainer.gradient_checkpointing; set "
-                f"{key} to 0, or switch gradient checkpointing off"
-            )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()  # transformers checkpoints only in this mode
+    computation.run(_pack, computation.model, source, TOLERANCE[dtype], device)
 
 
 def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
@@ -166,13 +161,15 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Give parameters on the meta device memory, and move everything else to ``device``."""
-
-    def place(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
-
-    module._apply(place)  # type: ignore[no-untyped-call]
+    """Give parameters on the meta device memory."""
+    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
 
 
 def _are_same(views: Collection[View], shapes: Shapes, may_lack: Collection[str]) -> bool:
@@ -233,9 +230,8 @@ def _require_finite(name: str, weight: Tensor, source: str) -> None:
         )
 
 
-def _pack(model: Any, source: str, tolerance: float) -> None:
+def _pack(model: Any, source: str, tolerance: float, device: torch.device) -> None:
     """Switch to packed attention, and check on two short sequences that packing does not change their states."""
-    device = next(model.parameters()).device
     ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
     alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]

@@ -3,10 +3,11 @@ Model in training: score tokens, and hand out weights to publish.
 
     config.model.dtype = "bfloat16"     weights, gradients and moments float32; computed with and published as bfloat16
 
-Weights stay float32 for every dtype, because an update with a learning rate of 1e-6 is too small for bfloat16.
+Weights in training stay float32 for every dtype, because an update with a learning rate of 1e-6 is too small for
+bfloat16. Those of a frozen model are stored as they are computed with.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.stored import Stored
+from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.expert_load import ExpertLoad
-from asyncrl.trainer.model.loading import enable_checkpointing, load, make_model, pack, packed_states
+from asyncrl.trainer.model.host_memory import HostActivations
+from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
@@ -41,9 +44,11 @@ class Policy:
         dtype: Dtype of what is computed with the weights, and of published weights.
         mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
             weights is collective.
-        gradient_checkpointing: Keep one activation per layer, and recompute the others.
+        gradient_checkpointing: Activations to recompute; see `enable_checkpointing`.
         expert_parallel: Send tokens to the ranks that hold their experts, in place of gathering experts.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
+        is_frozen: The model is never trained: its parameters are stored in ``dtype``, and get no gradients.
+        offload: What is on the host between its uses: ``parameters`` with their gradients, or ``activations``.
 
     Raises:
         ConfigError: There is no complete causal model, or one that the trainer would compute wrongly.
@@ -56,9 +61,11 @@ class Policy:
         dtype: str = "float32",
         device: torch.device = CPU,
         mesh: DeviceMesh | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: Checkpointing = False,
         expert_parallel: bool = False,
         lora: Lora | None = None,
+        is_frozen: bool = False,
+        offload: Collection[str] = (),
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
@@ -66,8 +73,11 @@ class Policy:
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
         self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:
-            enable_checkpointing(self.model, f"model.path={path}")
+            inputs = HostActivations(device) if "activations" in offload else None
+            enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, inputs=inputs)
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
+        if is_frozen:
+            freeze(self.model, self.dtype)
         self.expert_load = ExpertLoad(self.model)
         """Tokens of each expert, for metrics."""
         self._computation = Computation(self.model, *filter(None, [self._adapters]))
@@ -79,11 +89,12 @@ class Policy:
             device=device,
             mesh=mesh,
             dtype=self.dtype,
+            on_host="parameters" in offload,
             expert_parallel=expert_parallel,
         )
         if self._adapters is not None:
             self._adapters.initialize()
-        pack(self._computation, f"model.path={path}", self.dtype)
+        pack(self._computation, f"model.path={path}", self.dtype, device)
         self._head: nn.Linear = self.model.get_output_embeddings()
         with torch.no_grad():
             self._computation.run(self._refuse_other_heads, path)

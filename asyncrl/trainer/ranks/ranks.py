@@ -107,13 +107,16 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self.device = torch_device(device_name(kind, device_index))
-        backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"  # host tensors travel as well
         with _interface(kind, interface):
             try:
                 make_current(self.device)
                 _wait_for_all(store, rank, size)
                 dist.init_process_group(
-                    backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+                    group_backend(kind),
+                    store=store,
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=timeout_s),
                 )
                 self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size)
                 self.sequence = _sequence_group(rank, sequence_parallel, timedelta(seconds=timeout_s))
@@ -163,6 +166,11 @@ class RankGroup:
         """Destroy the group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def group_backend(kind: str) -> str:
+    """Libraries of a group of torch.distributed whose ranks compute on a kind of device; host tensors travel too."""
+    return "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"
 
 
 def _mesh(kind: str, size: int, shard_size: int) -> DeviceMesh:

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from asyncrl.trainer.ranks.experts import spread_experts
-from asyncrl.trainer.ranks.ranks import collective
-from asyncrl.weights.groups.device import BACKENDS
+from asyncrl.trainer.ranks.ranks import collective, group_backend
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -61,27 +60,30 @@ def shard_model(
     mesh: DeviceMesh,
     dtype: torch.dtype,
     *,
+    on_host: bool = False,
     expert_parallel: bool = False,
 ) -> None:
     """
     Shard a model layer by layer; its parameters may be without weights. Collective.
 
     ``dtype`` is that of the gathered parameters and of what is computed with them. Stored parameters keep theirs, and
-    gradients are reduced in float32. With ``expert_parallel`` experts are not gathered; see `spread_experts`.
+    gradients are reduced in float32. With ``on_host`` both stay on the host, and are brought to the device by layer.
+    With ``expert_parallel`` experts are not gathered; see `spread_experts`.
     """
     ungathered = spread_experts(model, mesh) if expert_parallel else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if on_host else OffloadPolicy()
     kinds = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in kinds:
-            fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ungathered)
-    fully_shard(computation, mesh=mesh, mp_policy=policy, ignored_params=ungathered)
+            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ungathered)
+    fully_shard(computation, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ungathered)
 
 
 def lone_mesh(device: torch.device) -> DeviceMesh:
     """Mesh of this process alone. Forms the default group of torch.distributed if there is none."""
     if not dist.is_initialized():
-        dist.init_process_group(BACKENDS[device.type], store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(group_backend(device.type), store=HashStore(), rank=0, world_size=1)
     if dist.get_world_size() == 1:
         return init_device_mesh(device.type, (1,))
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
@@ -97,8 +99,9 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded. Collective if it is."""
+    """All of a tensor that may be sharded, on the device of the ranks. Collective if it is sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
-    with collective():
-        return tensor.full_tensor()
+    with collective():  # the rows may be on the host: libraries of a device are many times faster than gloo
+        whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+        return whole

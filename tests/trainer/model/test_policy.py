@@ -28,18 +28,6 @@ def test_packed_logprobs_are_those_of_each_trajectory_alone(model_path, make_tra
     torch.testing.assert_close(got.double(), torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient(model_path, make_trajectories):
-    def gradients(*, gradient_checkpointing: bool) -> list[torch.Tensor]:
-        policy = Policy(model_path, gradient_checkpointing=gradient_checkpointing)
-        policy.score(batch_of(make_trajectories()), temperature=1.0).logprobs.sum().backward()
-        return [weight.grad for weight in policy.parameters().values() if weight.grad is not None]
-
-    for plain, checkpointed in zip(
-        gradients(gradient_checkpointing=False), gradients(gradient_checkpointing=True), strict=True
-    ):
-        torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-5)
-
-
 def test_tied_weights_are_published_once_under_hugging_face_names(model_path, save_model):
     saved = load_file(model_path / "model.safetensors")
     published = dict(Policy(model_path).named_weights())

@@ -56,6 +56,17 @@ UPDATES: dict[str, dict[str, Any]] = {
     "parallel": {"gradient_checkpointing": True, "expert_parallel": True, "mini_batches": 2},
     "parallel-rounded": {"expert_parallel": True},
 }
+OFFLOADS: dict[tuple[str, int], dict[str, Any]] = {
+    ("plain", 3): {"offload": ["moments"]},
+    ("plain", 4): {"offload": ["parameters"]},
+    ("experts", 3): {"offload": ["parameters", "activations"], "gradient_checkpointing": "selective"},
+    ("decoupled", 3): {"offload": ["parameters", "reference"]},
+    ("criticised", 2): {"offload": ["moments"]},
+    ("criticised", 3): {"offload": ["parameters"]},
+    ("rounded", 2): {"offload": ["moments", "reference", "activations"]},
+    ("rounded", 4): {"offload": ["parameters", "reference", "activations"], "gradient_checkpointing": "selective"},
+}
+"""What these ranks have on the host, while the one that is compared with them has everything on its device."""
 DTYPES = {"rounded": "bfloat16", "parallel-rounded": "bfloat16"}
 SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
@@ -83,17 +94,19 @@ def settings(algorithm: str, size: int, sharing: int = 1, **changes: Any) -> dic
     """The case as a configuration; a process alone has its experts anyway."""
     max_tokens = BUDGETS.get(size, 10_000)
     changes = changes if size > 1 else {"expert_parallel": False}
+    offload = OFFLOADS.get((algorithm, size), {}) if sharing == 1 else {}
     trainer = {
         "lr": 1e-3,
         "grad_clip": 0.5,
         "max_tokens_per_micro_batch": max_tokens // sharing,
         "sequence_parallel": sharing,
+        **UPDATES[algorithm],
     }
     return {
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
-        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **UPDATES[algorithm], **changes},
+        "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **offload, **changes},
         "algorithm": ALGORITHMS[algorithm],
     }
 

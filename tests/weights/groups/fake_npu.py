@@ -26,6 +26,7 @@ import os
 import shutil
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,12 @@ STRAYS: list[str] = []
 """Operations on a device that was not the current one of their thread."""
 PINNED: list[int] = []
 """Elements of each page-locked tensor."""
+_ALIVE: dict[int, "weakref.ref[torch.UntypedStorage]"] = {}
+"""Storages on devices, by address."""
+_LOCKED: set[int] = set()
+"""Addresses of page-locked storages."""
+RECORDED: list["Stream"] = []
+"""Streams that use tensors of other streams."""
 COPIES = ("_to_copy", "copy_", "_copy_from")
 """Operations between devices."""
 INDEXED = ("index", "index_put_", "_index_put_impl_")
@@ -72,6 +79,10 @@ class DeviceTensor(torch.Tensor):
         with torch.inference_mode(False):  # torch sets the version counters of views, which inference tensors lack
             wrapper: DeviceTensor = untyped._make_wrapper_subclass(cls, held.shape, device=device, **layout)
         wrapper.held = held
+        storage = held.untyped_storage()
+        if storage._cdata not in _ALIVE:
+            _ALIVE[storage._cdata] = weakref.ref(storage)
+            weakref.finalize(storage, _ALIVE.pop, storage._cdata)
         return wrapper
 
     @property
@@ -82,6 +93,9 @@ class DeviceTensor(torch.Tensor):
     def data(self, other: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self.held = _held(other)
+
+    def record_stream(self, stream: Any) -> None:
+        RECORDED.append(stream)
 
     def tolist(self) -> Any:  # torch has none for subclasses
         return self.cpu().tolist()
@@ -105,7 +119,10 @@ class DeviceTensor(torch.Tensor):
             _require_current(name, device)
         target = device if kwargs.get("device") is None else _indexed(torch.device(kwargs["device"]))
         on_host = {key: torch.device("cpu") if key == "device" else value for key, value in kwargs.items()}
+        is_pinned = on_host.pop("pin_memory", None)
         result = func(*tree_map(_held, args), **tree_map(_held, on_host))
+        if is_pinned:
+            _mark_pinned(result)
         known = {id(tensor.held): tensor for tensor in _device_tensors(args, kwargs)}  # results of in-place operations
 
         def wrapped(value: Any) -> Any:
@@ -118,6 +135,12 @@ class DeviceTensor(torch.Tensor):
             return tensor
 
         return tree_map(wrapped, result)
+
+
+def device_bytes() -> int:
+    """Bytes of all tensors that are on devices now."""
+    found = [storage() for storage in _ALIVE.values()]
+    return sum(storage.nbytes() for storage in found if storage is not None)
 
 
 def _held(value: Any) -> Any:
@@ -162,9 +185,32 @@ _CURRENT = threading.local()
 class Stream:
     """A queue of operations of one device: the given one, or the current one of the thread that makes it."""
 
-    def __init__(self, device: torch.device | int | None = None) -> None:
+    def __init__(self, device: torch.device | int | None = None, priority: int = 0) -> None:
         index = current_device() if device is None else torch._utils._get_device_index(device, optional=True)
         self.device = torch.device("npu", index)
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: "Event") -> None: ...
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        return event or Event()
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Raises `RuntimeError` for a stream of another device, as events do."""
+        if other.device != self.device:
+            raise RuntimeError(f"a stream of {self.device} waits for one of {other.device}")
+
+
+class Event:
+    """A mark in a stream."""
+
+    def __init__(self, **_: object) -> None: ...
+
+    def record(self, stream: Stream | None = None) -> "Event":
+        return self
+
+    def wait(self, stream: Stream | None = None) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -240,11 +286,28 @@ def _with_pinning(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
     def created(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
         tensor = create(*args, **kwargs)
-        if pin_memory:
-            PINNED.append(tensor.numel())
-        return tensor
+        return _mark_pinned(tensor) if pin_memory else tensor
 
     return created
+
+
+def _pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A page-locked copy; raises `RuntimeError` for a tensor of a device, as torch does."""
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"cannot pin a tensor on {tensor.device}, only dense CPU tensors can be pinned")
+    return _mark_pinned(tensor.clone())
+
+
+def _mark_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    PINNED.append(tensor.numel())
+    _LOCKED.add(storage._cdata)
+    weakref.finalize(storage, _LOCKED.discard, storage._cdata)
+    return tensor
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage()._cdata in _LOCKED
 
 
 # ── collectives ─────────────────────────────────────────────────────────────────────────────
@@ -257,6 +320,14 @@ class _Work:
         return True
 
     def wait(self) -> None: ...
+
+
+def _group(options: Any) -> object:
+    """A group of one is made of gloo's, because torch's own groups want a class in C++; it has nothing to send."""
+    if options.group_size > 1:
+        return _Hccl(options)
+    gloo: Any = dist.ProcessGroupGloo
+    return gloo(options.store, 0, 1, timeout=options.timeout)
 
 
 class _Hccl:
@@ -294,6 +365,7 @@ def _become_torch_npu() -> None:
     npu.device_count = lambda: NUM_DEVICES
     npu.current_device, npu.set_device, npu.device = current_device, set_device, use_device
     npu.Stream, npu.stream, npu.current_stream = Stream, use_stream, current_stream
+    npu.Event = Event
     npu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     npu._is_in_bad_fork = lambda: False
     npu.empty_cache = lambda: None
@@ -307,9 +379,11 @@ def _become_torch_npu() -> None:
         ("_copy_from", _copy_from),
     ):
         KERNELS.impl(name, function, "PrivateUse1")
+    setattr(torch.Tensor, "pin_memory", _pin_memory)  # noqa: B010  a method of torch
+    setattr(torch.Tensor, "is_pinned", _is_pinned)  # noqa: B010
     for name in ("empty", "zeros"):
         setattr(torch, name, _with_pinning(getattr(torch, name)))
-    dist.Backend.register_backend("hccl", lambda options, _: _Hccl(options), extended_api=True, devices=["npu"])
+    dist.Backend.register_backend("hccl", lambda options, _: _group(options), extended_api=True, devices=["npu"])
 
 
 if __name__ == "torch_npu":

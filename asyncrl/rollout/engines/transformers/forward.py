@@ -11,10 +11,11 @@ Forward passes of a model over the KV cache, as the slot table needs them.
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from asyncrl.algo.products import head_logits
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
@@ -56,6 +57,8 @@ class ModelForward:
         self._layers = [_SlotLayer(cache, layer) for layer in range(model.config.get_text_config().num_hidden_layers)]
         self._past = Cache(layers=list(self._layers))
         self._columns = torch.arange(cache.positions, device=model.device)
+        if type(head := model.get_output_embeddings()) is nn.Linear:  # the model may still cap or scale its logits
+            head.forward = lambda input: head_logits(input, head.weight, head.bias)  # type: ignore[method-assign]  # noqa: A006
 
     def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
         # Padding is computed too: a model's own forward takes rectangles.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
+from asyncrl.algo.products import head_logits
 from asyncrl.rollout.engines.transformers.forward import causal_bias
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 
@@ -86,8 +87,7 @@ class Qwen3Forward:
             return F.scaled_dot_product_attention(queries, keys, values, bias).reshape(rows, -1)
 
         hidden = self._run(ids, positions, attend)
-        logits: Tensor = F.linear(self._rms(hidden, self._norm), self._head.weight)
-        return logits
+        return head_logits(self._rms(hidden, self._norm), self._head.weight)
 
     def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""

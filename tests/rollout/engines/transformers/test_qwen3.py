@@ -2,6 +2,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from asyncrl.algo.products import head_logits
+from asyncrl.rollout.engines.transformers import forward, qwen3
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, fits
@@ -14,15 +16,15 @@ def cache_for(model: PreTrainedModel) -> KVCache:
 
 
 @torch.inference_mode()
-def decode(forward: Forward, ids: torch.Tensor, num_steps: int) -> list[torch.Tensor]:
+def decode(computed: Forward, ids: torch.Tensor, num_steps: int) -> list[torch.Tensor]:
     """Logits of a prefill of all but the last tokens, and of ``num_steps`` greedy steps of rows of unequal length."""
     lengths = torch.tensor([8, 5, 2])
     order = torch.tensor([2, 0, 1])
-    forward.prefill(order, ids[order, :7], lengths[order] - 1)
+    computed.prefill(order, ids[order, :7], lengths[order] - 1)
     tokens, positions, out = ids[torch.arange(SLOTS), lengths - 1], lengths - 1, []
     for _ in range(num_steps):
         cells = torch.arange(SLOTS) * POSITIONS + positions
-        out.append(forward.step(tokens, positions, cells, int(positions.max()) + 1))
+        out.append(computed.step(tokens, positions, cells, int(positions.max()) + 1))
         tokens, positions = out[-1].argmax(-1), positions + 1
     return out
 
@@ -37,14 +39,31 @@ def test_both_forwards_give_the_same_logits(make_model):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=f"step {step}")
 
 
+def test_logits_of_a_bfloat16_model_are_float32_products(make_model, monkeypatch):
+    model, ids = make_model().bfloat16(), torch.randint(0, 64, (SLOTS, 8))
+    fed: list[torch.Tensor] = []
+
+    def spy(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        fed.append(states.view(SLOTS, -1))
+        return head_logits(states, weight, bias)
+
+    for module in (forward, qwen3):
+        monkeypatch.setattr(module, "head_logits", spy)
+    for found in (ModelForward(model, cache_for(model)), Qwen3Forward(model, cache_for(model))):
+        (logits,) = decode(found, ids, 1)
+        expected = fed.pop().double() @ model.lm_head.weight.double().T
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.double(), expected, rtol=0, atol=1e-5)
+
+
 def test_a_prefill_stores_nothing_for_padding(make_model):
     model = make_model()
-    forward, ids = Qwen3Forward(model, cache_for(model)), torch.randint(0, 64, (2, 8))
+    computed, ids = Qwen3Forward(model, cache_for(model)), torch.randint(0, 64, (2, 8))
 
     with torch.inference_mode():
-        forward.prefill(torch.tensor([2, 0]), ids, torch.tensor([3, 8]))
+        computed.prefill(torch.tensor([2, 0]), ids, torch.tensor([3, 8]))
 
-    keys, _ = forward.cache.read(0, rows=SLOTS, length=POSITIONS)
+    keys, _ = computed.cache.read(0, rows=SLOTS, length=POSITIONS)
     assert keys.any(dim=1).any(dim=-1).sum(dim=-1).tolist() == [8, 0, 3]
 
 
