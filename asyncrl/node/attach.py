@@ -193,7 +193,7 @@ async def roll_out(
         host.enter("rolling_out" if generations.policy_version >= 0 else "joining")
         config = from_json(welcome.config)
         layout = Layout(engine.specs(), config.weights.bucket_bytes)
-        member = Member(who.node, who.incarnation, engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
+        member = Member(who.node, who.incarnation, receiving_ranks(engine, config.weights))
         receiver: WeightReceiver
         if weights == "spool":
             # Here, because a rollout that takes part in the collective need not have zstandard.
@@ -260,6 +260,11 @@ async def roll_out(
             staged.close()
         await generations.aclose()
         host.rolls_out(None)
+
+
+def receiving_ranks(engine: Engine, weights: Weights) -> int:
+    """Processes that take part in a collective transfer."""
+    return engine.ranks if isinstance(engine, MultiProcessEngine) and weights.staging == "bucket" else 1
 
 
 async def _interface(run: RunAddress, weights: Weights) -> str:
