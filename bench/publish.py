@@ -11,7 +11,7 @@ memory      most that any process holds beyond its own copies, compared with two
 steps       of a loop in each rollout that stands for decoding, a second, compared with those during bare broadcasts
 pause       of that loop for a swap; bfloat16 only, because two more copies of 2.4 GB need too much memory
 
-Needs 12 GB.
+Needs 12 GB: the ranks of float32 end when a version is staged, before there are rollouts.
 """
 
 import argparse
@@ -128,28 +128,36 @@ async def measure(dtype: str, rounds: int) -> None:
         trainer = Trainer(dtype, folder)
         for task in (serve(trainer.hub, trainer.received), trainer.forward()):
             stack.callback(asyncio.create_task(task).cancel)
-        rank = await child("--rank", folder, dtype, pipe=PIPE)
-        swaps = "swaps" if SWAPS[dtype] else ""
-        rollouts = [
-            await child("--rollout", trainer.hub.address, str(number), dtype, swaps, folder, pipe=PIPE)
-            for number in range(1, len(MEMBERS))
-        ]
-        for process in (rank, *rollouts):
-            stack.callback(lambda process=process: process.kill() if process.returncode is None else None)
+
+        async def start(*arguments: str) -> Any:
+            process = await child(*arguments, pipe=PIPE)
+            stack.callback(lambda: process.kill() if process.returncode is None else None)
+            return process
+
+        rank = await start("--rank", folder, dtype)
         shards = await asyncio.to_thread(Shards, folder, 0, dtype)
+        stages = [await trainer.stage(shards, rank) for _ in range(3)]
+        if not SWAPS[dtype]:
+            await _end(shards, rank)
+        options = (dtype, "swaps" if SWAPS[dtype] else "", folder)
+        rollouts = [await start("--rollout", trainer.hub.address, str(i), *options) for i in range(1, len(MEMBERS))]
         await trainer.replies()
-        await _rounds(trainer, shards, rank, dtype, rounds)
-        rank.stdin.close()
+        await _rounds(trainer, stages, dtype, rounds)
         await trainer.aclose()
-        shards.close()
-        for process in (rank, *rollouts):
+        for process in rollouts:
             await process.wait()
+        if SWAPS[dtype]:
+            await _end(shards, rank)
 
 
-async def _rounds(trainer: Trainer, shards: Shards, rank: Any, dtype: str, rounds: int) -> None:
-    num_bytes, stages, sent, bare = trainer.layout.num_bytes, [], [], []
-    for _ in range(3 if SWAPS[dtype] else 1):  # every stage but the first ones writes over an old copy
-        stages.append(await trainer.stage(shards, rank))
+async def _end(shards: Shards, rank: Any) -> None:
+    rank.stdin.close()
+    shards.close()
+    await rank.wait()
+
+
+async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) -> None:
+    num_bytes, sent, bare = trainer.layout.num_bytes, [], []
     await trainer.transfer()  # forms the group, and makes all copies resident
     await trainer.broadcast(FORM_BARE)
     await trainer.broadcast(BARE)
@@ -162,10 +170,8 @@ async def _rounds(trainer: Trainer, shards: Shards, rank: Any, dtype: str, round
     case = f"0.6B {dtype}, {num_bytes / 1e9:.1f} GB"
     report(f"bandwidth, {case}", num_bytes / 1e9 / seconds, "GB/s", "bare broadcast", bare_bytes / 1e9 / bare_s)
     buckets = 2 * max(bucket.num_bytes for bucket in trainer.layout.buckets) / 1e6
-    copy_bytes = 0 if SWAPS[dtype] else num_bytes  # the first stage makes its copy resident
-    staging = [stages[-1][1][0]["resident"] - copy_bytes, stages[-1][1][1]["resident"]]
-    for number, extra in enumerate(staging):
-        tensors = stages[-1][1][number]["tensors"] / 1e6
+    for number, held in enumerate(stages[-1][1]):
+        extra, tensors = held["resident"], held["tensors"] / 1e6
         report(
             f"memory of trainer rank {number}, gathering, {case}",
             extra / 1e6,

@@ -441,10 +441,11 @@ class Weights(Section, frozen=True, kw_only=True):
 
     backend: Literal["auto", "gloo", "nccl", "hccl"] = "auto"
     """
-    Collective library, and the memory in which both ends stage weights: ``gloo`` host, ``nccl`` CUDA device, ``hccl``
-    Ascend NPU. The broker decides ``auto`` for all nodes: nccl or hccl if ``trainer.device`` and ``rollout.device`` are
-    that kind of device, where an ``auto`` of vLLM counts as the trainer's, and gloo otherwise. nccl and hccl need a
-    separate device for each end: a trainer and a rollout that share one use gloo.
+    Collective library, and the memory from which it sends: ``gloo`` host, ``nccl`` CUDA device, ``hccl`` Ascend NPU.
+    On a device that is two buckets at each end; whole versions are on the host. The broker decides ``auto`` for all
+    nodes: nccl or hccl if ``trainer.device`` and ``rollout.device`` are that kind of device, where an ``auto`` of vLLM
+    counts as the trainer's, and gloo otherwise. nccl and hccl need a separate device for each end: a trainer and a
+    rollout that share one use gloo.
     """
     interface: str = ""
     """
@@ -467,8 +468,9 @@ class Weights(Section, frozen=True, kw_only=True):
     """
     staging: Literal["whole", "bucket"] = "whole"
     """
-    Memory in which a rollout stages weights: a whole copy, or ``bucket_bytes``. ``bucket`` pauses decoding during the
-    whole transfer, and an engine whose transfer failed must be restarted.
+    Memory in which a rollout stages weights: a whole copy on the host, one for all workers of an engine, or a bucket on
+    each of their devices. ``bucket`` pauses decoding during the whole transfer, and an engine whose transfer failed
+    must be restarted.
     """
     anchor_every: Count = 20
     """

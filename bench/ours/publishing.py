@@ -122,7 +122,10 @@ class Shards:
             yield name, full_tensor(parameter.detach().to(self._dtype))
 
     def close(self) -> None:
+        """Free the memory."""
         self._group.close()
+        del self._model
+        gc.collect()
 
 
 def run_rank(folder: str, dtype: str) -> None:
