@@ -166,9 +166,17 @@ async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) 
         bare.append(await trainer.broadcast(BARE))
     _, looked = await trainer.transfer(looks=True)
     seconds, bare_s = (median(each[0] for each in results) for results in (sent, bare))
+    rounds_s = [[round(each[0], 2) for each in pair] for pair in zip(sent, bare, strict=True)]
     bare_bytes = round(num_bytes / publishing.BARE_BYTES) * publishing.BARE_BYTES
     case = f"0.6B {dtype}, {num_bytes / 1e9:.1f} GB"
-    report(f"bandwidth, {case}", num_bytes / 1e9 / seconds, "GB/s", "bare broadcast", bare_bytes / 1e9 / bare_s)
+    report(
+        f"bandwidth, {case}",
+        num_bytes / 1e9 / seconds,
+        "GB/s",
+        "bare broadcast",
+        bare_bytes / 1e9 / bare_s,
+        seconds=rounds_s,
+    )
     buckets = 2 * max(bucket.num_bytes for bucket in trainer.layout.buckets) / 1e6
     for number, held in enumerate(stages[-1][1]):
         extra, tensors = held["resident"], held["tensors"] / 1e6
