@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     ),
 }  # fmt: skip
 """Config of the model, settings of the trainer, its kind of device, and the decimal gigabytes of a device."""
+TENSOR_PARALLEL = {"30b-a3b": 2, "70b": 4}
+"""Devices of a rollout, if several."""
 
 
 def main(shapes: list[str]) -> None:
@@ -69,7 +71,7 @@ def show(shape: str, folder: Path) -> None:
             "sampling": {"max_tokens": 8192},
             "schedule": {"groups_per_step": 64, "group_size": 8},
             "trainer": {**trainer, "device": device},
-            "rollout": {"engine": "vllm", "vllm": {"tensor_parallel_size": 4 if shape == "70b" else 1}},
+            "rollout": {"engine": "vllm", "vllm": {"tensor_parallel_size": TENSOR_PARALLEL.get(shape, 1)}},
         }
     )
     plan = plan_memory(config, Room(device=gigabytes * 10**9))

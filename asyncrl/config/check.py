@@ -253,8 +253,8 @@ def _check_offload(config: Config) -> None:
         )
     if trainer.expert_parallel and (away := [name for name in offload if name in ("parameters", "reference")]):
         raise ConfigError(
-            f"trainer.offload names {away[0]!r}, but with trainer.expert_parallel experts compute where they are stored; "
-            f"remove one of them"
+            f"trainer.offload names {away[0]!r}, but with trainer.expert_parallel experts compute where they are "
+            f"stored; remove one of them"
         )
     if "reference" in offload and not config.algorithm.kl_coef:
         raise ConfigError(

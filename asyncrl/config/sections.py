@@ -470,10 +470,11 @@ class Weights(Section, frozen=True, kw_only=True):
 
     backend: Literal["auto", "gloo", "shared", "nccl", "hccl"] = "auto"
     """
-    Collective library, and the memory in which both ends stage weights: ``gloo`` host, ``nccl`` CUDA device, ``hccl``
-    Ascend NPU; ``shared`` crosses memory of one machine instead. The broker decides ``auto`` for all nodes: shared if
-    trainer and rollouts share devices, which nccl and hccl refuse; nccl or hccl if ``trainer.device`` and
-    ``rollout.device`` are that kind of device, where an ``auto`` of vLLM counts as the trainer's; and gloo otherwise.
+    Collective library, and the memory from which it sends: ``gloo`` host, ``nccl`` CUDA device, ``hccl`` Ascend NPU.
+    On a device that is two buckets at each end; whole versions are on the host. ``shared`` crosses memory of one machine
+    instead. The broker decides ``auto`` for all nodes: shared if trainer and rollouts share devices, which nccl and
+    hccl refuse; nccl or hccl if ``trainer.device`` and ``rollout.device`` are that kind of device, where an ``auto`` of
+    vLLM counts as the trainer's; and gloo otherwise.
     """
     interface: str = ""
     """
@@ -496,8 +497,9 @@ class Weights(Section, frozen=True, kw_only=True):
     """
     staging: Literal["whole", "bucket"] = "whole"
     """
-    Memory in which a rollout stages weights: a whole copy, or ``bucket_bytes``. ``bucket`` pauses decoding during the
-    whole transfer, and an engine whose transfer failed must be restarted.
+    Memory in which a rollout stages weights: a whole copy on the host, one for all workers of an engine, or a bucket on
+    each of their devices. ``bucket`` pauses decoding during the whole transfer, and an engine whose transfer failed
+    must be restarted.
     """
     anchor_every: Count = 20
     """

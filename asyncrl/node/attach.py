@@ -202,7 +202,7 @@ async def roll_out(
         config = from_json(welcome.config)
         link = await _awake(sleeper, link, welcome, stopping)
         layout = Layout(engine.specs(), config.weights.bucket_bytes)
-        member = Member(who.node, who.incarnation, engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
+        member = Member(who.node, who.incarnation, receiving_ranks(engine, config.weights))
         receiver: WeightReceiver
         if weights == "spool":
             # Here, because a rollout that takes part in the collective need not have zstandard.
@@ -280,6 +280,11 @@ async def _awake(sleeper: Sleeper, link: Link, welcome: Welcome, stopping: async
         link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
         await sleeper.wake()
     return link
+
+
+def receiving_ranks(engine: Engine, weights: Weights) -> int:
+    """Processes that take part in a collective transfer."""
+    return engine.ranks if isinstance(engine, MultiProcessEngine) and weights.staging == "bucket" else 1
 
 
 async def _interface(run: RunAddress, weights: Weights) -> str:

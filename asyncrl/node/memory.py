@@ -205,8 +205,11 @@ def _rollout(config: Config, trainer: TrainerMemory, kind: Kind, room: Room) -> 
         device=0 if kind == "cpu" or is_vllm else LIBRARIES_DEVICE,  # vLLM counts them in its fraction of a device
         host=tensor_parallel * LIBRARIES_HOST,
     )
+    loaded = Part(
+        name="module being loaded", device=item * trainer.sizes.parameter // tensor_parallel if is_vllm else 0
+    )
     staging = _staging(config, trainer.layout, kind, tensor_parallel)
-    return phase("rollout", weights, *cache, staging, libraries)
+    return phase("rollout", weights, *cache, loaded, *staging, libraries)
 
 
 def _built_in_cache(config: Config) -> list[Part]:
@@ -236,16 +239,19 @@ def _cache(config: Config, slots: int, positions: int) -> KVCache:
     return KVCache(_text_config(config), slots=slots, positions=positions, dtype=dtype, device=torch.device("meta"))
 
 
-def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> Part:
-    """Every worker of an engine receives all weights, or one bucket, in memory that the library can receive into."""
-    is_whole = config.weights.staging == "whole"
-    num_bytes = layout.num_bytes if is_whole else max(bucket.num_bytes for bucket in layout.buckets)
-    setting = "weights.bucket_bytes"
-    if is_whole:  # the built-in engine cannot do without
-        setting = 'weights.staging = "bucket"' if config.rollout.engine == "vllm" else ""
-    if kind != "cpu" and STAGED_ON[config.weights.backend] == kind:
-        return Part(name="staging", device=num_bytes, setting=setting)
-    return Part(name="staging", host=num_workers * num_bytes, setting=setting)
+def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> list[Part]:
+    """
+    A version on the host, once for all workers of an engine, and two buckets on the device that receives it. Without
+    staging, one bucket for every worker, in memory that the library can receive into.
+    """
+    largest = max(bucket.num_bytes for bucket in layout.buckets)
+    is_on_device = kind != "cpu" and STAGED_ON[config.weights.backend] == kind
+    if config.weights.staging == "bucket":
+        where = {"device": largest} if is_on_device else {"host": num_workers * largest}
+        return [Part(name="staging", setting="weights.bucket_bytes", **where)]
+    setting = 'weights.staging = "bucket"' if config.rollout.engine == "vllm" else ""  # the built-in one has no other
+    buckets = Part(name="buckets to receive", device=2 * largest if is_on_device else 0, setting="weights.bucket_bytes")
+    return [Part(name="staging", host=layout.num_bytes, setting=setting), buckets]
 
 
 def _text_config(config: Config) -> Any:

@@ -161,7 +161,10 @@ class MultiProcessEngine(Protocol):
     """An engine whose model is in other processes of this machine, which load weights. Implemented beside `Engine`."""
 
     ranks: int
-    """Number of these processes; each takes part in a collective transfer."""
+    """
+    Number of these processes. The first takes part in a collective transfer for all of them; with
+    ``weights.staging = "bucket"``, each does.
+    """
 
     async def receiver(self, member: Member, send: Send, weights: Weights, /, *, interface: str) -> WeightReceiver:
         """

@@ -9,7 +9,7 @@ Each bucket is encoded, applied and checksummed before the next one is broadcast
 delta without changes) are not broadcast.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import torch
@@ -23,10 +23,6 @@ from asyncrl.weights.contents.delta import Form
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import CPU, Group
-from asyncrl.weights.staging import Staging
-
-OnBucket = Callable[[Mapping[str, Tensor]], None]
-"""Consumes the tensors of one bucket, by name. They are overwritten after it returns."""
 
 
 class SendStats(Struct):
@@ -87,31 +83,32 @@ def send(
 
 
 def receive(
-    channel: Channel, staging: Staging, *, is_delta: bool, checksum: Checksum | None, on_bucket: OnBucket
+    channel: Channel, layout: Layout, buckets: Iterable[Tensor], *, is_delta: bool, checksum: Checksum | None
 ) -> None:
     """
-    Receive a version into ``staging``, which must hold the base of a delta.
+    Receive a version.
 
     Args:
+        buckets: Buffers for those of the layout, on the group's device; each holds the bucket when the next one is
+            asked for, and holds the base of a delta at first.
         checksum: None if the sender sends no checksums.
-        on_bucket: Called for every bucket, in the layout's order, before its checksum is compared.
 
     Raises:
-        TransferError: A bucket is damaged; the contents of ``staging`` are invalid.
+        TransferError: A bucket is damaged; what was received is invalid.
     """
-    sums = []
-    for i, bucket in enumerate(staging.buckets):
+    sums, device = [], CPU
+    for bucket, planned in zip(buckets, layout.buckets, strict=True):
+        device = bucket.device
         if is_delta:
-            _receive_delta(channel, bucket, staging.layout.buckets[i].item_bytes)
+            _receive_delta(channel, bucket, planned.item_bytes)
         else:
             channel.broadcast(bucket)
         if checksum:
             sums.append(checksum(bucket))
-        on_bucket(staging.views[i])
     if checksum and sums:
-        expected = torch.empty(len(sums), dtype=torch.int64, device=staging.buckets[0].device)
+        expected = torch.empty(len(sums), dtype=torch.int64, device=device)
         channel.broadcast(expected)
-        _compare(staging.layout, sums, expected.tolist())
+        _compare(layout, sums, expected.tolist())
 
 
 def _receive_delta(channel: Channel, bucket: Tensor, item_bytes: int) -> None:

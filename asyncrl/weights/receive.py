@@ -1,13 +1,14 @@
 """
 A rollout's side of a transfer.
 
-    trainer ── transfer ─▶ staging buffers ── weights ─▶ engine.swap
-                decoding continues ──────────▶ pause ─▶ resume
+    trainer ── transfer ─▶ [two buckets on a device] ─▶ staging buffers on the host ── weights ─▶ engine.swap
+                decoding continues ───────────────────────────────────────────▶ pause ─▶ resume
 
     trainer ── transfer ─▶ one bucket ── on_bucket ─▶ engine, bucket by bucket        for models too big to stage
                 decoding is paused throughout
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -21,12 +22,16 @@ from asyncrl.weights.contents import header
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NO_VERSION
 from asyncrl.weights.contents.layout import Layout
-from asyncrl.weights.exchange import Channel, OnBucket, receive
+from asyncrl.weights.exchange import Channel, receive
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import CPU, Group
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
 from asyncrl.weights.staging import Staging
+from asyncrl.weights.window import Window
+
+OnBucket = Callable[[Mapping[str, Tensor]], None]
+"""Consumes the tensors of one bucket, by name. They are overwritten after it returns."""
 
 
 class Receiver:
@@ -40,12 +45,13 @@ class Receiver:
     Args:
         layout: The tensors to receive; the trainer must have an equal layout.
         interface: Address of this machine on which it connects to the trainer.
-        device: Device of the buffers; the backend must be able to receive into it.
+        device: Device into which the backend receives: through two buffers of a bucket each if it is not the CPU.
         beside: Device of the engine's model.
         local_rank: Index of this process among the member's processes.
         on_bucket: Given with ``staging = "bucket"``, and only then. Called on the receiving thread with the tensors of
             each bucket, views into the buffer, in the layout's order. It must have finished reading them, on the
             device too, when it returns.
+        staging: Host memory for whole versions, of an equal layout; None allocates it.
 
     Raises:
         ConfigError: ``on_bucket`` does not fit ``weights.staging``.
@@ -63,6 +69,7 @@ class Receiver:
         beside: torch.device = CPU,
         local_rank: int = 0,
         on_bucket: OnBucket | None = None,
+        staging: Staging | None = None,
     ) -> None:
         if (config.staging == "bucket") != (on_bucket is not None):
             raise ConfigError(
@@ -72,9 +79,15 @@ class Receiver:
         # constructed first, because it makes the device usable
         self._keeper = GroupKeeper(member, send, config, interface=interface, local_rank=local_rank, device=device)
         self._device = device
-        self._staging = Staging(layout, device, beside=beside, holds=config.staging)
-        self._is_whole = on_bucket is None
-        self._on_bucket = on_bucket or (lambda _: None)
+        self._on_bucket = on_bucket
+        self._window: Window | None = None
+        if on_bucket is not None:
+            self._staging = Staging(layout, device, beside=beside, holds="bucket")
+        elif device.type == "cpu":
+            self._staging = staging or Staging(layout, CPU, beside=beside)
+        else:
+            self._staging = staging or Staging(layout, CPU, beside=device)
+            self._window = Window(layout, device)
         self._checksum = Checksum(device)
         self.policy_version: int | None = None
         """The complete version held; None before the first transfer, during a transfer, and after a failed one."""
@@ -99,7 +112,7 @@ class Receiver:
         """Read-only views into the staging buffers by name, until the next `transfer`; empty with ``on_bucket``."""
         if self.policy_version is None:
             raise TransferError("no complete policy version is staged; a transfer must succeed first")
-        return self._staging.tensors if self._is_whole else {}
+        return {} if self._on_bucket else self._staging.tensors
 
     def deliver(self, value: StoreValue) -> None:
         self._keeper.deliver(value)
@@ -123,11 +136,22 @@ class Receiver:
             self._check_base(announced.base_version)
         self.policy_version = None
         checksum = self._checksum if announced.is_checked else None
-        receive(channel, self._staging, is_delta=is_delta, checksum=checksum, on_bucket=self._on_bucket)
+        receive(channel, self._staging.layout, self._buckets(is_delta=is_delta), is_delta=is_delta, checksum=checksum)
+
+    def _buckets(self, *, is_delta: bool) -> Iterable[Tensor]:
+        """Buffers to receive into, on the group's device."""
+        if self._window:
+            return self._window.into(self._staging, is_delta=is_delta)
+        return self._handed_over(self._on_bucket) if self._on_bucket else self._staging.buckets
+
+    def _handed_over(self, on_bucket: OnBucket) -> Iterator[Tensor]:
+        for bucket, views in zip(self._staging.buckets, self._staging.views, strict=True):
+            yield bucket
+            on_bucket(views)
 
     def _check_base(self, base_version: int) -> None:
-        if not self._is_whole or self.policy_version != base_version:
-            held = f"policy_version {self.policy_version}" if self._is_whole else "a single bucket"
+        if self._on_bucket or self.policy_version != base_version:
+            held = "a single bucket" if self._on_bucket else f"policy_version {self.policy_version}"
             raise TransferError(
                 f"the sender sends what changed since policy_version {base_version}, but {held} is staged here; the "
                 f"sender must send whole buckets"

@@ -50,7 +50,7 @@ from asyncrl.messages import (
     WeightsList,
     Welcome,
 )
-from asyncrl.node.attach import attach
+from asyncrl.node.attach import attach, receiving_ranks
 from asyncrl.node.host import Host
 from asyncrl.spool.weights.store import WeightStore
 from asyncrl.testing import FakeEngine
@@ -156,7 +156,7 @@ def test_the_processes_of_an_engine_map_each_version_that_the_node_has_fetched(t
             peer, _ = await received(broker, Hello)
             broker.send(peer, Welcome(1, "runs/x", to_json(config), only_spool(spool.address), beat_s=0.05))
             _, ready = await received(broker, Ready)
-            assert ready == Ready(versions.LAYOUT.hash, ranks=2, weights="spool")
+            assert ready == Ready(versions.LAYOUT.hash, ranks=1, weights="spool")
             for version, weights in ((3, versions.anchor(3)), (4, versions.delta(4))):
                 base = None if weights.is_anchor else versions.contents(version - 1)
                 [part] = versions.parts(versions.contents(version), base)
@@ -179,6 +179,15 @@ def test_the_processes_of_an_engine_map_each_version_that_the_node_has_fetched(t
         assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     assert engine.calls == ["pause", "swap 3", "resume", "pause", "swap 4", "resume"]
     assert shared_memory() == []
+
+
+def test_the_first_process_of_an_engine_receives_for_all_unless_each_loads_bucket_by_bucket() -> None:
+    ranks = [
+        receiving_ranks(engine, Weights(staging=staging))
+        for engine in (MultiProcessFake(), FakeEngine())
+        for staging in ("whole", "bucket")
+    ]
+    assert ranks == [1, 2, 1, 1]
 
 
 def test_a_host_that_fetches_its_weights_says_so_and_asks_the_spool() -> None:

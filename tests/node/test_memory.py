@@ -1,10 +1,11 @@
 """Memory of a run against the memory that there is."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import Qwen3Config
 
 from asyncrl.config.run_file import decode
@@ -43,6 +44,10 @@ def run(tmp_path: Path) -> Any:
     return build
 
 
+def with_library(config: Config, backend: Literal["auto", "gloo"]) -> Config:
+    return replace(config, weights=replace(config.weights, backend=backend))
+
+
 def part(phase: Phase, name: str) -> int:
     found = next(part for part in phase.parts if part.name == name)
     return found.device + found.host
@@ -64,17 +69,25 @@ def test_a_rollout_that_stages_one_bucket_takes_less(run: Any) -> None:
 def test_vllm_takes_its_fraction_of_a_device(run: Any) -> None:
     settings = {"engine": "vllm", "vllm": {"gpu_memory_utilization": 0.5}}
     config = run(rollout=settings, trainer={"device": "cuda"}, weights={"backend": "gloo"})
-    assert plan_memory(config, Room(device=1 << 30)).rollout.device == 1 << 29
-    staged = part(plan_memory(config, NONE).rollout, "staging")
-    config = run(rollout=settings, trainer={"device": "cuda"})
-    assert plan_memory(config, Room(device=1 << 30)).rollout.device == (1 << 29) + staged, "NCCL receives there"
+    embedding = 4 * 1000 * 64
+    assert plan_memory(config, Room(device=1 << 30)).rollout.device == (1 << 29) + embedding, "loaded beside the old"
 
 
-def test_vllm_divides_weights_but_stages_all_of_them_in_every_worker(run: Any) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_rollout_on_a_device_has_two_buckets_there_and_a_version_on_its_host(run: Any, engine: str) -> None:
+    config = run(
+        rollout={"engine": engine, "device": "cuda"}, trainer={"device": "cuda"}, weights={"bucket_bytes": 1000}
+    )
+    over_nccl, over_gloo = (plan_memory(with_library(config, library), NONE).rollout for library in ("auto", "gloo"))
+    assert over_nccl.device - over_gloo.device == part(over_nccl, "buckets to receive") == 2 * 4 * 1000 * 64
+    assert over_nccl.host == over_gloo.host == LIBRARIES_HOST + part(over_gloo, "staging")
+
+
+def test_vllm_divides_weights_and_stages_them_once_for_all_workers(run: Any) -> None:
     vllm = {"tensor_parallel_size": 2, "kv_cache_bytes": 1000}
     config = run(rollout={"engine": "vllm", "vllm": vllm}, trainer={"device": "cuda"}, weights={"backend": "gloo"})
     rollout = plan_memory(config, NONE).rollout
-    assert part(rollout, "staging") == pytest.approx(4 * part(rollout, "weights"), rel=0.01)
+    assert part(rollout, "staging") == pytest.approx(2 * part(rollout, "weights"), rel=0.01)
     assert part(rollout, "KV cache") == 1000
 
 

@@ -15,9 +15,8 @@ from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.exchange import OnBucket
 from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.receive import OnBucket, Receiver
 
 BUCKET_BYTES = 64
 SPECS = [

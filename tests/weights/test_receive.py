@@ -11,8 +11,7 @@ from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages import Member, StoreValue, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
-from asyncrl.weights.exchange import OnBucket
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.receive import OnBucket, Receiver
 from tests.weights.party import DEFAULTS, LAYOUT, SHORT_S, SPECS, move, party, same, tensors, transfer
 
 

@@ -31,6 +31,27 @@ def test_no_more_than_two_buckets_of_memory_are_used() -> None:
     assert sizes == {max(bucket.num_bytes for bucket in LAYOUT.buckets)}
 
 
+def test_what_is_put_into_the_buffers_is_in_the_staging_at_the_end() -> None:
+    sent, received, window = filled(), Staging(LAYOUT, CPU), Window(LAYOUT, CPU)
+    buffers = set()
+    for bucket, buffer in zip(sent.buckets, window.into(received), strict=True):
+        buffer.copy_(bucket)
+        buffers.add(buffer.untyped_storage().data_ptr())
+    assert all(torch.equal(*pair) for pair in zip(received.buckets, sent.buckets, strict=True))
+    assert len(buffers) == 2
+
+
+def test_a_delta_changes_what_the_staging_holds() -> None:
+    received, window = filled(), Window(LAYOUT, CPU)
+    for buffer in window.into(received, is_delta=True):
+        buffer[0] = 255
+    expected = filled()
+    for bucket in expected.buckets:
+        bucket[0] = 255
+    assert all(torch.equal(*pair) for pair in zip(received.buckets, expected.buckets, strict=True))
+
+
 def test_a_layout_without_tensors_has_no_buckets() -> None:
     empty = Layout([], 40)
     assert list(Window(empty, CPU).buckets(Staging(empty, CPU))) == []
+    assert list(Window(empty, CPU).into(Staging(empty, CPU))) == []

@@ -18,8 +18,8 @@ Q = 0x9E3779B97F4A7C15
 MODULUS = 1 << 64
 CPU_WORDS = 1 << 15
 """Words per block: the words, the powers and the products (640 KiB together) fit into the second-level cache."""
-DEVICE_WORDS = 1 << 22
-"""Words per block on accelerators, where the start of an operation dominates the cost."""
+DEVICE_WORDS = 1 << 20
+"""Words per block on accelerators, where the start of an operation dominates the cost; powers and products: 16 MiB."""
 
 
 class Checksum:

@@ -10,6 +10,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer
+from asyncrl.node.attach import receiving_ranks
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
@@ -48,7 +49,7 @@ class Feed:
 async def feed(engine: Engine, model: PreTrainedModel, weights: Weights) -> AsyncIterator[Feed]:
     hub = MemoryHub()
     trainer, node = hub.connect("trainer"), hub.connect("node")
-    member = Member("rollout-0", "r", engine.ranks if isinstance(engine, MultiProcessEngine) else 1)
+    member = Member("rollout-0", "r", receiving_ranks(engine, weights))
     layout = Layout(checkpoint_specs(model, "float32"), weights.bucket_bytes)
     publisher = Publisher(layout, TRAINER, trainer.send, weights)
     receiver: WeightReceiver

@@ -248,7 +248,10 @@ def use_stream(stream: Stream) -> Iterator[None]:
             _CURRENT.stream = before
 
 
-def current_stream() -> Stream:
+def current_stream(device: torch.device | None = None) -> Stream:
+    """That of the thread; raises `RuntimeError` for a device that is not its current one, where nobody computes."""
+    if device is not None and device.index != current_device():
+        raise RuntimeError(f"the stream of {device} was asked for, but the thread's device is {current_device()}")
     stream: Stream | None = getattr(_CURRENT, "stream", None)
     return stream if stream and stream.device.index == current_device() else Stream()
 

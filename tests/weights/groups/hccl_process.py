@@ -47,8 +47,6 @@ def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
 
 def exchange() -> dict[str, object]:
     """All three ranks join."""
-    torch_npu: Any = importlib.import_module("torch_npu")
-
     store = HashStore()
     with ThreadPoolExecutor(SIZE) as ranks:
         groups, arrived = zip(*ranks.map(receive, range(SIZE), [store] * SIZE), strict=True)
@@ -58,18 +56,20 @@ def exchange() -> dict[str, object]:
         groups[0].broadcast(Staging(LAYOUT, DEVICES[0]).buckets[0], 0, Deadline(1.0))
     except RuntimeError as error:
         closed = str(error)
-    return {"arrived": arrived, "closed": closed, "made": list(torch_npu.MADE)}
+    return {"arrived": arrived, "closed": closed, "made": list(torch_npu().MADE)}
 
 
-async def publish() -> dict[str, object]:
-    """A trainer on ``npu:0`` and a rollout on ``npu:1``, each with buffers on its own device."""
+async def publish(config: Weights) -> dict[str, object]:
+    """A trainer on ``npu:0`` and a rollout on ``npu:1``, each with two buckets on its own device."""
     hub = MemoryHub()
     links = [hub.connect(str(rank)) for rank in range(2)]
     own, theirs = (staging_device("hccl", device) for device in DEVICES[:2])
     with current(own):
-        publisher = Publisher(LAYOUT, TRAINER, links[0].send, Weights(backend="hccl"), device=own)
+        publisher = Publisher(LAYOUT, TRAINER, links[0].send, config, device=own)
+    pinned = len(torch_npu().PINNED)
     with current(theirs):
-        receiver = Receiver(LAYOUT, member(1), links[1].send, Weights(backend="hccl"), device=theirs)
+        receiver = Receiver(LAYOUT, member(1), links[1].send, config, device=theirs)
+    pinned = sum(torch_npu().PINNED[pinned:])
     tasks = [asyncio.create_task(Rendezvous(hub).run())]
     ends: list[Publisher | Receiver] = [publisher, receiver]
     tasks += [asyncio.create_task(forward(link, end)) for link, end in zip(links, ends, strict=True)]
@@ -77,14 +77,17 @@ async def publish() -> dict[str, object]:
         publisher.stage(version, tensors(seed=version).items())
         problems = [str(one) for one in await move(transfer(1, version, [1]), publisher, receiver)]
         assert receiver.policy_version == version, problems
-    with current(theirs):
-        arrived = same(receiver.weights(), tensors(seed=2))
+    arrived = same(receiver.weights(), tensors(seed=2))
     on = [str(tensor.device) for tensor in receiver.weights().values()]
     for end in (publisher, receiver):
         await end.aclose()
     for task in tasks:
         task.cancel()
-    return {"arrived": arrived, "on": sorted(set(on))}
+    return {"arrived": arrived, "on": sorted(set(on)), "pinned": pinned}
+
+
+def torch_npu() -> Any:
+    return importlib.import_module("torch_npu")
 
 
 async def lack_one() -> list[str]:
@@ -116,8 +119,9 @@ if __name__ == "__main__":
     except RuntimeError as error:
         sys.stdout.write(json.dumps({"failed": str(error)}))
     else:
-        facts["published"] = asyncio.run(publish())
+        facts["published"] = asyncio.run(publish(Weights(backend="hccl")))
+        facts["changed"] = asyncio.run(publish(Weights(backend="hccl", delta=True)))
         facts["missing"] = asyncio.run(lack_one())
-        facts["strays"] = importlib.import_module("torch_npu").STRAYS
+        facts["strays"] = torch_npu().STRAYS
         facts["environment"] = [key for key in os.environ if "HCCL" in key]
         sys.stdout.write(json.dumps(facts))

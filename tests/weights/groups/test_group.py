@@ -14,7 +14,7 @@ from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, form
 from asyncrl.weights.groups.network_interface import interface_addresses, settings
 from tests.weights.groups.fake_npu import installed_at
-from tests.weights.party import LONG_S, SHORT_S
+from tests.weights.party import LAYOUT, LONG_S, SHORT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -156,8 +156,10 @@ def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
     assert facts["made"] == [{"ranks": [], "environment": variables, "aborted": True}] * 3
     assert facts["environment"] == []
 
-    # Trainer and rollout stage on their own devices, each current in the threads that use it.
-    assert facts["published"] == {"arrived": True, "on": ["npu:1"]}
+    # Trainer and rollout send through their own devices, each current in the threads that use it, and stage on the
+    # host, in page-locked memory.
+    for case in ("published", "changed"):
+        assert facts[case] == {"arrived": True, "on": ["cpu"], "pinned": LAYOUT.num_bytes}
     assert facts["strays"] == []
 
     # The ranks that joined name the missing one, before the library, which has no deadline, connects.

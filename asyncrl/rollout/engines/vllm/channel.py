@@ -35,6 +35,8 @@ class ReceiverSetup(Struct, frozen=True, kw_only=True):
     weights: Weights
     interface: str
     """Address of this machine on which the worker connects to the trainer."""
+    staging_path: str = ""
+    """Memory of the node to receive into, see `asyncrl.weights.shared.shared_path`; empty takes the worker's own."""
 
 
 class Channel:

@@ -1,5 +1,5 @@
 """
-vLLM as an `Engine` whose workers receive the weights, or map those that the node has fetched.
+vLLM as an `Engine` whose workers receive the weights, or map those that the node has fetched or that one of them has.
 
     generate ─▶ vLLM's queue ─ steps in vLLM's process ─▶ the finished completion
                                   │
@@ -35,8 +35,8 @@ from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
-from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.shared import SharedTensors
+from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.shared import SharedTensors, shared_staging
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,9 +206,17 @@ class VllmEngine:
         """See `MultiProcessEngine.receiver`. Raises `ConfigError` if vLLM's workers cannot take new weights."""
         await self._workers_checked()
         adapter, specs = self._adapter, self.specs()
+        is_shared = weights.staging == "whole" and self.ranks > 1
         connect = WorkersReceiver.connect
         return await connect(
-            adapter.call_workers, specs, member, send, weights, interface=interface, get_cause=adapter.engine_died
+            adapter.call_workers,
+            specs,
+            member,
+            send,
+            weights,
+            interface=interface,
+            get_cause=adapter.engine_died,
+            staging=shared_staging(Layout(specs, weights.bucket_bytes)) if is_shared else None,
         )
 
     async def pause(self) -> None:

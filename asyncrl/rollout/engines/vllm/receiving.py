@@ -1,7 +1,7 @@
 """
 A worker's `Receiver` in a thread of its own, so that decoding continues during a transfer.
 
-    node ── Transfer, Abort, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging
+    node ── Transfer, Abort, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging, its own or the node's
 """
 
 import asyncio
@@ -15,28 +15,43 @@ from asyncrl.errors import BrokenInvariant, TransferError
 from asyncrl.messages import Abort, StoreValue, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import Layout
-from asyncrl.weights.exchange import OnBucket
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.receive import OnBucket, Receiver
+from asyncrl.weights.shared import shared_staging
 
 
 class ReceiverThread(threading.Thread):
-    """Thread with an event loop and a `Receiver`. Ends when the node disconnects."""
+    """
+    Thread with an event loop and a `Receiver`. Ends when the node disconnects.
+
+    Args:
+        device: Device into which the backend receives.
+        beside: Device of the worker's model.
+    """
 
     def __init__(
-        self, setup: ReceiverSetup, *, local_rank: int, device: torch.device, on_bucket: OnBucket | None = None
+        self,
+        setup: ReceiverSetup,
+        *,
+        local_rank: int,
+        device: torch.device,
+        beside: torch.device,
+        on_bucket: OnBucket | None = None,
     ) -> None:
         super().__init__(name="asyncrl-receive", daemon=True)
         self._path = setup.socket_path
         self._channel: Channel | None = None
+        layout = Layout(setup.specs, setup.weights.bucket_bytes)
         self.receiver = Receiver(
-            Layout(setup.specs, setup.weights.bucket_bytes),
+            layout,
             setup.member,
             self._send,
             setup.weights,
             interface=setup.interface,
             device=device,
+            beside=beside,
             local_rank=local_rank,
             on_bucket=on_bucket,
+            staging=shared_staging(layout, setup.staging_path) if setup.staging_path else None,
         )
 
     def run(self) -> None:

@@ -3,8 +3,8 @@ The node's side of a transfer that its engine's workers receive.
 
     broker ◀── link ──▶ node ◀── one `Channel` each ──▶ workers
 
-Every worker is a rank of the transfer. The node forwards the workers' rendezvous messages to the broker, and the
-broker's answers to all workers.
+A version is received by one worker, into memory that all workers map if there are several; a single bucket, by every
+worker, each a rank of the transfer. The node forwards their rendezvous messages to the broker, and its answers to them.
 """
 
 import asyncio
@@ -23,9 +23,12 @@ from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Tran
 from asyncrl.rollout.engine import Send
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.shared import shared_path
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from asyncrl.weights.staging import Staging
 
 CONNECT_S = 30.0
 """Seconds for the workers to connect; an engine connects after the current step."""
@@ -39,10 +42,20 @@ GetCause = Callable[[], Awaitable[EngineDied]]
 
 
 class WorkersReceiver:
-    """A `WeightReceiver` for an engine whose workers hold the model. Created by `connect`."""
+    """
+    A `WeightReceiver` for an engine whose workers hold the model. Created by `connect`.
 
-    def __init__(self, channels: list[Channel], send: Send, get_cause: GetCause) -> None:
+    Args:
+        staging: Memory of this process that the workers receive into; None if they have their own.
+    """
+
+    def __init__(
+        self, channels: list[Channel], send: Send, get_cause: GetCause, staging: "Staging | None" = None
+    ) -> None:
         self._channels = channels
+        self._staging = staging
+        self._is_complete = False
+        """True while the memory holds a version."""
         self._send = send
         self._get_cause = get_cause
         self._answers: dict[Channel, asyncio.Future[Transferred]] = {}
@@ -62,13 +75,26 @@ class WorkersReceiver:
         *,
         interface: str,
         get_cause: GetCause,
+        staging: "Staging | None" = None,
     ) -> "WorkersReceiver":
-        """Have the workers connect to this node. Raises `EngineError` if one does not within `CONNECT_S`."""
+        """
+        Have the first ``member.ranks`` workers connect to this node.
+
+        Raises `EngineError` if one does not within `CONNECT_S`. ``staging`` is as for the constructor, and needs a
+        single rank.
+        """
         connected: asyncio.Queue[Channel] = asyncio.Queue()
         with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:  # Only this user may enter it.
             path = str(Path(folder, "weights"))
             server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
-            setup = ReceiverSetup(socket_path=path, member=member, specs=specs, weights=weights, interface=interface)
+            setup = ReceiverSetup(
+                socket_path=path,
+                member=member,
+                specs=specs,
+                weights=weights,
+                interface=interface,
+                staging_path=shared_path(staging) if staging else "",
+            )
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await call_workers("asyncrl_connect", msgspec.json.encode(setup).decode())
@@ -79,13 +105,13 @@ class WorkersReceiver:
                 ) from None
             finally:
                 server.close()
-        return cls(channels, send, get_cause)
+        return cls(channels, send, get_cause, staging)
 
     async def transfer(self, transfer: Transfer) -> float:
         """See `WeightReceiver.transfer`. Errors name the worker; the time is that of the slowest one."""
         loop = asyncio.get_running_loop()
         self._answers = {channel: loop.create_future() for channel in self._channels}
-        self._transfer_group = transfer.transfer_group
+        self._transfer_group, self._is_complete = transfer.transfer_group, False
         for channel, task in zip(self._channels, self._tasks, strict=True):
             if task.done():
                 raise await self._died(channel)
@@ -100,10 +126,14 @@ class WorkersReceiver:
                     f"{self._name(channel)} does not answer: transfer of policy_version {transfer.policy_version} "
                     f"had {transfer.deadline_s:g} s"
                 )
+        self._is_complete = True
         return max(seconds)
 
     def weights(self) -> "Mapping[str, Tensor]":
-        return {}  # The workers hold the staged tensors.
+        """See `WeightReceiver.weights`. Raises `TransferError` if this process holds an incomplete version."""
+        if self._staging and not self._is_complete:
+            raise TransferError("no complete policy version is staged; a transfer must succeed first")
+        return self._staging.tensors if self._staging else {}
 
     def deliver(self, value: StoreValue) -> None:
         for channel in self._channels:
@@ -114,12 +144,13 @@ class WorkersReceiver:
             channel.post(abort)
 
     async def aclose(self) -> None:
-        """Disconnect; the workers abandon a transfer in progress. Idempotent."""
+        """Disconnect and free the memory; the workers abandon a transfer in progress. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for channel in self._channels:
             channel.close()
+        self._answers, self._staging = {}, None  # An error among the answers refers to this object.
 
     async def _listen(self, channel: Channel) -> None:
         async for message in channel:

@@ -2,26 +2,25 @@
 Extension of vLLM's worker processes that receives weights and loads them into the model.
 
     asyncrl_check ───────▶ log-probs and layout of weights     before the first request
-    asyncrl_connect ─────▶ a thread with a `Receiver` ── stages while the engine decodes
+    asyncrl_connect ─────▶ a thread with a `Receiver` ── stages while the engine decodes, of several workers in one
     asyncrl_swap ────────▶ staging ─▶ the model                between pause and resume
-    asyncrl_swap_shared ─▶ the node's staging ─▶ the model     between pause and resume
+    asyncrl_swap_shared ─▶ the node's staging ─▶ the model     between pause and resume; each worker loads its part
 
 vLLM mixes `WorkerExtension` into its worker class and can call its methods on all workers. Calls block the engine, so
 nothing in them waits for the network.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-import torch
 from torch import Tensor
 
 from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import guard, inspection, reload
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
-from asyncrl.weights.groups.device import STAGED_ON, staging_device
+from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.shared import SharedTensors
 
 guard.follow_node()  # At import: vLLM imports this module before it loads the model.
@@ -42,12 +41,21 @@ class WorkerExtension:
         return inspection.refusal(worker.model_runner, kind=worker.device.type)
 
     def asyncrl_connect(self, setup_json: str) -> None:
-        """Connect to the node and take part in its transfers. Replaces an earlier connection."""
-        setup = msgspec.json.decode(setup_json, type=ReceiverSetup)
+        """
+        Connect to the node and take part in its transfers, if it has a rank for this worker.
+
+        Replaces an earlier connection.
+        """
+        setup, worker = msgspec.json.decode(setup_json, type=ReceiverSetup), cast("Any", self)
+        rank = worker.vllm_config.parallel_config.rank
+        self._asyncrl_receiver = None
+        if rank >= setup.member.ranks:
+            return
         self._asyncrl_receiver = ReceiverThread(
             setup,
-            local_rank=self.vllm_config.parallel_config.rank,  # type: ignore[attr-defined]
-            device=self._asyncrl_staging_device(setup.weights.backend),
+            local_rank=rank,
+            device=staging_device(setup.weights.backend, worker.device),
+            beside=worker.device,
             on_bucket=self._asyncrl_load if setup.weights.staging == "bucket" else None,
         )
         self._asyncrl_receiver.start()
@@ -66,11 +74,6 @@ class WorkerExtension:
         shared = msgspec.json.decode(shared_json, type=SharedTensors)
         self._asyncrl_load(shared.map(), are_borrowed=False)
         self._asyncrl_finish()
-
-    def _asyncrl_staging_device(self, backend: str) -> torch.device:
-        """This worker's device if the backend can receive on it; otherwise vLLM copies from the backend's device."""
-        own: torch.device = self.device  # type: ignore[attr-defined]
-        return own if own.type == STAGED_ON[backend] else staging_device(backend)
 
     def _asyncrl_load(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool = True) -> None:
         """Load a part of a version. Nothing may decode until it is complete."""

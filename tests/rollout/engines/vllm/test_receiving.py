@@ -13,6 +13,7 @@ from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.weights.contents.layout import TensorSpec
 
+CPU = torch.device("cpu")
 NODE, TRAINER = Member("rollout-0", "r"), Member("trainer-0", "t")
 
 
@@ -23,7 +24,7 @@ async def answer_to(order: Transfer, folder: Path) -> Message:
     server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
     specs = [TensorSpec(name="w", shape=(4,), dtype="float32")]
     setup = ReceiverSetup(socket_path=path, member=NODE, specs=specs, weights=Weights(), interface=LOOPBACK)
-    thread = ReceiverThread(setup, local_rank=0, device=torch.device("cpu"))
+    thread = ReceiverThread(setup, local_rank=0, device=CPU, beside=CPU)
     thread.start()
     channel = await connected.get()
     await channel.send(order)

@@ -20,11 +20,15 @@ from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
-from tests.weights.party import LONG_S, Rendezvous, forward
+from asyncrl.weights.shared import SharedTensors, shared_staging
+from asyncrl.weights.staging import Staging
+from tests.weights.party import LONG_S, Rendezvous, forward, same
+from tests.weights.shared_memory import shared_memory
 
 SPECS = [TensorSpec(name=name, shape=(100,), dtype="float32") for name in "abc"]
 WEIGHTS = Weights(bucket_bytes=512)
 TRAINER, NODE = Member("trainer-0", "t"), Member("rollout-0", "r", ranks=2)
+CPU = torch.device("cpu")
 SHORT_S = 0.3
 
 
@@ -48,8 +52,8 @@ class Workers:
         assert method == "asyncrl_connect"
         setup = msgspec.json.decode(setup_json, type=ReceiverSetup)
         setup = msgspec.structs.replace(setup, specs=self._specs)
-        for local_rank in range(self._count):
-            self.ends.append(ReceiverThread(setup, local_rank=local_rank, device=torch.device("cpu")))
+        for local_rank in range(min(self._count, setup.member.ranks)):
+            self.ends.append(ReceiverThread(setup, local_rank=local_rank, device=CPU, beside=CPU))
             self.ends[-1].start()
 
     async def engine_died(self) -> EngineDied:
@@ -61,17 +65,24 @@ class Workers:
 
 @asynccontextmanager
 async def engine(
-    specs: list[TensorSpec] = SPECS, count: int = 2
+    specs: list[TensorSpec] = SPECS, count: int = 2, *, node: Member = NODE, staging: Staging | None = None
 ) -> AsyncIterator[tuple[Publisher, WorkersReceiver, Workers]]:
     hub = MemoryHub()
-    trainer, node = hub.connect("trainer"), hub.connect("node")
+    trainer, link = hub.connect("trainer"), hub.connect("node")
     publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
     connect = WorkersReceiver.connect
     receiver = await connect(
-        workers.call, SPECS, NODE, node.send, WEIGHTS, interface=LOOPBACK, get_cause=workers.engine_died
+        workers.call,
+        SPECS,
+        node,
+        link.send,
+        WEIGHTS,
+        interface=LOOPBACK,
+        get_cause=workers.engine_died,
+        staging=staging,
     )
-    coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(node, receiver)]
+    coroutines = [Rendezvous(hub).run(), forward(trainer, publisher), forward(link, receiver)]
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         yield publisher, receiver, workers
@@ -93,6 +104,30 @@ def test_every_worker_of_an_engine_receives_each_version():
                 assert seconds > 0
                 assert workers.values() == [dict.fromkeys("abc", float(version))] * 2
             assert receiver.weights() == {}, "the workers hold them"
+
+    asyncio.run(play())
+
+
+def test_one_worker_receives_for_all_into_memory_of_the_node():
+    node = Member("rollout-0", "r", ranks=1)
+
+    async def play() -> None:
+        staging = shared_staging(Layout(SPECS, WEIGHTS.bucket_bytes))
+        async with engine(node=node, staging=staging) as (publisher, receiver, workers):
+            assert len(workers.ends) == 1
+            for version in (1, 2):
+                publisher.stage(version, tensors(version).items())
+                sent = Transfer(1, version, [TRAINER, node], True, LONG_S)
+                await asyncio.gather(publisher.transfer(sent), receiver.transfer(sent))
+                assert same(SharedTensors.of(receiver.weights()).map(), tensors(float(version)))
+
+            with pytest.raises(TransferError):
+                await receiver.transfer(Transfer(1, 3, [TRAINER, node], True, SHORT_S))
+            with pytest.raises(TransferError, match="no complete policy version is staged"):
+                receiver.weights()
+
+        del staging
+        assert shared_memory() == [], "closing frees it"
 
     asyncio.run(play())
 

@@ -11,8 +11,12 @@ from torch import Tensor
 
 pytest.importorskip("vllm")
 
+from asyncrl.config.addresses import LOOPBACK
+from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
+from asyncrl.messages import Member
 from asyncrl.rollout.engines.vllm import reload
+from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.worker import WorkerExtension
 from asyncrl.weights.shared import SharedTensors, shared_staging
 from tests.weights.party import LAYOUT, tensors
@@ -20,7 +24,7 @@ from tests.weights.party import LAYOUT, tensors
 
 class Worker(WorkerExtension):
     device = torch.device("cpu")
-    vllm_config = None
+    vllm_config: Any = None
     model_runner = SimpleNamespace(get_model=lambda: None)
 
 
@@ -79,8 +83,16 @@ def test_a_worker_that_never_connected_has_received_nothing() -> None:
         Worker().asyncrl_swap(3)
 
 
-def test_weights_are_staged_on_the_workers_own_device_if_the_backend_allows() -> None:
-    assert Worker()._asyncrl_staging_device("gloo") == torch.device("cpu")
+def test_a_worker_beyond_the_ranks_of_its_node_receives_nothing() -> None:
+    setup = ReceiverSetup(
+        socket_path="", member=Member("rollout-0", "r", ranks=1), specs=[], weights=Weights(), interface=LOOPBACK
+    )
+    worker = Worker()
+    worker.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1))
+    worker._asyncrl_receiver = receiver_with(2)
+    worker.asyncrl_connect(msgspec.json.encode(setup).decode())
+
+    assert worker._asyncrl_receiver is None
 
 
 def as_json(weights: Mapping[str, Tensor]) -> str:
