@@ -1,7 +1,7 @@
 """
 Named places in the code where a test can kill the process, like ``kill -9``, from the n-th pass on.
 
-    reach("spool.synced")      does nothing unless this process was armed for that place, and the place's file is missing
+    reach("spool.synced")      does nothing unless this process was armed for that place, and its file is missing
 
 Random kills seldom hit the microseconds between a sync and its acknowledgement; an armed place always does. Only
 processes started by asyncrl are ever armed, through `VARIABLE`; a host that embeds an actor is not.

@@ -46,6 +46,7 @@ from asyncrl.messages import (
     Beat,
     Commit,
     Drain,
+    Draining,
     Evaluated,
     Evaluating,
     Published,
@@ -131,6 +132,7 @@ class TrainerActor:
         self._learner = learner
         self._publisher = publisher
         self._uploader = uploader
+        self._node = connection.identity.node
         self._link = connection.broker
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
@@ -216,6 +218,19 @@ class TrainerActor:
             return False
         return True
 
+    def _asked_to_drain(self, message: Drain) -> None:
+        if message.node != self._node:
+            self._tasks.create_task(self._drain_for_another())
+        elif self._on_drain:
+            self._on_drain()
+
+    async def _drain_for_another(self) -> None:
+        """Train to the end of a version, and save a checkpoint, because another machine of the trainer is to leave."""
+        self._drain_began.set()
+        self._went_live.set()
+        await self._is_drained.wait()
+        await self._link.send(Draining())
+
     def beat(self, lag_s: float) -> Beat:
         return Beat(
             lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens, self._publisher.num_buckets
@@ -255,8 +270,8 @@ class TrainerActor:
             case Spools(spools=spools):
                 self._spools.update(spools)
                 self._others.broadcast(message)
-            case Drain() if self._on_drain:
-                self._on_drain()
+            case Drain():
+                self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:

@@ -50,7 +50,9 @@ def test_a_process_without_a_failpoint_completes() -> None:
     assert run_program() == (0, 3)
 
 
-@pytest.mark.parametrize("plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:", "spool.synced:1:m;"])
+@pytest.mark.parametrize(
+    "plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:", "spool.synced:1:m;"]
+)
 def test_a_malformed_failpoint_is_refused(plan: str) -> None:
     with pytest.raises(ConfigError, match="expected PLACE:N:MARKER with one of spool"):
         arm(plan, ["spool.synced"])

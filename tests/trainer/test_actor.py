@@ -23,6 +23,8 @@ from asyncrl.messages import (
     Abort,
     Batch,
     Commit,
+    Drain,
+    Draining,
     Fetch,
     Fetched,
     Member,
@@ -718,6 +720,18 @@ def test_a_trainer_resumed_after_the_last_step_says_so_and_serves_joiners(scene)
         assert (await stage.hear(Transferred)).transfer_group == 9
 
     scene(play, start=Start(2, 2, "checkpoints/step_000002"), run={"steps": 2})
+
+
+def test_before_another_machine_of_the_trainer_leaves_the_steps_done_are_saved(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        assert (await stage.hear_at_last(Stepped)).step == 0
+        stage.say(Drain("trainer-1"))
+        assert await stage.hear(Commit) == Commit(0, "checkpoints/step_000001")
+        assert await stage.hear(Draining) == Draining()
+
+    scene(play, checkpoint={"every_steps": 100})
 
 
 # ── the end ─────────────────────────────────────────────────────────────────────────────────
