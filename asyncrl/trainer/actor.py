@@ -13,7 +13,8 @@ changes no weights, and counts.
 
 All computation runs in one thread, which keeps the event loop free for beats and transfers. Weights are copied to
 staging buffers before a transfer, which therefore never sees a half-updated model; the next version is copied while the
-last one is transferred. A checkpoint is copied too, and written by another thread.
+last one is transferred. A checkpoint's files are written between two steps, into memory of the system as long as that
+has room, and completed by another thread.
 
 Safe to run inside another process: no signal handler, no logging configuration; its threads end with `run`.
 """
@@ -427,11 +428,11 @@ class TrainerActor:
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
-        """Copy the contents of a checkpoint, which is written while the next steps train."""
+        """Take the contents of a checkpoint, which is completed while the next steps train."""
         await self._checkpoints.begin(step + 1)
         self._num_saved = step + 1
         self._others.broadcast(Work("snapshot", step))
-        snapshot = await self._in_thread(self._learner.snapshot)
+        snapshot = await self._in_thread(self._checkpoints.take, step + 1, self._learner.snapshot)
         self._checkpoints.write(
             self._tasks,
             step=step + 1,

@@ -84,7 +84,7 @@ class FakeLearner:
     def named_weights(self) -> list[tuple[str, str]]:
         return [("w", f"after {len(self.batches)} steps")]
 
-    def snapshot(self) -> str:
+    def snapshot(self, _folder: Path) -> str:
         return f"after {len(self.batches)} steps"
 
 
@@ -142,6 +142,9 @@ class FakeCheckpoints:
 
     def begin(self, _folder: Path, step: int) -> None:
         """The folder of the parts is not looked at."""
+
+    def take(self, folder: Path, _step: int, snapshot: Callable[[Path], object]) -> object:
+        return snapshot(folder)
 
     def write_part(self, _folder: Path, _step: int, snapshot: object) -> dict[str, FileEntry]:
         return {str(snapshot): FileEntry(1, "")}
