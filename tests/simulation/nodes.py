@@ -182,7 +182,7 @@ class SimLearner:
     def named_weights(self) -> Any:
         return self.trained
 
-    def snapshot(self) -> Any:
+    def snapshot(self, _folder: object) -> Any:
         return self.trained
 
 
