@@ -408,13 +408,18 @@ class Bye(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """The rollout stores its unfinished trajectories and leaves; it takes no more leases."""
+    """
+    The rollout stores its unfinished trajectories and leaves; it takes no more leases.
+
+    From a machine of a trainer of several: it is to leave, and waits until a checkpoint contains the steps done. From
+    their trainer, once that is so: it trains no further.
+    """
 
 
 class Drain(Message, frozen=True):
     """
     To the broker: make ``node`` leave, then answer `Drained`. To the node: leave, after a rollout has stored its
-    unfinished trajectories and a trainer its last step.
+    unfinished trajectories and a trainer its last step. To a trainer about another machine: store the last step.
     """
 
     node: str

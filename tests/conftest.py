@@ -80,11 +80,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, its tokenizer, prompts, a reward function, and the run file ``toy.toml``."""
+    """A folder with the files of `make_toy`."""
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def make_toy(folder: Path) -> Path:
+    """Fill a folder with a model, its tokenizer, prompts, a reward function, and the run file ``toy.toml``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder = tmp_path_factory.mktemp("toy")
     make_model(folder / "model")
     rows = [{"prompt": f"a + {i % 10} b How many now?", "answer": str(i % 10), "data_source": "toy"} for i in range(64)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")

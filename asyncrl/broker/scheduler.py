@@ -309,6 +309,7 @@ class Scheduler:
                 self.versions.ready(node)
             case Draining():
                 node.is_draining = True
+                self._drain_machines(node, now_s)
             case Offer(limit=limit):
                 node.credit_limit = max(node.credit_limit, limit)
             case Asleep() | AskTurn():
@@ -428,6 +429,14 @@ class Scheduler:
         self.out.event(
             "trainer.assembled", group=self.machines.num_groups, machines=[self.machines.describe(n) for n in members]
         )
+
+    def _drain_machines(self, node: Node, now_s: float) -> None:
+        """Have the trainer save its steps before another of its machines leaves; once it has, end the group."""
+        if node.role == "machine" and (trainer := self.nodes.trainer()):
+            self.out.send(trainer.peer, Drain(node.name))
+        elif leaving := [member for member in self.machines.members if member.is_draining and member is not node]:
+            reason = f"{self.machines.describe(leaving[0])} is to stop, and a checkpoint has just been written"
+            self._disband(self.machines.disband(now_s), reason, now_s)
 
     def _disband(self, members: Sequence[Node], reason: str, now_s: float) -> None:
         """End the sessions of these members at once, so that none of them can take, commit or publish any more."""

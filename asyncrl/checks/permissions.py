@@ -65,7 +65,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     StoreGet: MEMBERS | {"machine"},
     Transferred: MEMBERS,
     TransferFailed: MEMBERS,
-    Draining: frozenset(("rollout",)),
+    Draining: frozenset(("rollout", "trainer", "machine")),
     Live: frozenset(("rollout",)),
     Offer: frozenset(("rollout", "reward")),
     Scored: frozenset(("reward",)),

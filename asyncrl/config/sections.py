@@ -472,9 +472,9 @@ class Weights(Section, frozen=True, kw_only=True):
     """
     Collective library, and the memory from which it sends: ``gloo`` host, ``nccl`` CUDA device, ``hccl`` Ascend NPU.
     On a device that is two buckets at each end; whole versions are on the host. ``shared`` crosses memory of one
-    machine instead. The broker decides ``auto`` for all nodes: shared if trainer and rollouts share devices, which nccl and
-    hccl refuse; nccl or hccl if ``trainer.device`` and ``rollout.device`` are that kind of device, where an ``auto`` of
-    vLLM counts as the trainer's; and gloo otherwise.
+    machine instead. The broker decides ``auto`` for all nodes: shared if trainer and rollouts share devices, which
+    nccl and hccl refuse; nccl or hccl if ``trainer.device`` and ``rollout.device`` are that kind of device, where an
+    ``auto`` of vLLM counts as the trainer's; and gloo otherwise.
     """
     interface: str = ""
     """

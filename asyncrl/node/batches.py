@@ -176,7 +176,7 @@ class BatchStream:
         """The model's tensors, by their names in a checkpoint."""
         return checkpoint_tensors(self._model)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, _folder: Path) -> Snapshot:
         """Copy of the model. The state of your optimizer is not in it."""
         weights = renamed(self._model, saved_tensors(self._model))
         return Snapshot(

@@ -13,7 +13,8 @@ changes no weights, and counts.
 
 All computation runs in one thread, which keeps the event loop free for beats and transfers. Weights are copied to
 staging buffers before a transfer, which therefore never sees a half-updated model; the next version is copied while the
-last one is transferred. A checkpoint is copied too, and written by another thread.
+last one is transferred. A checkpoint's files are written between two steps, into memory of the system as long as that
+has room, and completed by another thread.
 
 Safe to run inside another process: no signal handler, no logging configuration; its threads end with `run`.
 """
@@ -46,6 +47,7 @@ from asyncrl.messages import (
     Beat,
     Commit,
     Drain,
+    Draining,
     Evaluated,
     Evaluating,
     Published,
@@ -135,6 +137,7 @@ class TrainerActor:
         self._learner = learner
         self._publisher = publisher
         self._uploader = uploader
+        self._node = connection.identity.node
         self._link = connection.broker
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
@@ -222,6 +225,19 @@ class TrainerActor:
             return False
         return True
 
+    def _asked_to_drain(self, message: Drain) -> None:
+        if message.node != self._node:
+            self._tasks.create_task(self._drain_for_another())
+        elif self._on_drain:
+            self._on_drain()
+
+    async def _drain_for_another(self) -> None:
+        """Train to the end of a version, and save a checkpoint, because another machine of the trainer is to leave."""
+        self._drain_began.set()
+        self._went_live.set()
+        await self._is_drained.wait()
+        await self._link.send(Draining())
+
     def beat(self, lag_s: float) -> Beat:
         return Beat(
             lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens, self._publisher.num_buckets
@@ -261,8 +277,8 @@ class TrainerActor:
             case Spools(spools=spools):
                 self._spools.update(spools)
                 self._others.broadcast(message)
-            case Drain() if self._on_drain:
-                self._on_drain()
+            case Drain():
+                self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
@@ -434,11 +450,11 @@ class TrainerActor:
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
-        """Copy the contents of a checkpoint, which is written while the next steps train."""
+        """Take the contents of a checkpoint, which is completed while the next steps train."""
         await self._checkpoints.begin(step + 1)
         self._num_saved = step + 1
         self._others.broadcast(Work("snapshot", step))
-        snapshot = await self._in_thread(self._learner.snapshot)
+        snapshot = await self._in_thread(self._checkpoints.take, step + 1, self._learner.snapshot)
         self._checkpoints.write(
             self._tasks,
             step=step + 1,

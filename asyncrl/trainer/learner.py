@@ -28,8 +28,8 @@ from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
 from asyncrl.trainer.algorithm.selecting import select_tokens
 from asyncrl.trainer.algorithm.step_metrics import merged
-from asyncrl.trainer.checkpoints.parts import Part, divide
-from asyncrl.trainer.checkpoints.snapshot import Snapshot, own_tensors, own_weights
+from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part, divide
+from asyncrl.trainer.checkpoints.snapshot import OwnPart, Snapshot, emptied, gathered, num_bytes
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
@@ -157,20 +157,31 @@ class Learner:
         """Names, shapes and dtypes of `named_weights`, in the same order."""
         return self.policy.specs()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, folder: Path | None = None) -> Snapshot:
         """
-        Copy this rank's part of everything that a checkpoint contains. Collective.
+        Write this rank's part of everything that a checkpoint contains to a folder, or copy it. Collective.
 
         The ranks of the first machine have a part each; those of other machines have none.
+
+        Raises:
+            OSError: The disk failed.
         """
         part = Part(self._ranks.rank, min(self._ranks.size, self._config.trainer.ranks))
-        weight_parts = divide(self.policy.saved_sizes(), part.count)
+        own, shapes = OwnPart(part, folder), self.policy.saved_shapes()
+        weight_parts = divide(num_bytes(shapes), part.count)
+        weights = own.take(MODEL, weight_parts, shapes, self.policy.saved_weights())
+        tensors = {}
+        for name, state in self._models.tensors().items():
+            shapes = emptied(state)
+            parts = divide(num_bytes(shapes), part.count)
+            tensors[name] = own.take(f"{TENSORS}/{name}", parts, shapes, gathered(state))
         return Snapshot(
             configs=self.policy.configs,
             part=part,
-            weights=own_weights(self.policy.saved_weights(), weight_parts, part),
+            files=own.files,
+            weights=weights,
             weight_parts=weight_parts,
-            tensors={name: own_tensors(tensors, part) for name, tensors in self._models.tensors().items()},
+            tensors=tensors,
             state={"kl_coef": self._kl_controller.coef},
             random_state=torch.get_rng_state().numpy().tobytes(),
         )

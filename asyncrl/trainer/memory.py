@@ -5,7 +5,7 @@ Memory that a trainer will need, from its configuration and a model's config.jso
     load          weights, gradients, what the check of the model gathers     the largest slice of a file
     step          weights, gradients, moments, gathered layers, activations   staged versions
     publish       weights, gradients, moments, one gathered parameter         staged versions
-    checkpoint    weights, gradients, moments, one gathered tensor            staged versions, a copy of everything
+    checkpoint    weights, gradients, moments, one gathered tensor            staged versions, a tensor to write
     resume        as load, and moments                                        the largest slice of a file
 
 What `trainer.offload` names is on the host instead, and on the device when it is used.
@@ -194,11 +194,12 @@ class TrainerMemory:
 
     def checkpoint(self) -> Phase:
         """
-        The ranks of the first machine copy the weights, 4 bytes, and the moments, 8 bytes, to their host, each its part
-        of them. Training goes on meanwhile. One tensor is gathered at a time, in float32.
+        One tensor is gathered at a time, in float32, and written by one of the first machine's ranks. The files wait in
+        the page cache, which is not counted: the system gives it up as it needs memory.
         """
-        copies = Part(name="copies to write", host=self._copied())
-        return phase("checkpoint", *self._state(), self._gathered(FLOAT32), self._staged(), copies)
+        items = self.sizes.parameter if self._config.trainer.device != "cpu" else 0  # there it is on the host already
+        written = Part(name="tensor to write", host=FLOAT32 * items)
+        return phase("checkpoint", *self._state(), self._gathered(FLOAT32), self._staged(), written)
 
     def resume(self) -> Phase:
         """The same as `load`, and moments, which are read by slices of float32."""
@@ -331,13 +332,6 @@ class TrainerMemory:
         largest = max(bucket.num_bytes for bucket in self.layout.buckets)
         buckets = 4 if weights.delta else 2
         return [Part(name="buckets to send", device=buckets * largest, setting="weights.bucket_bytes")]
-
-    def _copied(self) -> int:
-        """Bytes of a checkpoint."""
-        sizes = self.sizes
-        weights = FLOAT32 * (sizes.whole_model + (sizes.trained if self._adapters else 0))
-        critic = 0 if self.critic is None else (FLOAT32 + MOMENTS) * self.critic.whole
-        return weights + MOMENTS * sizes.trained + critic
 
     @property
     def _own_trained(self) -> int:

@@ -15,6 +15,7 @@ Safe to run inside another process, like `TrainerActor`.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages import Batch, Beat, Checked, PartWritten, Spools, Stop, Work
-from asyncrl.trainer.checkpoints.checkpoint import write_part
+from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.compute import compute_thread
 from asyncrl.trainer.fetching import fetch_step, limits_of
@@ -150,11 +151,12 @@ class ShardActor:
                     await self._in_thread(self._learner.wake)
                 case "snapshot":
                     reach("shard.copying")
-                    snapshot = await self._in_thread(self._learner.snapshot)
+                    taking = partial(take, self._checkpoints, work.step + 1, self._learner.snapshot)
+                    snapshot = await self._in_thread(taking)
                     tasks.create_task(self._write(work.step, snapshot))
 
     async def _write(self, step: int, snapshot: Snapshot) -> None:
-        """Write this rank's part of a checkpoint while the next steps train."""
+        """Complete this rank's part of a checkpoint while the next steps train."""
         files: dict[str, FileEntry] = {}
         if snapshot.part.index < snapshot.part.count:
             files = await asyncio.to_thread(write_part, self._checkpoints, step + 1, snapshot)

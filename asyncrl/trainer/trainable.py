@@ -1,6 +1,7 @@
 """Contracts of the two collaborators of a `TrainerActor`: the policy in training, and the sender of its weights."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -42,8 +43,8 @@ class Trainable(Protocol):
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """The weights to publish, by their names in a checkpoint."""
 
-    def snapshot(self) -> Snapshot:
-        """Copy of all that a checkpoint contains."""
+    def snapshot(self, folder: Path, /) -> Snapshot:
+        """All that a checkpoint contains: copies, or files that it has written to ``folder``; see `Snapshot`."""
 
 
 class Sleepable(Protocol):

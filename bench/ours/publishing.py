@@ -115,7 +115,7 @@ class Shards:
         self._model.to_empty(device="cpu")
         with torch.no_grad():
             for parameter in self._model.parameters():
-                parameter.to_local().uniform_(-1, 1)  # type: ignore[operator]
+                parameter.to_local().uniform_(-1, 1)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():

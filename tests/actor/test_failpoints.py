@@ -33,11 +33,26 @@ def test_a_process_dies_at_the_nth_pass_and_its_restart_completes(tmp_path: Path
     assert run_program(plan) == (0, 3)
 
 
+def test_one_more_process_dies_at_each_place_whose_marker_is_removed(tmp_path: Path) -> None:
+    markers = [tmp_path / "synced", tmp_path / "appended"]
+    plan = f"spool.synced:1:{markers[0]};spool.appended:2:{markers[1]}"
+    for marker in markers:
+        marker.touch()
+    assert run_program(plan) == (0, 3)
+    markers[1].unlink()
+    assert run_program(plan) == (-9, 2)
+    markers[0].unlink()
+    assert run_program(plan) == (-9, 1)
+    assert run_program(plan) == (0, 3)
+
+
 def test_a_process_without_a_failpoint_completes() -> None:
     assert run_program() == (0, 3)
 
 
-@pytest.mark.parametrize("plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:"])
+@pytest.mark.parametrize(
+    "plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:", "spool.synced:1:m;"]
+)
 def test_a_malformed_failpoint_is_refused(plan: str) -> None:
     with pytest.raises(ConfigError, match="expected PLACE:N:MARKER with one of spool"):
         arm(plan, ["spool.synced"])

@@ -33,6 +33,7 @@ from asyncrl.messages import (
     Disbanded,
     Drain,
     Drained,
+    Draining,
     Exited,
     Finished,
     Hello,
@@ -311,6 +312,21 @@ def test_a_lost_machine_ends_the_group_for_the_others_at_once_and_is_named(tmp_p
     house = run(tmp_path, script, MACHINES)
     (disbanded,) = house.events("trainer.disbanded")
     assert disbanded["cause"] == "b on an unnamed host (rank 1) left: RankDied: b-rank-1 was killed by SIGKILL"
+
+
+def test_a_machine_that_is_to_stop_leaves_once_the_trainer_has_saved_its_steps(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        a, b = await house.welcomed("trainer", "a"), await house.welcomed("trainer", "b")
+        for link in (a, b):
+            assert isinstance(await link.receive(), Assembled)
+        await b.send(Draining())
+        assert await a.receive() == Drain("b")
+        await a.send(Draining())
+        reason = "b on an unnamed host (rank 1) is to stop, and a checkpoint has just been written"
+        assert await a.receive() == await b.receive() == Disbanded(reason)
+
+    (disbanded,) = run(tmp_path, script, MACHINES).events("trainer.disbanded")
+    assert disbanded["cause"] == "b on an unnamed host (rank 1) is to stop, and a checkpoint has just been written"
 
 
 def test_a_missing_machine_that_comes_joins_at_the_next_checkpoint(tmp_path: Path) -> None:

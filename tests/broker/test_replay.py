@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 
 from asyncrl.actor.message import Message
 from asyncrl.broker.groups.group import Group, State
@@ -129,8 +129,26 @@ def damage_newest_checkpoint(cluster: Cluster) -> None:
         cluster.disk.checkpoints.pop()
 
 
+ABORTED = a_config(
+    run={"steps": 5},
+    data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
+    schedule={
+        "groups_per_step": 3,
+        "staleness": 2.0,
+        "max_attempts": 2,
+        "order": "completion",
+        "max_staleness": 2,
+        "on_straggler": "wait",
+    },
+    evaluation={"every_versions": 2, "temperature": 1.0},
+    checkpoint={"every_steps": 2},
+)
+"""With the seed below: an evaluation is due when a transfer is aborted, which a rollout has received all the same."""
+
+
 @settings(max_examples=120, deadline=None)
 @given(config=CONFIGS, seed=SEEDS)
+@example(config=ABORTED, seed=1321)
 def test_a_broker_that_dies_at_any_point_goes_on_and_the_accounts_of_all_its_lives_add_up(
     config: Config, seed: int
 ) -> None:

@@ -114,6 +114,20 @@ def test_a_silent_machine_and_a_killed_one_are_named_and_their_group_forms_again
     assert num_assembled(run) == 3
 
 
+def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind(start_run):
+    run = start_run(*SETTINGS, "checkpoint.every_steps=1000", steps=STEPS)
+    second = start_second(run)
+    run.until(lambda: run.steps_done() >= 3)
+    second.terminate()
+    output, errors = second.communicate(timeout=PATIENCE_S)
+    assert second.returncode == 0, (output, errors)
+    (saved,) = run.directory.checkpoints.glob("step_*")
+    assert saved.name == f"step_{run.steps_done():06d}"
+    start_second(run)
+    assert_complete(run)
+    assert causes(run) == [f"{SECOND} on HOST (ranks 2 to 3) is to stop, and a checkpoint has just been written"]
+
+
 def test_fewer_machines_go_on_until_the_missing_one_has_come(start_run):
     sets = ("trainer.min_nodes=1", "trainer.wait_s=5", "broker.node_ttl_s=60")
     run = start_run(*SETTINGS, *sets, steps=STEPS)

@@ -99,7 +99,7 @@ def test_a_snapshot_holds_the_weights_and_publishes_them_by_name(toy: Path) -> N
         return make_stream(toy)
 
     stream = asyncio.run(main())
-    snapshot, published = stream.snapshot(), dict(stream.named_weights())
+    snapshot, published = stream.snapshot(toy), dict(stream.named_weights())
     assert published.keys() <= snapshot.weights.keys()
     assert all((snapshot.weights[name] == tensor).all() for name, tensor in published.items())
 

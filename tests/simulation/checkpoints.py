@@ -1,5 +1,6 @@
 """A trainer's checkpoints on a simulated disk. Writing one is atomic, like renaming a folder."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -48,6 +49,9 @@ class CheckpointFolder:
 
     def begin(self, directory: object, step: int) -> None:
         """Nothing is on the disk before the end."""
+
+    def take(self, directory: object, step: int, snapshot: Callable[[object], Trained]) -> Trained:
+        return snapshot(directory)
 
     def write_part(self, directory: object, step: int, snapshot: Trained) -> dict[str, FileEntry]:
         return {}

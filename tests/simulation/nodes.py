@@ -211,7 +211,7 @@ class SimLearner:
         assert self.is_awake, "the model sleeps"
         return self.trained
 
-    def snapshot(self) -> Any:
+    def snapshot(self, _folder: object) -> Any:
         assert self.is_awake, "the model sleeps"
         return self.trained
 

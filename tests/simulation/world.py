@@ -262,7 +262,7 @@ def stand_ins(world: World) -> Iterator[None]:
     ]
     if world.plan.failpoint:
         place, number = world.plan.failpoint
-        armed: Any = {place: (number, SimpleNamespace(touch=lambda exist_ok: None))}
+        armed: Any = {place: (number, Marker())}
         in_place_of.append((failpoints, "_armed", armed))
     before = structlog.get_config()
     with contextlib.ExitStack() as stack:
@@ -275,6 +275,19 @@ def stand_ins(world: World) -> Iterator[None]:
             quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
             structlog.configure(wrapper_class=quiet, logger_factory=structlog.ReturnLoggerFactory())
         yield
+
+
+class Marker:
+    """In place of the file of a failpoint, without a disk."""
+
+    def __init__(self) -> None:
+        self._exists = False
+
+    def touch(self, *, exist_ok: bool) -> None:
+        """Raises FileExistsError from the second time on."""
+        if self._exists and not exist_ok:
+            raise FileExistsError
+        self._exists = True
 
 
 def die(world: World) -> None:

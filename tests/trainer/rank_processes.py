@@ -17,7 +17,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from asyncrl.config.run_file import decode
-from asyncrl.trainer.checkpoints.checkpoint import TENSORS, write_part
+from asyncrl.trainer.checkpoints.checkpoint import take, write_part
+from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.stored import Stored, open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.assignment import first_sharing
@@ -74,7 +75,7 @@ def run(case: Case, folder: Path, rank: int) -> None:
         if case.resumes:
             with open_moments(folder / case.resumes) as moments:
                 learner.resume(1, moments)
-            write_part(folder / case.name, 1, learner.snapshot())
+            write_part(folder / case.name, 1, take(folder / case.name, 1, learner.snapshot))
             return
         trajectories = ragged_trajectories(seed=case.seed)
         infos = [trajectory_info(trajectory) for trajectory in trajectories]
@@ -83,7 +84,7 @@ def run(case: Case, folder: Path, rank: int) -> None:
         step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
         metrics = learner.train(step)
         published = {name: weight.clone() for name, weight in learner.named_weights()}
-        snapshot = learner.snapshot()
+        snapshot = take(folder / case.name, 1, learner.snapshot)
     finally:
         group.close()
     write_part(folder / case.name, 1, snapshot)

@@ -23,6 +23,8 @@ from asyncrl.messages import (
     Abort,
     Batch,
     Commit,
+    Drain,
+    Draining,
     Fetch,
     Fetched,
     Member,
@@ -82,7 +84,7 @@ class FakeLearner:
     def named_weights(self) -> list[tuple[str, str]]:
         return [("w", f"after {len(self.batches)} steps")]
 
-    def snapshot(self) -> str:
+    def snapshot(self, _folder: Path) -> str:
         return f"after {len(self.batches)} steps"
 
 
@@ -140,6 +142,9 @@ class FakeCheckpoints:
 
     def begin(self, _folder: Path, step: int) -> None:
         """The folder of the parts is not looked at."""
+
+    def take(self, folder: Path, _step: int, snapshot: Callable[[Path], object]) -> object:
+        return snapshot(folder)
 
     def write_part(self, _folder: Path, _step: int, snapshot: object) -> dict[str, FileEntry]:
         return {str(snapshot): FileEntry(1, "")}
@@ -718,6 +723,18 @@ def test_a_trainer_resumed_after_the_last_step_says_so_and_serves_joiners(scene)
         assert (await stage.hear(Transferred)).transfer_group == 9
 
     scene(play, start=Start(2, 2, "checkpoints/step_000002"), run={"steps": 2})
+
+
+def test_before_another_machine_of_the_trainer_leaves_the_steps_done_are_saved(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        assert (await stage.hear_at_last(Stepped)).step == 0
+        stage.say(Drain("trainer-1"))
+        assert await stage.hear(Commit) == Commit(0, "checkpoints/step_000001")
+        assert await stage.hear(Draining) == Draining()
+
+    scene(play, checkpoint={"every_steps": 100})
 
 
 # ── the end ─────────────────────────────────────────────────────────────────────────────────

@@ -61,7 +61,7 @@ class FakeLearner:
     def gather_weights(self):
         self.done.append("gather")
 
-    def snapshot(self):
+    def snapshot(self, _folder):
         self.done.append("snapshot")
         return Snapshot(configs=[], part=Part(1, self.parts), weights={}, weight_parts={}, tensors={}, random_state=b"")
 

@@ -40,6 +40,11 @@ class MachineBook:
         """True while a group trains with too few members, and a machine waits that could be one."""
         return bool(self._members and self._waiting) and len(self._members) < self._nodes
 
+    @property
+    def members(self) -> list[Node]:
+        """The group, its first machine first; empty while there is none."""
+        return list(self._members)
+
     def names(self) -> list[str]:
         """Machines that wait or train."""
         return [node.name for node in (*self._members, *self._waiting)]

@@ -29,6 +29,8 @@ class Node(Struct, eq=False, gc=False):
     ranks: int = 1
     """Its processes in a weight transfer."""
     weights: WeightsVia = "collective"
+    transfer_group: int = 0
+    """Group of the transfer that it takes part in, until it tells how that ended; 0 if none."""
     is_fetching: bool = False
     """True while it fetches a version from the spool."""
     is_draining: bool = False

@@ -157,6 +157,8 @@ class TransferBook:
             keep=keep,
             deadline_s=self._deadline_s,
         )
+        for node in receivers:
+            node.transfer_group = message.transfer_group
         self.ongoing = OngoingTransfer(message, receivers, peers, self._staged.next_step)
         self.ongoing.expires_s = now_s + self.limit_s
         self.ongoing.advanced_s = now_s

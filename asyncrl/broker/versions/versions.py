@@ -199,6 +199,8 @@ class Versions:
 
     def _reported(self, node: Node, transfer_group: int, now_s: float, failure: str = "") -> None:
         """A side of a transfer has ended."""
+        if node.transfer_group == transfer_group:
+            node.transfer_group = 0
         if transfer_group == NO_GROUP:
             self.uploads.fetched(node, now_s, failed=bool(failure))
         else:
@@ -212,12 +214,16 @@ class Versions:
         return is_staged or any(node.policy_version == version for node in self._nodes.rollouts())
 
     def _start_evaluation(self) -> None:
-        """Start the evaluation that is due, outside transfers: a node that swaps would sample with two versions."""
+        """
+        Start the evaluation that is due, outside transfers: a node that swaps would sample with two versions.
+
+        So might one that has yet to tell how its transfer ended, after the others gave that up: it may have it all.
+        """
         if not self._evaluation.is_waiting or self._transfers.ongoing:
             return
         version = self._transfers.live_version
         current = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
-        able = (n for n in current if not n.is_fetching)
+        able = (n for n in current if not n.is_fetching and not n.transfer_group)
         if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
             self._out.send(node.peer, Hold(version))
             if trainer := self._nodes.trainer():

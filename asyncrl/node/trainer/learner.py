@@ -12,6 +12,7 @@ from asyncrl.rollout.engines.text import load_tokenizer
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
+from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.sharing import newest_of_all
 from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
@@ -53,7 +54,7 @@ def load_learner(
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
     # In a LoRA checkpoint's model, the adapters are merged; resuming needs the base model and separate adapters.
     learner = Learner(config, base if config.trainer.lora.rank else folder, reference_path=base, ranks=ranks)
-    with open_tensors(folder / checkpoint.TENSORS, manifest.files) as tensors:
+    with open_tensors(folder / TENSORS, manifest.files) as tensors:
         learner.resume(manifest.step, tensors, manifest.state)
     checkpoint.restore_random_state(manifest)
     return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)

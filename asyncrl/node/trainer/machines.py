@@ -12,6 +12,9 @@ One machine of a trainer of several, for as long as one group of machines trains
                          │     ✗ b falls silent, or says Bye
     Disbanded ◀───────── │ ─────────────────────▶ Disbanded      names b, its host and its ranks
     Hello ────────────▶  │ ◀───────────────────── Hello          again: ranks start at the newest checkpoint
+                         │ ◀───────────────────── Draining       b is told to stop: before that,
+    Draining ──────────▶ │                                       a saves a checkpoint
+    Disbanded ◀───────── │ ─────────────────────▶ Disbanded
 
 The first machine fetches the newest checkpoint of the broker's machine before ranks start, if it has none as new. The
 broker ends all sessions of a group in one decision, before it tells anybody: a machine that has not heard of it is
@@ -33,9 +36,9 @@ from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.checks.permissions import TRAINER_GROUP
 from asyncrl.client.handshake import Identity, hello
 from asyncrl.config.sections import Config
-from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Assembled, Hello, Stop, StoreGet, StoreSet, StoreValue
-from asyncrl.node.runner import ToldToStop, unless_told
+from asyncrl.errors import AsyncrlError, MachineLost
+from asyncrl.messages import Assembled, Draining, Hello, Stop, StoreGet, StoreSet, StoreValue
+from asyncrl.node.runner import unless_told
 from asyncrl.node.service_manager import service_manager
 from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.first_rank import Work
@@ -43,6 +46,8 @@ from asyncrl.node.trainer.member_link import MemberLink
 from asyncrl.node.trainer.place import HubAddress, Place, Session
 from asyncrl.node.trainer.ranks import LEAVE_S, exit_error, patience_s, start_ranks, with_ranks
 
+DRAIN_S = 60.0
+"""Time limit to finish the step in training and to save a checkpoint, before the trainer leaves."""
 HUB = "hub"
 """Key of the `HubAddress`."""
 
@@ -115,9 +120,23 @@ def _place(assembled: Assembled, session: Session) -> Place:
 
 
 async def _follow(link: MemberLink, session: Session, place: Place, group: int, stopping: asyncio.Event) -> None:
-    """Run the ranks of a machine that is not the first, until the run or the group is over or ``stopping`` is set."""
-    with suppress(ToldToStop):
-        await unless_told(stopping, _unless_lost(link, _run_ranks(link, session, place, group)))
+    """
+    Run the ranks of a machine that is not the first, until the run or the group is over.
+
+    If ``stopping`` is set, the group ends once its steps are saved, or this machine leaves after `DRAIN_S`.
+    """
+    with suppress(OtherCameFirst):
+        try:
+            await unless(_drain(link, stopping), _unless_lost(link, _run_ranks(link, session, place, group)))
+        except MachineLost:
+            if not stopping.is_set():
+                raise
+
+
+async def _drain(link: Link, stopping: asyncio.Event) -> None:
+    await stopping.wait()
+    await link.send(Draining())
+    await asyncio.sleep(DRAIN_S)
 
 
 async def _run_ranks(link: Link, session: Session, place: Place, group: int) -> None:
@@ -127,7 +146,7 @@ async def _run_ranks(link: Link, session: Session, place: Place, group: int) -> 
         return
     async with AsyncExitStack() as stack:
         children = await start_ranks(stack, session, place, hub, leave_s=0.0)
-        service_manager().ready(lambda: f"ranks {place.own[0]} to {place.own[-1]} of {place.size}")
+        service_manager().ready(lambda: f"ranks {place.own[0]} to {place.own[-1]} of {place.size}", stop_s=DRAIN_S)
         ends = asyncio.gather(*(_end(child, patience_s(session.config, place)) for child in children))
         stop = asyncio.create_task(_stopped(link))
         both: list[asyncio.Future[Any]] = [ends, stop]

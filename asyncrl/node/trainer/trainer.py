@@ -28,7 +28,7 @@ from asyncrl.node.trainer.checkpoint_copies import checkpoint_sender, fetch_chec
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.first_rank import Work
 from asyncrl.node.trainer.learner import load_learner
-from asyncrl.node.trainer.machines import machine_hello, train_together
+from asyncrl.node.trainer.machines import DRAIN_S, machine_hello, train_together
 from asyncrl.node.trainer.place import Session, only_machine
 from asyncrl.node.trainer.ranks import with_ranks
 from asyncrl.node.turn import wait_for_turn
@@ -42,9 +42,6 @@ from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.device import device_name, staging_device, torch_device
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.stored.upload import Uploader
-
-DRAIN_S = 60.0
-"""Time limit to finish the step in training and to save a checkpoint, before the trainer leaves."""
 
 
 async def run_trainer(

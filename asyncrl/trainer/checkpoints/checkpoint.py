@@ -12,12 +12,12 @@ Checkpoints: everything that a trainer needs to resume, on disk, complete or not
 
 All files are written to a hidden folder, the manifest last, flushed to disk, and renamed: a folder called ``step_*`` is
 complete, unless the disk lied or someone changed it, which `verify` detects. Nothing is pickled. Each rank writes the
-tensors of its part, the first one all else: `begin`, then `write_part` on every rank, then `finish`.
+tensors of its part, the first one all else: `begin`, then `take` and `write_part` on every rank, then `finish`.
 There is no scheduler state: the learning rate is a function of the step.
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -45,14 +45,12 @@ from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
 from asyncrl.messages import Stepped
-from asyncrl.trainer.checkpoints.parts import Part
+from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
 log = get_logger()
 
 INDEX = "model.safetensors.index.json"
-TENSORS = "trainer"
-"""Folder of the tensors that are not weights of the model."""
 FORMAT = 1
 """Format of the manifest; a manifest of any other format is refused."""
 
@@ -96,15 +94,31 @@ def begin(directory: Path, step: int) -> None:
         (_partial(directory, step) / TENSORS).mkdir(parents=True)
 
 
-def write_part(directory: Path, step: int, snapshot: Snapshot) -> dict[str, FileEntry]:
-    """Write the tensors of a rank; returns the files. Raises `RunFailed`, and removes everything, if the disk fails."""
-    partial, part = _partial(directory, step), snapshot.part
+def take(directory: Path, step: int, snapshot: Callable[[Path], Snapshot]) -> Snapshot:
+    """Call ``snapshot`` with the folder of the parts. Raises `RunFailed`, and removes everything, if the disk fails."""
     with _removed_on_error(directory, step):
-        written = {part.file("model"): snapshot.weights}
-        written |= {f"{TENSORS}/{part.file(name)}": tensors for name, tensors in snapshot.tensors.items()}
-        for name, tensors in written.items():
-            save_file(tensors, partial / name, metadata={"format": "pt"})
-        return {name: file_entry(partial / name) for name in written}
+        return snapshot(_partial(directory, step))
+
+
+def write_part(directory: Path, step: int, snapshot: Snapshot) -> dict[str, FileEntry]:
+    """
+    Write the tensors of a rank, unless it has, and read the files for their digests.
+
+    Returns the files. Raises `RunFailed`, and removes everything, if the disk fails.
+    """
+    partial = _partial(directory, step)
+    with _removed_on_error(directory, step):
+        names = snapshot.files or _save(partial, snapshot)
+        return {name: file_entry(partial / name) for name in names}
+
+
+def _save(folder: Path, snapshot: Snapshot) -> list[str]:
+    """Write the copies of a snapshot; returns the files."""
+    files = {snapshot.part.file(MODEL): snapshot.weights}
+    files |= {snapshot.part.file(f"{TENSORS}/{name}"): tensors for name, tensors in snapshot.tensors.items()}
+    for name, tensors in files.items():
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    return list(files)
 
 
 def finish(
@@ -155,7 +169,7 @@ def finish(
 
 
 def _write_index(folder: Path, snapshot: Snapshot, files: Mapping[str, FileEntry]) -> None:
-    names = [Part(index, snapshot.part.count).file("model") for index in range(snapshot.part.count)]
+    names = [Part(index, snapshot.part.count).file(MODEL) for index in range(snapshot.part.count)]
     total = sum(files[name].size for name in names)
     weight_map = {weight: names[index] for weight, index in snapshot.weight_parts.items()}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

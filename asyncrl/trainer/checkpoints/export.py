@@ -25,6 +25,7 @@ from asyncrl.files.atomic import flush, flush_folder
 from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
+from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.retention import Best
 
 CARD = "README.md"
@@ -71,7 +72,7 @@ def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dty
     with _removed_on_error(out, partial):
         shutil.rmtree(partial, ignore_errors=True)
         for name in (Path(name) for name in manifest.files):
-            if name.parts[0] != checkpoint.TENSORS:
+            if name.parts[0] != TENSORS:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, partial / name)
         if dtype:

@@ -12,6 +12,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+MODEL = "model"
+"""Stem of the files of weights."""
+TENSORS = "trainer"
+"""Folder of the tensors that are not weights of the model."""
+
 
 class Part(Struct, frozen=True):
     """One of ``count`` parts of a checkpoint."""

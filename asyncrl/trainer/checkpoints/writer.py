@@ -1,10 +1,10 @@
 """
 Write checkpoints while the next steps train.
 
-    train k ─▶ copy ─▶ train k + 1 ─▶ train k + 2 ─▶ ...        compute thread
-                  └──▶ write, hash, flush, rename ─▶ copy to the broker's machine, if needed ─▶ Commit(k)   this thread
+    train k ─▶ take ─▶ train k + 1 ─▶ train k + 2 ─▶ ...        compute thread
+                  └──▶ hash, flush, rename ─▶ copy to the broker's machine, if needed ─▶ Commit(k)   this thread
 
-One checkpoint is written at a time; a further copy waits, because it would only fill memory. The broker learns of a
+One checkpoint is completed at a time; a further one waits, because it would only fill memory. The broker learns of a
 checkpoint once it is complete, and keeps everything the run needs to resume from the one before until then.
 """
 
@@ -87,6 +87,10 @@ class CheckpointWriter:
         """Wait until no checkpoint is being written, and make an empty folder for the parts of this one."""
         await self.wait_idle()
         await self._in_thread(partial(checkpoint.begin, self._directory, step))
+
+    def take(self, step: int, snapshot: Callable[[Path], Snapshot]) -> Snapshot:
+        """Take the contents of a checkpoint, on the thread that computes; raises `RunFailed` if the disk fails."""
+        return checkpoint.take(self._directory, step, snapshot)
 
     def write(
         self,

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.expert_load import ExpertLoad
@@ -141,11 +142,9 @@ class Policy:
         """
         return self._gathered(saved_tensors(self.model), None)
 
-    def saved_sizes(self) -> dict[str, int]:
-        """Bytes of each of the `saved_weights`, in their order."""
-        tensors = saved_tensors(self.model)
-        empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
-        return {name: tensor.nbytes for name, tensor in self._as_saved(empty.items())}
+    def saved_shapes(self) -> dict[str, Tensor]:
+        """Each of the `saved_weights` on ``meta``, in their order."""
+        return dict(self._as_saved(emptied(saved_tensors(self.model)).items()))
 
     def specs(self) -> list[TensorSpec]:
         """Names, shapes and dtypes of `named_weights`."""

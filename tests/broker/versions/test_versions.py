@@ -13,6 +13,7 @@ from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import (
     PROTOCOL,
+    Abort,
     Evaluating,
     Hello,
     Hold,
@@ -236,6 +237,24 @@ def test_a_rollout_that_lags_or_is_fetching_is_not_held_for_an_evaluation() -> N
     desk.versions.reported(desk.far, Transferred(NO_GROUP, 0, 0.1, 0), 0.0)
 
     assert ("far.0", Hold(0)) in desk.sent()
+
+
+def test_a_rollout_that_may_have_received_all_of_an_aborted_transfer_is_not_held_until_it_tells() -> None:
+    desk = Desk()
+    desk.rollout.is_draining = True
+    desk.receive(desk.offer(0))
+    desk.sent()
+    transfer = desk.offer(1)
+    desk.nodes.leave("t.0")
+    desk.versions.left(desk.trainer)
+    desk.versions.advance(10.0)
+    desk.rollout.is_draining = False
+    assert desk.transfers.ongoing is None
+    assert [type(message) for _, message in desk.sent()] == [Abort]
+
+    desk.versions.reported(desk.rollout, TransferFailed(transfer.transfer_group, 1, "aborted"), 10.0)
+
+    assert desk.sent() == [("a.0", Hold(0))]
 
 
 def test_a_failed_fetch_and_a_failed_upload_are_events() -> None:

@@ -22,6 +22,7 @@ from asyncrl.messages import (
     Beat,
     Bye,
     Disbanded,
+    Draining,
     SpoolSet,
     Stop,
     StoreGet,
@@ -216,7 +217,26 @@ def test_a_further_machine_that_is_told_to_stop_says_so(ranks: list[str]) -> Non
         stage = Stage("b")
         training = await following(stage)
         stage.stopping.set()
+        assert await stage.heard() == Draining(), "it first has a checkpoint written"
+        stage.say(Disbanded("b on host-b (rank 1) is to stop, and a checkpoint has just been written"))
         await training
+        assert await stage.heard() == Bye("told to stop")
+
+    play(scene)
+
+
+def test_a_further_machine_leaves_without_a_checkpoint_after_a_while(
+    ranks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.append(SLEEPS)
+    monkeypatch.setattr(machines, "DRAIN_S", 0.0)
+
+    async def scene() -> None:
+        stage = Stage("b")
+        training = await following(stage)
+        stage.stopping.set()
+        await training
+        assert await stage.heard() == Draining()
         assert await stage.heard() == Bye("told to stop")
 
     play(scene)

@@ -11,14 +11,16 @@ from structlog.testing import capture_logs
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.checkpoints import MANIFEST
 from asyncrl.trainer.checkpoints.checkpoint import (
-    TENSORS,
+    begin,
     complete,
     newest_intact,
     prune,
     read_manifest,
     restore_random_state,
+    take,
     verify,
 )
+from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER, Snapshot
 from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
@@ -48,6 +50,17 @@ def save(tmp_path, learner, tokenizer):
         )
 
     return save
+
+
+def test_a_disk_that_fails_while_tensors_are_written_is_named_and_nothing_is_left(tmp_path):
+    def full(folder: Path) -> Snapshot:
+        (folder / "half").write_bytes(b"?")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    begin(tmp_path, 3)
+    with pytest.raises(RunFailed, match=r"step_000003: No space left on device; free space"):
+        take(tmp_path, 3, full)
+    assert not list(tmp_path.iterdir())
 
 
 def flip_last_byte(path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from asyncrl.trainer.checkpoints.checkpoint import TENSORS, begin, finish, write_part
+from asyncrl.trainer.checkpoints.checkpoint import begin, finish, write_part
+from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
 
