@@ -74,7 +74,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         """All requests, finished ones included."""
         self.calls: list[str] = []
-        """``pause``, ``swap 3``, ``resume``, ``aclose``, in order."""
+        """``pause``, ``swap 3``, ``resume``, ``sleep``, ``wake``, ``aclose``, in order."""
         self.weights: Mapping[str, Tensor] = {}
         """Argument of the last swap."""
 
@@ -125,6 +125,15 @@ class FakeEngine:
     async def resume(self) -> None:
         self.calls.append("resume")
         self._may_write.set()
+
+    async def sleep(self) -> int:
+        if self._may_write.is_set() or self.running:
+            raise EngineError("sleep needs a paused engine without requests: call pause() first", retryable=False)
+        self.calls.append("sleep")
+        return 1000
+
+    async def wake(self) -> None:
+        self.calls.append("wake")
 
     async def aclose(self) -> None:
         self.calls.append("aclose")

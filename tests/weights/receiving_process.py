@@ -19,7 +19,7 @@ from asyncrl.messages import CODEC, Abort, Bye, Member, Stop, StoreValue, Transf
 from asyncrl.weights.contents.header import HEADER_FORMAT
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group
+from asyncrl.weights.groups.group import LibraryGroup
 from asyncrl.weights.receive import Receiver
 
 LAYOUT = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
@@ -27,17 +27,17 @@ LAYOUT = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for na
 
 def die_in_second_bucket(signal: int, policy_version: int) -> None:
     """Count versions by their headers. There must be later buckets: a signal may take effect a moment late."""
-    broadcast = Group.broadcast
+    broadcast = LibraryGroup.broadcast
     version = bucket = 0
 
-    def counted(self: Group, tensor: Tensor, root: int, deadline: Deadline) -> None:
+    def counted(self: LibraryGroup, tensor: Tensor, root: int, deadline: Deadline) -> None:
         nonlocal version, bucket
         version, bucket = (version + 1, 0) if len(tensor) == HEADER_FORMAT.size else (version, bucket + 1)
         if (version, bucket) == (policy_version, 2):
             os.kill(os.getpid(), signal)
         broadcast(self, tensor, root, deadline)
 
-    Group.broadcast = counted  # type: ignore[method-assign]
+    LibraryGroup.broadcast = counted  # type: ignore[method-assign]
 
 
 async def main(address: str, node: str) -> None:

@@ -163,7 +163,7 @@ def _shares(config: Config) -> tuple[Devices | None, list[Devices]]:
         found = find(config.trainer.device, os.environ)
     else:
         found = find(wanted, os.environ)
-    trainer, left = apart(found, config.trainer)
+    trainer, left = apart(found, config.trainer, colocated=config.rollout.colocated)
     if trainer is not None and wanted == "cpu":
         left = find("cpu", os.environ)
     return trainer, share(left, config.rollout, config.rollout.replicas)

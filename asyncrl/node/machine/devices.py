@@ -4,7 +4,8 @@ device itself.
 
     find ─▶ Devices("cuda", "0" "1" "2" "3") ─share(replicas=2, each=2)─▶ "0" "1" │ "2" "3" ─▶ environment of each
 
-The only device of a machine is shared by the trainer and all rollouts, and its memory with it.
+The only device of a machine is shared by the trainer and all rollouts, and its memory with it. With
+``rollout.colocated`` rollouts are on the trainer's devices, each on its own of them, and take turns with the trainer.
 
 Devices have the names of the vendor's variable, CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES: a number or a UUID.
 Devices that the variable leaves out are not used: they may be assigned to another process.
@@ -76,10 +77,10 @@ def chosen(devices: Devices, ids: Sequence[str]) -> Devices:
     return Devices(devices.kind, tuple(ids), "--devices")
 
 
-def apart(devices: Devices, trainer: Trainer) -> tuple[Devices | None, Devices]:
+def apart(devices: Devices, trainer: Trainer, *, colocated: bool = False) -> tuple[Devices | None, Devices]:
     """
     Split ``devices`` into the first ones for the trainer (None if it runs on the CPU) and the rest for rollouts. A
-    single device is for both.
+    single device is for both, and ``colocated`` ones are.
 
     Raises:
         ConfigError: There are too few devices.
@@ -93,6 +94,9 @@ def apart(devices: Devices, trainer: Trainer) -> tuple[Devices | None, Devices]:
             f"{_number(trainer.ranks)}, but this machine has {len(found)} ({devices.source})"
         )
     own, left = found[: trainer.ranks], found[trainer.ranks :]
+    if colocated:
+        source = f"{devices.source}, in turns with the trainer"
+        return Devices(devices.kind, own, devices.source), Devices(devices.kind, own, source)
     if len(found) == 1:
         source = f"{devices.source}, shared with the trainer"
         return Devices(devices.kind, own, devices.source), Devices(devices.kind, own, source, is_shared=True)

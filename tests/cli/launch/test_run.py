@@ -133,7 +133,7 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_on_the_only_device_trainer_and_rollouts_run_together_and_weights_move_by_gloo(
+def test_on_the_only_device_trainer_and_rollouts_run_together_and_share_memory_for_weights(
     config: Config, supervised: Install, printed: StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
@@ -146,7 +146,7 @@ def test_on_the_only_device_trainer_and_rollouts_run_together_and_weights_move_b
     )
     assert "note: model.dtype is 'float32' with trainer.device and rollout.device = 'cuda'" in printed.getvalue()
     run(shared)
-    assert load_config(tmp_path / "runs" / "tiny" / "config.toml").weights.backend == "gloo"
+    assert load_config(tmp_path / "runs" / "tiny" / "config.toml").weights.backend == "shared"
 
 
 def test_without_a_summary_of_the_broker_one_is_made_from_the_metrics(

@@ -200,6 +200,16 @@ def test_the_trainer_takes_the_first_devices_and_rollouts_get_the_others():
     assert [one.ids for one in share(left, vllm(), 2)] == [("2",), ("3",)]
 
 
+def test_colocated_rollouts_are_on_the_trainers_devices_each_on_its_own() -> None:
+    trainer, left = apart(FOUR, Trainer(device="cuda", ranks=4), colocated=True)
+    assert trainer == FOUR
+    assert left.ids == FOUR.ids
+    rollout = Rollout(engine="vllm", vllm=Vllm(tensor_parallel_size=2, gpu_memory_utilization=0.9))
+    assert [own.ids for own in share(left, rollout, 2)] == [FOUR.ids[:2], FOUR.ids[2:]]
+    with pytest.raises(ConfigError, match="in turns with the trainer"):
+        share(left, rollout, 3)
+
+
 def test_a_trainer_on_the_cpu_leaves_all_devices_to_rollouts():
     assert apart(FOUR, Trainer(ranks=2)) == (None, FOUR)
 

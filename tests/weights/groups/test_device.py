@@ -35,12 +35,12 @@ def test_a_library_that_cannot_reach_the_weights_is_refused_with_what_is_install
     reason = f"weights.backend is '{backend}', which cannot send weights from a cpu device"
     with pytest.raises(ConfigError) as refused:
         backend_for(backend, "cpu")
-    assert str(refused.value) == f"{reason} ({installed()}): use 'auto' or 'gloo'"
+    assert str(refused.value) == f"{reason} ({installed()}): use 'auto' or 'gloo' or 'shared'"
 
 
 def test_both_ends_stage_on_the_cpu_unless_a_device_library_is_configured() -> None:
-    assert [staging_device(asked) for asked in ("auto", "gloo")] == [torch.device("cpu")] * 2
-    assert STAGED_ON.keys() - {"auto"} == set(BACKENDS.values())
+    assert [staging_device(asked) for asked in ("auto", "gloo", "shared")] == [torch.device("cpu")] * 3
+    assert STAGED_ON.keys() - {"auto", "shared"} == set(BACKENDS.values())
     for kind, backend in BACKENDS.items():
         assert STAGED_ON[backend] == kind
 
