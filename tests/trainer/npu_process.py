@@ -21,8 +21,17 @@ from tests.trainer.ragged_trajectories import ragged_trajectories
 STEPS = 2
 
 
-def steps(model: str, kind: str) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Metrics of each step, and the published weights."""
+def held_bytes(learner: Learner) -> int:
+    """Bytes of all storages of the learner."""
+    storages = [tensor.untyped_storage() for tensors in learner._models.memory() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def steps(model: str, kind: str) -> tuple[list[dict[str, float]], dict[str, Any], tuple[int, int, int]]:
+    """
+    Metrics of each step, after which the model sleeps; the published weights; and bytes: held awake, moved to sleep,
+    held asleep.
+    """
     config = decode(
         {
             "model": {"path": model},
@@ -34,13 +43,17 @@ def steps(model: str, kind: str) -> tuple[list[dict[str, float]], dict[str, Any]
     )
     ranks = SingleRank(kind)
     learner = Learner(config, Path(model), ranks=ranks)
-    metrics = [learner.train(ragged_trajectories(seed=seed)) for seed in range(STEPS)]
+    metrics = []
+    for seed in range(STEPS):
+        metrics.append(learner.train(ragged_trajectories(seed=seed)))
+        awake, moved, asleep = held_bytes(learner), learner.sleep(), held_bytes(learner)
+        learner.wake()
     device = staging_device("gloo", ranks.device)
     staging = Staging(Layout(learner.specs(), 1 << 20), device, beside=ranks.device)
     for name, weight in learner.named_weights():
         staging.tensors[name].copy_(weight)
     learner.snapshot()
-    return metrics, {name: weight.tolist() for name, weight in staging.tensors.items()}
+    return metrics, {name: weight.tolist() for name, weight in staging.tensors.items()}, (awake, moved, asleep)
 
 
 def main(model: str) -> dict[str, Any]:

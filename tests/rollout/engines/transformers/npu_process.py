@@ -25,7 +25,8 @@ FILTERS: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.8, "top_k
 
 
 async def decode(engine: TransformersEngine) -> list[Completion]:
-    """Decode requests of every kind, with new weights in the middle, then one that resumes."""
+    """Decode requests of every kind, with new weights in the middle, sleep, then one that resumes."""
+    on_device = engine.device.type != "cpu"
     requests = [
         Request(prompt_ids=prompt, sampling=Sampling(max_tokens=12, **options), seed=seed)
         for seed, (prompt, options) in enumerate(zip(PROMPTS, FILTERS, strict=True))
@@ -40,6 +41,12 @@ async def decode(engine: TransformersEngine) -> list[Completion]:
     await engine.swap(2, new)
     await engine.resume()
     done = list(await asyncio.gather(*running))
+    await engine.pause()
+    held = [tensor.untyped_storage() for tensor in (*engine._model.parameters(), engine._table.cache.storage)]
+    before, moved = sum(storage.nbytes() for storage in held), await engine.sleep()
+    assert (moved > 0, sum(storage.nbytes() for storage in held)) == ((True, 0) if on_device else (False, before))
+    await engine.wake()
+    await engine.resume()
     return [*done, await engine.generate(replace(half, resume_from=written))]
 
 
