@@ -55,15 +55,18 @@ class Turns:
         self._devices = devices
         self._clock = clock
         self._granted = asyncio.Event()
+        self._left_s = clock()
+        """Clock time at which the last turn ended."""
         self._metrics: dict[str, float] = {}
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """
-        Metrics of the last turn, and of the wait before it; empty if the devices are the trainer's own.
+        Metrics of the last turn, and of the time before it; empty if the devices are the trainer's own.
 
-        ``turn_wait_s``: from the request to the grant. ``turn_s``: from the grant to the end. ``turn_moved_s``: of it
-        to move memory. ``turn_bytes``: moved to host memory at the end.
+        ``turn_rollout_s``: from the end of the turn before to the grant. ``turn_wait_s``: of it from the request.
+        ``turn_s``: from the grant to the end. ``turn_moved_s``: of it to move memory. ``turn_bytes``: moved to host
+        memory at the end.
         """
         return self._metrics
 
@@ -81,17 +84,17 @@ class Turns:
         await self._link.send(AskTurn())
         await self._granted.wait()
         self._granted.clear()
-        granted_s = self._clock()
+        granted_s, rollout_s = self._clock(), self._clock() - self._left_s
         await self._devices.take()
         taken_s = self._clock()
         yield
         leaving_s = self._clock()
         num_bytes = await self.end()
-        left_s = self._clock()
         self._metrics = {
+            "turn_rollout_s": rollout_s,
             "turn_wait_s": granted_s - asked_s,
-            "turn_s": left_s - granted_s,
-            "turn_moved_s": (taken_s - granted_s) + (left_s - leaving_s),
+            "turn_s": self._left_s - granted_s,
+            "turn_moved_s": (taken_s - granted_s) + (self._left_s - leaving_s),
             "turn_bytes": float(num_bytes),
         }
 
@@ -101,5 +104,6 @@ class Turns:
             return 0
         began_s = self._clock()
         num_bytes = await self._devices.leave()
-        await self._link.send(Asleep(self._clock() - began_s, num_bytes))
+        self._left_s = self._clock()
+        await self._link.send(Asleep(self._left_s - began_s, num_bytes))
         return num_bytes

@@ -63,6 +63,7 @@ def test_a_turn_is_measured() -> None:
         trainer = Everything()
         turns = trainer.turns()
         assert turns.metrics == {}
+        trainer.now_s += 2.0
 
         async def step() -> None:
             async with turns.turn():
@@ -73,7 +74,13 @@ def test_a_turn_is_measured() -> None:
         trainer.now_s += 5.0
         turns.granted()
         await stepping
-        assert turns.metrics == {"turn_wait_s": 5.0, "turn_s": 13.0, "turn_moved_s": 3.0, "turn_bytes": 500.0}
+        assert turns.metrics == {
+            "turn_rollout_s": 7.0,
+            "turn_wait_s": 5.0,
+            "turn_s": 13.0,
+            "turn_moved_s": 3.0,
+            "turn_bytes": 500.0,
+        }
 
     asyncio.run(main())
 

@@ -30,6 +30,16 @@ CURVES = (
     Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),
     Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
     Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
+    Curve(
+        title="Seconds of one turn at shared devices",
+        keys={"trainer": "turn_s", "rollouts": "turn_rollout_s", "trainer's memory": "turn_moved_s"},
+        is_expected=False,
+    ),
+    Curve(
+        title="Bytes moved",
+        keys={"trainer's memory to the host": "turn_bytes", "weights to rollouts": "publish_bytes"},
+        is_expected=False,
+    ),
     Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
     Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
     Curve(
