@@ -202,19 +202,23 @@ async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded])
     Run ``load`` in a thread while sending heartbeats: loading takes seconds, and a silent node counts as lost.
 
     The loaded objects are excluded from garbage collection: one traversal of a model's half a million objects stops the
-    process for .2 to .5 s, in the middle of a step. Objects of an earlier session are collected first: a sharded model
-    contains reference cycles, and would otherwise keep its device memory while the next one is loaded.
+    process for .2 to .5 s, in the middle of a step. Objects of an earlier session are collected first.
 
     Raises:
         AsyncrlError: Raised by ``load``; the node has left the run.
     """
-    gc.unfreeze()
-    gc.collect()
+    collect_earlier_models()
     service_manager().waiting("loading the model")
     loaded = await await_with_beats(link, beat_s, _in_thread(load))
     gc.collect()
     gc.freeze()
     return loaded
+
+
+def collect_earlier_models() -> None:
+    """Free models of earlier sessions: a sharded one contains reference cycles, and keeps its device's memory."""
+    gc.unfreeze()
+    gc.collect()
 
 
 async def _in_thread(load: Callable[[], Loaded]) -> Loaded:

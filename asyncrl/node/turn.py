@@ -5,7 +5,6 @@ The first turn of a node at devices that trainer and rollouts share: nothing is 
                                    └ messages that come meanwhile are for the actor
 """
 
-import gc
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
@@ -49,8 +48,6 @@ async def wait_for_turn(link: Link) -> Link:
         ToldToStop: The run is over.
         LinkRefused: The broker rejected this node.
     """
-    gc.unfreeze()
-    gc.collect()  # Models of an earlier session contain cycles, and would keep their memory.
     await link.send(Asleep())
     await link.send(AskTurn())
     early: list[Message] = []

@@ -18,6 +18,7 @@ from asyncrl.node.machine.local_address import local_address
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.runner import (
     await_with_beats,
+    collect_earlier_models,
     join_steadily,
     load_with_beats,
     run_sessions,
@@ -39,7 +40,7 @@ from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.trainer.trainable import Sleepable, Trainable
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.groups.device import device_name, staging_device, torch_device
+from asyncrl.weights.groups.device import device_name, empty_cache, staging_device, torch_device
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.stored.upload import Uploader
 
@@ -75,6 +76,8 @@ async def run_trainer(
             checkpoint = fetch_checkpoint(welcome, run, who)
             await unless_told(stopping, await_with_beats(link, welcome.beat_s, checkpoint))
             if config.rollout.colocated:
+                collect_earlier_models()
+                empty_cache(config.trainer.device)
                 link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
             await with_ranks(joined, work(link), only_machine(who.node, config.trainer.ranks))
         else:

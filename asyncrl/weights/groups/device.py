@@ -113,6 +113,15 @@ def staging_device(backend: str, own: "torch.device | None" = None) -> "torch.de
     return own
 
 
+def empty_cache(kind: str) -> None:
+    """Give the memory that torch keeps for this process back to its devices of a kind."""
+    if kind != "cpu":
+        require(kind)
+        import torch  # noqa: PLC0415 - see above
+
+        torch.get_device_module(kind).empty_cache()
+
+
 def make_current(device: "torch.device") -> None:
     """
     Make ``device`` the current one of the calling thread: every thread begins with device 0.
