@@ -30,7 +30,7 @@ PARTIAL = ".step_000001.partial"
 
 
 class Case(msgspec.Struct):
-    """A step, and who trains it; with ``resumes``, the moments of another case in place of a step."""
+    """Steps, and who trains them; with ``resumes``, the moments of another case in place of steps."""
 
     name: str
     size: int
@@ -38,6 +38,7 @@ class Case(msgspec.Struct):
     model: str
     seed: int
     resumes: str = ""
+    num_steps: int = 1
 
 
 def main(folder: Path, size: int) -> int:
@@ -77,12 +78,8 @@ def run(case: Case, folder: Path, rank: int) -> None:
                 learner.resume(1, moments)
             write_part(folder / case.name, 1, take(folder / case.name, 1, learner.snapshot))
             return
-        trajectories = ragged_trajectories(seed=case.seed)
-        infos = [trajectory_info(trajectory) for trajectory in trajectories]
-        owners = learner.assign_ranks(infos)
-        first = first_sharing(rank, sharing)
-        step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
-        metrics = learner.train(step)
+        for number in range(case.num_steps):
+            metrics = learner.train(own_part(learner, case.seed + number, first_sharing(rank, sharing)))
         published = {name: weight.clone() for name, weight in learner.named_weights()}
         snapshot = take(folder / case.name, 1, learner.snapshot)
     finally:
@@ -91,6 +88,14 @@ def run(case: Case, folder: Path, rank: int) -> None:
     if rank == 0:
         save_file(published, folder / f"{case.name}.published")
         (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
+
+
+def own_part(learner: Learner, seed: int, first: int) -> Step:
+    """The step of this seed with the trajectories of one rank, or of the ranks that share its rows."""
+    trajectories = ragged_trajectories(seed=seed)
+    infos = [trajectory_info(trajectory) for trajectory in trajectories]
+    owners = learner.assign_ranks(infos)
+    return Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
 
 
 def open_moments(checkpoints: Path) -> AbstractContextManager[Mapping[str, Stored]]:
