@@ -41,7 +41,7 @@ Way = dict[str, Any]
 
 def ways() -> Iterator[Way]:
     """All combinations that are not refused, but for one rank alone with nothing special."""
-    offloads = ([], ["parameters"], ["moments"], ["moments", "activations"])
+    offloads: tuple[list[str], ...] = ([], ["parameters"], ["moments"], ["moments", "activations"])
     axes = itertools.product(
         ("dense", "experts"), (1, 2, 3, 4), (0, 1, 2), (1, 2), offloads, (False, True, "selective"), (False, True)
     )
