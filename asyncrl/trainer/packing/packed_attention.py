@@ -6,8 +6,8 @@ Attention over a packed row of sequences: each sequence attends to itself only.
                         │       │   queries  b · ▚ ·       with the square of the row.
                      1 x 4   2 x 2           c · · ▚
 
-On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, one variable-length kernel takes all sequences.
-Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch.
+On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, and on an NPU, one variable-length kernel takes
+all sequences. Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch.
 
 Ranks that share the row (`SequenceGroup`) each compute it for a part of the heads.
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
+from asyncrl.trainer.packing.npu_attention import npu_attention
 from asyncrl.trainer.packing.row import Row
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -69,6 +70,8 @@ def packed_attention(
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
     if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
         out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
+    elif query.device.type == "npu":
+        out = npu_attention((queries, keys.to(queries), values.to(queries)), row.lengths, scaling, sliding_window)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
     return row.group.to_positions(_take_rows(out, row.firsts)[None]), None

@@ -29,6 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -355,9 +356,43 @@ class _Hccl:
         self._made["aborted"] = True
 
 
-def npu_fusion_attention(*_: object, **__: object) -> None:
-    """transformers imports it."""
-    raise NotImplementedError
+def npu_fusion_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    atten_mask: torch.Tensor,
+    scale: float,
+    actual_seq_qlen: list[int],
+    actual_seq_kvlen: list[int],
+    sparse_mode: int,
+    pre_tockens: int = 2147483647,
+    next_tockens: int = 2147483647,
+) -> tuple[torch.Tensor, ...]:
+    """The kernel for packed sequences, as its documentation has it; raises `RuntimeError` for what it does not take."""
+    ends, shared = [0, *actual_seq_qlen], query.shape[1] // key.shape[1]
+    is_triangle = atten_mask.shape == (2048, 2048) and atten_mask.dtype == torch.bool
+    if input_layout != "TND" or head_num != query.shape[1] or key.shape != value.shape or query.shape[1] % key.shape[1]:
+        raise RuntimeError(f"layout {input_layout}, {head_num} heads, {query.shape}, {key.shape}, {value.shape}")
+    if not query.dtype == key.dtype == value.dtype or not is_triangle or sparse_mode not in (3, 4):
+        raise RuntimeError(f"{query.dtype}, {key.dtype}, {value.dtype}; mask {atten_mask.shape}; mode {sparse_mode}")
+    if actual_seq_qlen != actual_seq_kvlen or len(actual_seq_qlen) > 1024 or ends[-1] != len(query):
+        raise RuntimeError(f"{len(actual_seq_qlen)} sequences that end at {ends[-1]} of {len(query)}")
+    if isinstance(query, DeviceTensor):
+        _require_current("npu_fusion_attention", query.device)
+    pieces = []
+    for begin, end in pairwise(ends):
+        hidden = atten_mask[: end - begin, : end - begin]
+        if sparse_mode == 4:
+            everything = torch.ones_like(hidden)
+            hidden = hidden | everything.tril(-1 - pre_tockens) | everything.triu(1 + next_tockens)
+        keys, values = (part[begin:end].repeat_interleave(shared, 1).transpose(0, 1) for part in (key, value))
+        scores = scale * query[begin:end].transpose(0, 1) @ keys.transpose(1, 2)
+        weights = scores.float().masked_fill(hidden, float("-inf")).softmax(-1).to(query.dtype)
+        pieces.append((weights @ values).transpose(0, 1))
+    return torch.cat(pieces), *[query.new_empty(0)] * 3, 0, 0, 0
 
 
 def _become_torch_npu() -> None:
