@@ -11,7 +11,8 @@ copies      page-locked staging buffers, compared with pageable ones
 nccl        seconds to form a group of one rank, to broadcast and to abort
 ipc         bandwidth at which another process reads device memory
 engine      tokens per second of the built-in engine with the shape of Qwen3-0.6B
-quickstart  steps per second with trainer and rollouts on this GPU
+quickstart  steps per second with trainer and rollouts on this GPU, and the pause of a publish
+colocated   the same in turns, and the seconds and bytes of a turn
 
 Each case is a process of its own. One that cannot run is a line with ``skipped`` and the reason.
 """

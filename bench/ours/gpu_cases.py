@@ -211,8 +211,8 @@ def engine(device: str, *, is_tiny: bool) -> Iterator[Line]:
     }
 
 
-def quickstart(device: str, *, is_tiny: bool) -> Iterator[Line]:
-    """The first steps of the quickstart, with trainer and rollouts on the only device."""
+def quickstart(device: str, *, is_tiny: bool, colocated: bool = False) -> Iterator[Line]:
+    """The first steps of the quickstart, with trainer and rollouts on the only device, at once or in turns."""
     from base_model import make_base
 
     steps = 2 if is_tiny else QUICKSTART_STEPS
@@ -221,6 +221,8 @@ def quickstart(device: str, *, is_tiny: bool) -> Iterator[Line]:
         settings += [f"trainer.device={device}", f"rollout.device={device}", "trainer.warmup_steps=1"]
         if device != "cpu":
             settings.append("model.dtype=bfloat16")
+        if colocated:
+            settings.append("rollout.colocated=true")
         make_base(QUICKSTART, settings)
         options = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "asyncrl", "run", str(QUICKSTART), *options]
@@ -230,13 +232,16 @@ def quickstart(device: str, *, is_tiny: bool) -> Iterator[Line]:
         summary = json.loads((Path(folder) / "gpu" / "summary.json").read_text())
         lines = [json.loads(line) for line in (Path(folder) / "gpu" / "metrics.jsonl").read_text().splitlines()]
     taken_s = lines[-1]["time_s"] - lines[0]["time_s"]
+    turns = {key: rounded(value) for key, value in lines[-1].items() if key.startswith("turn_")}
     yield {
-        "case": f"quickstart, {steps} steps",
+        "case": f"quickstart{', colocated' * colocated}, {steps} steps",
         "ours": rounded((len(lines) - 1) / taken_s),
         "unit": "steps/s",
         "better": "higher",
         "logprob_gap": summary["logprob_gap_mean"],
-    }
+        "publish_s": rounded(lines[-1]["publish_s"]),
+        "pause_s": rounded(lines[-1]["pause_s"]),
+    } | turns
 
 
 def compared(case: str, ours: float, unit: str, peer: str, value: float) -> Line:
@@ -259,6 +264,7 @@ CASES: dict[str, Callable[..., Iterator[Line]]] = {
     "engine": engine,
     "step-4b": lambda *where, **size: step("qwen3-4b", *where, **size),
     "quickstart": quickstart,
+    "colocated": lambda *where, **size: quickstart(*where, **size, colocated=True),
 }
 """In the order in which they run: what is worth most first."""
 

@@ -370,7 +370,7 @@ def npu_fusion_attention(
     sparse_mode: int,
     pre_tockens: int = 2147483647,
     next_tockens: int = 2147483647,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Any, ...]:
     """The kernel for packed sequences, as its documentation has it; raises `RuntimeError` for what it does not take."""
     ends, shared = [0, *actual_seq_qlen], query.shape[1] // key.shape[1]
     is_triangle = atten_mask.shape == (2048, 2048) and atten_mask.dtype == torch.bool
