@@ -81,8 +81,10 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
     own = Part(
         name="libraries", device=0 if kind == "cpu" else LIBRARIES_DEVICE, host=config.trainer.ranks * LIBRARIES_HOST
     )
-    phases = [phase(each.name, *each.parts, own) for each in trainer.phases()]
+    sleeper = [_sleeping(config, kind)]
+    phases = [phase(each.name, *each.parts, own, *sleeper) for each in trainer.phases()]
     rollout = _rollout(config, trainer, rollout_kind, room)
+    rollout = phase(rollout.name, *rollout.parts, *sleeper, _parked(config, trainer, rollout))
     host = _host_bytes(config, rollout_kind, phases, rollout)
     return MemoryPlan(
         device=kind,
@@ -97,6 +99,25 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
         or _host_problem(host, kind, phases, rollout, room),
         assumptions=list(_assumptions(config, trainer)),
     )
+
+
+def _sleeping(config: Config, kind: Kind) -> Part:
+    """What stays on a shared device of the role whose turn it is not."""
+    is_there = config.rollout.colocated and kind != "cpu"
+    return Part(name="libraries of who sleeps", device=LIBRARIES_DEVICE if is_there else 0)
+
+
+def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> Part:
+    """
+    Host memory of one rollout's share of what sleeps: its own weights in the trainer's turn, or the trainer's state in
+    its own, whichever is more.
+    """
+    if not config.rollout.colocated or config.trainer.device == "cpu":
+        return Part(name="memory that sleeps")
+    workers = config.rollout.vllm.tensor_parallel_size if config.rollout.engine == "vllm" else 1
+    own = workers * sum(part.device for part in rollout.parts if part.name == "weights")
+    others = config.trainer.ranks * trainer.asleep // config.rollout.replicas
+    return Part(name="memory that sleeps", host=max(own, others), setting="rollout.colocated = false")
 
 
 def check_memory(config: Config, room: Room) -> None:

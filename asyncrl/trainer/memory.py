@@ -176,6 +176,11 @@ class TrainerMemory:
         """The same as `load`, and moments, which are read by slices of float32."""
         return phase("resume", *self._state(), self._checked(), self._read(FLOAT32))
 
+    @property
+    def asleep(self) -> int:
+        """Bytes that a rank moves to the host at the end of its turn at shared devices: all but gradients."""
+        return sum(part.device for part in (*self._weights(), self._moments()))
+
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     def _state(self) -> list[Part]:

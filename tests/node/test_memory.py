@@ -73,6 +73,19 @@ def test_vllm_takes_its_fraction_of_a_device(run: Any) -> None:
     assert plan_memory(config, Room(device=1 << 30)).rollout.device == (1 << 29) + embedding, "loaded beside the old"
 
 
+def test_in_turns_the_host_has_what_sleeps_and_a_device_the_libraries_of_both(run: Any) -> None:
+    devices = {"trainer": {"device": "cuda", "ranks": 4}, "rollout": {"device": "cuda", "replicas": 2}}
+    apart = plan_memory(run(**devices), NONE)
+    devices["rollout"]["colocated"] = True
+    in_turns = plan_memory(run(**devices), NONE)
+
+    kept = sum(part(in_turns.trainer[1], name) for name in ("weights", "moments"))
+    assert part(in_turns.rollout, "memory that sleeps") == 4 * kept // 2 > part(in_turns.rollout, "weights")
+    assert in_turns.host == apart.host + 4 * kept
+    for phase in (*in_turns.trainer, in_turns.rollout):
+        assert part(phase, "libraries of who sleeps") == memory.LIBRARIES_DEVICE
+
+
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_a_rollout_on_a_device_has_two_buckets_there_and_a_version_on_its_host(run: Any, engine: str) -> None:
     config = run(
