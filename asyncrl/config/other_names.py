@@ -83,6 +83,7 @@ VERL: Mapping[str, str] = {
     "rollout_is_batch_normalize": "algorithm.correction.importance_normalize",
     "rollout_rs": "algorithm.correction.rejection",
     "rollout_rs_threshold": "algorithm.correction.rejection_threshold",
+    "hybrid_engine": "rollout.colocated",
     # trainer
     "n_gpus_per_node": "trainer.ranks",
     "nnodes": "trainer.nodes",
