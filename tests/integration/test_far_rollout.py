@@ -56,7 +56,7 @@ def test_weights_behind_a_slow_line_are_those_of_the_trainer_bit_for_bit_after_a
         f'model.path="{model}"',
         'model.dtype="bfloat16"',
         f'broker.spool_bind="tcp://127.0.0.1:{spool_port}"',
-        *("rollout.replicas=1", "trainer.lr=1e-5", "weights.anchor_every=8", "sampling.max_tokens=16"),
+        *("rollout.replicas=1", "trainer.lr=1e-5", "weights.anchor_every=16", "sampling.max_tokens=16"),
         *(f"checkpoint.every_steps={EVERY}", "checkpoint.keep=1000"),
         *("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false"),
         steps=2000,

@@ -104,13 +104,13 @@ def test_numbers_go_on_after_a_restart(store: WeightStore, folder: Path) -> None
     assert [file.weights for file in again.files] == [anchor(0), delta(1)]
 
 
-def test_a_new_anchor_removes_the_one_before_and_what_led_to_it(store: WeightStore, folder: Path) -> None:
+def test_a_new_anchor_removes_the_one_before_the_last_and_what_led_to_it(store: WeightStore, folder: Path) -> None:
     for weights in (anchor(0), delta(1), anchor(1), delta(2), anchor(2)):
         put(store, weights, b"x")
 
-    assert [file.weights for file in store.files] == [delta(2), anchor(2)]
-    assert names(folder) == ["000003.weights", "000004.weights"]
-    assert store.read(FetchWeights(anchor(1), 0)) == MISSING
+    assert [file.weights for file in store.files] == [delta(1), anchor(1), delta(2), anchor(2)]
+    assert names(folder) == [f"{number:06d}.weights" for number in (1, 2, 3, 4)]
+    assert store.read(FetchWeights(anchor(0), 0)) == MISSING
 
 
 def test_the_anchor_before_stays_until_the_new_one_is_complete(store: WeightStore) -> None:
@@ -167,9 +167,8 @@ def test_a_part_that_changed_on_disk_is_not_served_and_its_version_is_listed_no_
 
 
 def test_a_file_that_was_cut_off_is_left_out_with_a_warning(store: WeightStore, folder: Path) -> None:
-    put(store, anchor(0), b"abc")
     put(store, anchor(7), b"abc")
-    path = folder / "000001.weights"
+    path = folder / "000000.weights"
     path.write_bytes(path.read_bytes()[:-1])
 
     with capture_logs() as logs:

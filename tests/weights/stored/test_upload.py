@@ -78,7 +78,7 @@ def test_the_first_version_is_an_anchor_and_the_next_ones_are_deltas(tmp_path: P
 def test_an_anchor_is_stored_beside_the_delta_every_few_versions(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.publish(3, 4, 5)
-        assert stage.stored == [delta(4), delta(5), anchor(5)]
+        assert stage.stored == [anchor(3), delta(4), delta(5), anchor(5)]
         await stage.publish(6)
         assert stage.stored[-2:] == [anchor(5), delta(6)]
 
