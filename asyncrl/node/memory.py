@@ -102,7 +102,7 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
 
 
 def _sleeping(config: Config, kind: Kind) -> Part:
-    """What stays on a shared device of the role whose turn it is not."""
+    """Memory that stays on a shared device of the role whose turn it is not."""
     is_there = config.rollout.colocated and kind != "cpu"
     return Part(name="libraries of who sleeps", device=LIBRARIES_DEVICE if is_there else 0)
 

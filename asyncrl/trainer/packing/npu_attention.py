@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 MAX_SEQUENCES = 1000
-"""Of one call; the kernel takes 1 K."""
+"""Most sequences of one call; the kernel takes 1 K."""
 MASK_SIZE = 2048
 CAUSAL, BAND = 3, 4
 
