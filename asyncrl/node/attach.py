@@ -32,8 +32,8 @@ from asyncrl.log import get_logger
 from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
 from asyncrl.node.host import Host
 from asyncrl.node.machine.local_address import local_address
-from asyncrl.node.runner import ToldToStop, await_with_beats, join_steadily, run_sessions, serve, unless_told
-from asyncrl.node.turn import wait_for_turn
+from asyncrl.node.runner import ToldToStop, join_steadily, run_sessions, serve
+from asyncrl.node.turn import first_turn
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.rollout.generations import Generations
@@ -277,7 +277,7 @@ async def roll_out(
 async def _awake(sleeper: Sleeper, link: Link, welcome: Welcome, stopping: asyncio.Event) -> Link:
     """Wake the engine in the first turn of the session, if it sleeps. Returns the link for the session."""
     if sleeper.is_asleep:
-        link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
+        link = await first_turn(link, welcome.beat_s, stopping)
         await sleeper.wake()
     return link
 

@@ -114,8 +114,7 @@ def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> Part:
     """
     if not config.rollout.colocated or config.trainer.device == "cpu":
         return Part(name="memory that sleeps")
-    workers = config.rollout.vllm.tensor_parallel_size if config.rollout.engine == "vllm" else 1
-    own = workers * sum(part.device for part in rollout.parts if part.name == "weights")
+    own = _workers(config) * sum(part.device for part in rollout.parts if part.name == "weights")
     others = config.trainer.ranks * trainer.asleep // config.rollout.replicas
     return Part(name="memory that sleeps", host=max(own, others), setting="rollout.colocated = false")
 
@@ -211,10 +210,15 @@ def _rollout_kind(config: Config) -> Kind:
     return config.trainer.device if wanted == "auto" else wanted
 
 
+def _workers(config: Config) -> int:
+    """Processes of one rollout that hold a part of the model each."""
+    return config.rollout.vllm.tensor_parallel_size if config.rollout.engine == "vllm" else 1
+
+
 def _rollout(config: Config, trainer: TrainerMemory, kind: Kind, room: Room) -> Phase:
     """One rollout: on each of its devices, and on its host."""
     item, is_vllm = ITEM_BYTES[config.model.dtype], config.rollout.engine == "vllm"
-    tensor_parallel = config.rollout.vllm.tensor_parallel_size if is_vllm else 1
+    tensor_parallel = _workers(config)
     weights = Part(
         name="weights",
         device=item * trainer.sizes.whole // tensor_parallel,

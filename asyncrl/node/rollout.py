@@ -12,7 +12,7 @@ from asyncrl.node.engine import load_engine
 from asyncrl.node.host import Host
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats, unless_told
-from asyncrl.node.turn import wait_for_turn
+from asyncrl.node.turn import first_turn
 from asyncrl.rollout.engine import Engine
 
 
@@ -47,7 +47,7 @@ async def run_rollout(
 
     turn: Link = link
     if config.rollout.colocated:
-        turn = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
+        turn = await first_turn(link, welcome.beat_s, stopping)
     engine = await load_with_beats(turn, welcome.beat_s, load)
     try:
         await roll_out(

@@ -5,6 +5,7 @@ The first turn of a node at devices that trainer and rollouts share: nothing is 
                                    └ messages that come meanwhile are for the actor
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from asyncrl.actor.message import Message
 from asyncrl.client.handshake import leave
 from asyncrl.errors import LinkClosed, LinkRefused
 from asyncrl.messages import AskTurn, Asleep, Reject, Sleep, Stop, Wake
-from asyncrl.node.runner import ToldToStop
+from asyncrl.node.runner import ToldToStop, await_with_beats, unless_told
 
 
 class ReadAhead:
@@ -38,6 +39,11 @@ class ReadAhead:
 
     async def aclose(self) -> None:
         await self._link.aclose()
+
+
+async def first_turn(link: Link, beat_s: float, stopping: asyncio.Event) -> Link:
+    """`wait_for_turn` with heartbeats, until ``stopping`` is set, which raises `ToldToStop`."""
+    return await unless_told(stopping, await_with_beats(link, beat_s, wait_for_turn(link)))
 
 
 async def wait_for_turn(link: Link) -> Link:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from asyncrl.weights.groups.device import empty_cache
+
 
 class Parking:
     """The parked memory of one owner. A storage is parked once, however many tensors are in it."""
@@ -32,20 +34,20 @@ class Parking:
             kept: Have their values again after `fetch`.
             freed: Are zero after `fetch`.
         """
-        devices = set[torch.device]()
+        kinds = set[str]()
         for tensor in freed:
             if (on_device := _on_device(tensor)) is not None:
                 self._freed.append(on_device)
-                devices.add(on_device.device)
+                kinds.add(on_device.device.type)
                 on_device.untyped_storage().resize_(0)
         for tensor in kept:
             if (on_device := _on_device(tensor)) is not None:
                 on_host = torch.empty(len(on_device), dtype=tensor.dtype, pin_memory=True)
                 self._kept.append((on_device, on_host.copy_(on_device)))
-                devices.add(on_device.device)
+                kinds.add(on_device.device.type)
                 on_device.untyped_storage().resize_(0)
-        for device in devices:
-            torch.get_device_module(device).empty_cache()  # Other processes need what torch keeps for this one.
+        for kind in kinds:
+            empty_cache(kind)  # Other processes need what torch keeps for this one.
         return sum(on_host.nbytes for _, on_host in self._kept)
 
     @torch.no_grad()

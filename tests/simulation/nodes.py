@@ -18,8 +18,8 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import LinkError, VerifierError
 from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
-from asyncrl.node.runner import ToldToStop, await_with_beats, run_sessions, serve
-from asyncrl.node.turn import wait_for_turn
+from asyncrl.node.runner import ToldToStop, run_sessions, serve
+from asyncrl.node.turn import first_turn
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
@@ -68,7 +68,7 @@ def member(who: Identity) -> Member:
 async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> None:
     joined, welcome = await join(RUN, who, WAIT_S)
     try:
-        link = await _turn(world, joined, welcome)
+        link = await _turn(world, joined, welcome, stopping)
     except ToldToStop:
         return
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
@@ -101,7 +101,7 @@ async def _roll_out(
     config = from_json(welcome.config)
     world.on_devices[who.node] = who.incarnation, lambda: engine.is_awake
     if sleeper.is_asleep:
-        link = await _turn(world, link, welcome)
+        link = await _turn(world, link, welcome, stopping)
         await sleeper.wake()
     options = RolloutOptions(
         slots=config.rollout.slots,
@@ -138,11 +138,11 @@ async def _roll_out(
         raise
 
 
-async def _turn(world: World, link: Link, welcome: Welcome) -> Link:
+async def _turn(world: World, link: Link, welcome: Welcome, stopping: asyncio.Event) -> Link:
     """Wait for the first turn at shared devices, if they are shared."""
     if not world.plan.config.rollout.colocated:
         return link
-    return await await_with_beats(link, welcome.beat_s, wait_for_turn(link))
+    return await first_turn(link, welcome.beat_s, stopping)
 
 
 # ── reward ──────────────────────────────────────────────────────────────────────────────────
@@ -231,7 +231,7 @@ async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> N
 
 
 async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
-    link = await _turn(world, link, welcome)
+    link = await _turn(world, link, welcome, stopping)
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     found = world.checkpoints.newest()
     learner: Any = SimLearner(world, found.trained if found else ())

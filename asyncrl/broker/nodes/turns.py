@@ -8,6 +8,8 @@ A node that joins counts as awake until it says otherwise: memory of an earlier 
 trainer's turn waits until what rollouts have begun has ended (a transfer, an evaluation), and ends by itself.
 """
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from asyncrl.broker.nodes.node import Node, NodeBook
@@ -67,16 +69,16 @@ class TurnBook:
             self._turn.num_bytes += message.num_bytes
         self._sleeps(node.peer, now_s)
 
-    def advance(self, *, may_train: bool, now_s: float) -> bool:
+    def advance(self, *, may_train: Callable[[], bool], now_s: float) -> bool:
         """
         Wake the nodes of the role whose turn it is, once all others sleep. True if nodes were woken.
 
-        ``may_train``: rollouts are at rest. They sleep as soon as the trainer asks.
+        ``may_train`` is asked only while the trainer waits: True if rollouts are at rest, which are then told to sleep.
         """
         if not self.is_used:
             return False
         trainer = self._nodes.trainer()
-        role: Role = "trainer" if may_train and trainer and trainer.peer in self._asking else "rollout"
+        role: Role = "trainer" if trainer and trainer.peer in self._asking and may_train() else "rollout"
         others = [node for other in SHARERS if other != role for node in self._nodes.of(other)]
         if awake := [node for node in others if node.peer in self._awake]:
             self._tell(awake)

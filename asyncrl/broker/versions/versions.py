@@ -56,7 +56,6 @@ class Versions:
         """[<= 1] Peer that keeps its version for the ongoing evaluation."""
         return [self._evaluation.ongoing.peer] if self._evaluation.ongoing else []
 
-    @property
     def are_at_rest(self) -> bool:
         """True if rollouts have the newest version, and evaluate none that they have or can be given."""
         if all(node.is_draining for node in self._nodes.rollouts()):

@@ -32,7 +32,7 @@ from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.machines import DRAIN_S, machine_hello, train_together
 from asyncrl.node.trainer.place import Session, only_machine
 from asyncrl.node.trainer.ranks import with_ranks
-from asyncrl.node.turn import wait_for_turn
+from asyncrl.node.turn import first_turn
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.learner import Learner
@@ -78,7 +78,7 @@ async def run_trainer(
             if config.rollout.colocated:
                 collect_earlier_models()
                 empty_cache(config.trainer.device)
-                link = await unless_told(stopping, await_with_beats(link, welcome.beat_s, wait_for_turn(link)))
+                link = await first_turn(link, welcome.beat_s, stopping)
             await with_ranks(joined, work(link), only_machine(who.node, config.trainer.ranks))
         else:
             await train_together(joined, link, work, stopping)

@@ -22,7 +22,7 @@ class Devices:
     def say(self, node: Node, *messages: Asleep | AskTurn) -> None:
         for message in messages:
             self.turns.handle(node, message, self.now_s)
-            self.turns.advance(may_train=self.may_train, now_s=self.now_s)
+            self.turns.advance(may_train=lambda: self.may_train, now_s=self.now_s)
 
     def sent(self) -> list[tuple[str, type]]:
         messages, _, self.events = self.out.drain()
@@ -31,7 +31,7 @@ class Devices:
     def leave(self, node: Node) -> None:
         self.nodes.leave(node.peer)
         self.turns.left(node.peer, self.now_s)
-        self.turns.advance(may_train=self.may_train, now_s=self.now_s)
+        self.turns.advance(may_train=lambda: self.may_train, now_s=self.now_s)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_trainer_waits_until_rollouts_are_at_rest(devices):
     assert devices.sent() == []
     assert devices.turns.rollouts_may_swap
     devices.may_train = True
-    devices.turns.advance(may_train=True, now_s=0.0)
+    devices.turns.advance(may_train=lambda: True, now_s=0.0)
     assert devices.sent() == [("a.0", Sleep), ("b.0", Sleep)]
     assert not devices.turns.rollouts_may_swap
 
@@ -139,5 +139,5 @@ def test_a_rollout_that_joins_in_the_trainers_turn_waits_for_its_end(devices):
 def test_where_devices_are_not_shared_nobody_waits() -> None:
     devices = Devices(is_used=False)
     assert devices.turns.rollouts_may_swap
-    assert not devices.turns.advance(may_train=True, now_s=0.0)
+    assert not devices.turns.advance(may_train=lambda: True, now_s=0.0)
     assert devices.sent() == []
