@@ -19,6 +19,7 @@ from torch import Tensor
 MAX_SEQUENCES = 1000
 """Most sequences of one call; the kernel takes 1 K."""
 MASK_SIZE = 2048
+"""Rows and columns of the mask, 4 MiB that stay on the device."""
 CAUSAL, BAND = 3, 4
 
 
