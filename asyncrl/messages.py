@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -89,6 +89,18 @@ class Sampling(Value, frozen=True):
     """Strings that end a completion; they stay in its text."""
 
 
+class Image(Value, frozen=True):
+    """A picture of a prompt. Its bytes are fetched by digest, once by each node."""
+
+    digest: bytes
+    """SHA-256 of the file."""
+    width: int
+    """Pixels."""
+    height: int
+    num_bytes: int
+    """Size of the file."""
+
+
 class Prompt(Value, frozen=True):
     """Input of the policy, and what a verifier needs to grade the completion."""
 
@@ -99,6 +111,8 @@ class Prompt(Value, frozen=True):
     answer: str = ""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
+    images: list[Image] = []
+    """Pictures, in the order of the ``<image>`` marks in ``text`` or ``chat``."""
 
 
 class Trajectory(Value, frozen=True):
@@ -124,6 +138,10 @@ class Trajectory(Value, frozen=True):
     """Rollout that sampled the last token."""
     generate_s: float = 0.0
     """Seconds from the first prefill to the last token."""
+    images: list[Image] = []
+    """Pictures of the prompt, in the order of their tokens in ``prompt_ids``."""
+    grids: list[tuple[int, int, int]] = []
+    """Patches of each picture as the sampler cut it: in time, in height, in width."""
 
 
 class SpoolRef(Value, frozen=True):

@@ -36,6 +36,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """``stop`` after an end-of-sequence token or stop string, ``length`` at max_tokens, ``unfinished`` if running."""
     generate_s: float
     """Seconds spent on it, those of ``Request.resume_from`` included."""
+    grids: list[tuple[int, int, int]] = []
+    """Patches of each picture of the request, as the model read it: in time, in height, in width."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -57,6 +59,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """
     priority: int = 0
     """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""
+    images: tuple[bytes, ...] = ()
+    """Files of the prompt's pictures, in the order of their tokens in ``prompt_ids``."""
 
 
 class Engine(Protocol):
@@ -69,7 +73,11 @@ class Engine(Protocol):
     """
 
     def encode(self, prompt: Prompt, /) -> list[int]:
-        """Token ids of a prompt, with the chat template applied to a chat. Raises `EngineError` if it cannot."""
+        """
+        Token ids of a prompt, with the chat template applied to a chat. Raises `EngineError` if it cannot.
+
+        A picture is as many tokens as the model reads of it, which its width and height determine.
+        """
 
     def decode(self, token_ids: list[int], /) -> str:
         """Text of a completion without special tokens. Verifiers judge this text."""
