@@ -291,8 +291,7 @@ class TrainerMemory:
         """The tensor that is gathered; ``item`` is the bytes of an element."""
         items = self.sizes.parameter if self._views is not None else self.sizes.whole
         merging = 2 * FLOAT32 * items if self._adapters else 0
-        copies = 2 if self._config.trainer.device == "cpu" and self._shards > 1 else 1
-        return Part(name="gathered parameter", device=merging + copies * items * item)
+        return Part(name="gathered parameter", device=merging + items * item)
 
     def _staged(self) -> Part:
         """Two versions in the layout of a transfer, and a third for deltas; on the host of rank 0 alone."""

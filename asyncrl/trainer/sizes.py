@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import read_architecture
-from asyncrl.trainer.model.slices import chunk, held
+from asyncrl.trainer.model.slices import held
 from asyncrl.trainer.ranks.experts import expert_modules
+from asyncrl.trainer.ranks.sharding import chunk
 from asyncrl.weights.contents.names import View
 
 

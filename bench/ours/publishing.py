@@ -119,7 +119,7 @@ class Shards:
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():
-            yield name, full_tensor(parameter.detach().to(self._dtype))
+            yield name, full_tensor(parameter.detach(), self._dtype)
 
     def close(self) -> None:
         """Free the memory."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncrl.errors import LedgerError
 from asyncrl.trainer.checkpoints.parts import stem_of
-from asyncrl.trainer.model.slices import local_rows
+from asyncrl.trainer.ranks.sharding import local_rows
 
 
 class Rows(Protocol):

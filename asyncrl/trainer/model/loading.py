@@ -26,13 +26,13 @@ from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import lacking, mismatch, read_architecture
-from asyncrl.trainer.model.slices import local_rows, local_slices
+from asyncrl.trainer.model.slices import local_slices
 from asyncrl.trainer.model.weight_files import open_weights
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.ranks.experts import require_experts
-from asyncrl.trainer.ranks.sharding import Computation, lone_mesh, shard_model
+from asyncrl.trainer.ranks.sharding import Computation, local_rows, lone_mesh, shard_model
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
 log = get_logger()

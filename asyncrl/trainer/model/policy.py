@@ -164,7 +164,7 @@ class Policy:
 
     def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         merged = ((name, self._merged(name, tensor.detach())) for name, tensor in tensors.items())
-        return self._as_saved((name, full_tensor(tensor.to(dtype or tensor.dtype))) for name, tensor in merged)
+        return self._as_saved((name, full_tensor(tensor, dtype)) for name, tensor in merged)
 
     def _as_saved(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by their names in the model, as a checkpoint names and shapes them."""

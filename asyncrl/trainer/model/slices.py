@@ -14,9 +14,9 @@ from math import prod
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from asyncrl.errors import BrokenInvariant
+from asyncrl.trainer.ranks.sharding import local_rows
 from asyncrl.weights.contents.names import View
 
 
@@ -36,28 +36,6 @@ def local_slices(parameters: Mapping[str, Tensor], views: Iterable[View]) -> Ite
         index = held(view, tuple(tensor.shape), rows)
         if index is not None:
             yield Slice(view.name, index, _view(local, view, index, rows.start * prod(tensor.shape[1:])))
-
-
-def local_rows(tensor: Tensor) -> tuple[Tensor, range]:
-    """This rank's rows of a tensor, and their numbers."""
-    if not isinstance(tensor, DTensor):
-        return tensor, range(tensor.shape[0] if tensor.dim() else 1)
-    rows = range(tensor.shape[0])
-    for dim, placement in enumerate(tensor.placements):
-        if placement.is_shard(0):
-            rows = chunk(rows, tensor.device_mesh.size(dim), tensor.device_mesh.get_local_rank(dim))
-        elif not placement.is_replicate():
-            raise BrokenInvariant(f"a parameter is placed as {placement}; expected Shard(0) or Replicate()")
-    local = tensor.to_local()
-    if len(local) != len(rows):
-        raise BrokenInvariant(f"a rank has {len(local)} rows of a parameter; expected {len(rows)}")
-    return local, rows
-
-
-def chunk(rows: range, num_chunks: int, index: int) -> range:
-    """Rows of one rank: chunks have the same size, except for the last ones (`torch.chunk`)."""
-    size = -(-len(rows) // num_chunks)
-    return rows[index * size : (index + 1) * size]
 
 
 def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] | None:

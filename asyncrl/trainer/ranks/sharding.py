@@ -25,6 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from asyncrl.errors import BrokenInvariant
 from asyncrl.trainer.ranks.experts import spread_experts
 from asyncrl.trainer.ranks.ranks import collective, group_backend
 
@@ -98,10 +99,71 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.to(like.device)
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded, on the device of the ranks. Collective if it is sharded."""
+def full_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """
+    All of a tensor that may be sharded, on the device of the ranks. Collective if it is sharded.
+
+    ``dtype`` is that of the result; None keeps the tensor's. No copy besides the result is made of rows.
+    """
     if not isinstance(tensor, DTensor):
-        return tensor
-    with collective():  # the rows may be on the host: libraries of a device are many times faster than gloo
-        whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+        return tensor.to(dtype or tensor.dtype)
+    with collective():
+        if (dim := _sharded_dim(tensor)) is not None:
+            return _gather_rows(tensor, dim, dtype or tensor.dtype)
+        whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor().to(dtype or tensor.dtype)  # type: ignore[attr-defined]
         return whole
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, range]:
+    """This rank's rows of a tensor, and their numbers."""
+    if not isinstance(tensor, DTensor):
+        return tensor, range(tensor.shape[0] if tensor.dim() else 1)
+    rows = range(tensor.shape[0])
+    for dim, placement in enumerate(tensor.placements):
+        if placement.is_shard(0):
+            rows = chunk(rows, tensor.device_mesh.size(dim), tensor.device_mesh.get_local_rank(dim))
+        elif not placement.is_replicate():
+            raise BrokenInvariant(f"a parameter is placed as {placement}; expected Shard(0) or Replicate()")
+    local = tensor.to_local()
+    if len(local) != len(rows):
+        raise BrokenInvariant(f"a rank has {len(local)} rows of a parameter; expected {len(rows)}")
+    return local, rows
+
+
+def chunk(rows: range, num_chunks: int, index: int) -> range:
+    """Rows of one rank: chunks have the same size, except for the last ones (`torch.chunk`)."""
+    size = -(-len(rows) // num_chunks)
+    return rows[index * size : (index + 1) * size]
+
+
+def _sharded_dim(tensor: DTensor) -> int | None:
+    """Dimension of the mesh over whose ranks the rows are; None if it is another placement."""
+    dims = [dim for dim, placement in enumerate(tensor.placements) if placement.is_shard(0)]
+    others = [placement for placement in tensor.placements if not placement.is_shard(0)]
+    return dims[0] if len(dims) == 1 and all(placement.is_replicate() for placement in others) else None
+
+
+def _gather_rows(tensor: DTensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """
+    Each rank casts its rows into the result, and broadcasts them from there.
+
+    An all-gather takes a copy of the own rows, and gloo's one of the result.
+    """
+    mesh = tensor.device_mesh
+    local, rows = local_rows(tensor)
+    whole = torch.empty(tensor.shape, dtype=dtype, device=mesh.device_type)
+    whole[rows.start : rows.stop].copy_(local)
+    if mesh.size(dim) > 1:
+        group = mesh.get_group(dim)
+        parts = [
+            whole[part.start : part.stop]
+            for part in (chunk(range(len(whole)), mesh.size(dim), source) for source in range(mesh.size(dim)))
+        ]
+        running = [
+            dist.broadcast(part, group=group, group_src=source, async_op=True)
+            for source, part in enumerate(parts)
+            if len(part)
+        ]
+        for work in running:
+            work.wait()
+    return whole

@@ -5,7 +5,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.errors import BrokenInvariant
-from asyncrl.trainer.model.slices import chunk, held, local_rows, local_slices
+from asyncrl.trainer.model.slices import held, local_slices
+from asyncrl.trainer.ranks.sharding import chunk, local_rows
 from asyncrl.weights.contents.names import View, checkpoint_tensors, checkpoint_views, saved_tensors
 
 SIZES = {

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from asyncrl.errors import RankDied
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.ranks import sharding
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
 
@@ -109,9 +110,9 @@ def test_unsharded_tensors_are_only_moved_to_the_device() -> None:
 
 
 def test_an_error_while_gathering_a_tensor_is_rank_died(spread, monkeypatch):
-    def break_off(_: DTensor) -> torch.Tensor:
+    def break_off(*_: object) -> torch.Tensor:
         raise RuntimeError("connection closed")
 
-    monkeypatch.setattr(DTensor, "full_tensor", break_off)
+    monkeypatch.setattr(sharding, "_gather_rows", break_off)
     with pytest.raises(RankDied, match="connection closed"):
         full_tensor(spread.parameters()["model.norm.weight"])
