@@ -32,14 +32,16 @@ def arm(plan: str, places: Collection[str]) -> None:
         places: All places that this process has.
 
     Raises:
-        ConfigError: The plan does not have this form, or there is no such place.
+        ConfigError: The plan does not have this form, or there is no such place. Nothing is armed then.
     """
+    armed = {}
     for one in plan.split(";"):
         place, _, rest = one.partition(":")
         count, _, marker = rest.partition(":")
         if place not in places or not count.isdecimal() or not marker:
             raise ConfigError(f"{VARIABLE} has {one!r}: expected PLACE:N:MARKER with one of {', '.join(places)}")
-        _armed[place] = int(count), Path(marker)
+        armed[place] = int(count), Path(marker)
+    _armed.update(armed)
 
 
 def reach(place: str) -> None:

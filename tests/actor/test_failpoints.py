@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.actor import failpoints
 from asyncrl.actor.failpoints import arm
 from asyncrl.errors import ConfigError
 
@@ -53,6 +54,10 @@ def test_a_process_without_a_failpoint_completes() -> None:
 @pytest.mark.parametrize(
     "plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:", "spool.synced:1:m;"]
 )
-def test_a_malformed_failpoint_is_refused(plan: str) -> None:
+def test_a_malformed_failpoint_is_refused_and_arms_none_of_its_plan(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "_armed", {})
     with pytest.raises(ConfigError, match="expected PLACE:N:MARKER with one of spool"):
         arm(plan, ["spool.synced"])
+    assert failpoints._armed == {}
