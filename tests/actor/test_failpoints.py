@@ -54,9 +54,7 @@ def test_a_process_without_a_failpoint_completes() -> None:
 @pytest.mark.parametrize(
     "plan", ["nowhere:1:m", "spool.synced", "spool.synced:x:m", "spool.synced:1:", "spool.synced:1:m;"]
 )
-def test_a_malformed_failpoint_is_refused_and_arms_none_of_its_plan(
-    plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_malformed_failpoint_is_refused_and_arms_none_of_its_plan(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "_armed", {})
     with pytest.raises(ConfigError, match="expected PLACE:N:MARKER with one of spool"):
         arm(plan, ["spool.synced"])
