@@ -10,7 +10,7 @@ from asyncrl.cli.data import data
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
-from asyncrl.cli.toy import toy
+from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
 from asyncrl.errors import ConfigError, LedgerError
 
@@ -42,8 +42,13 @@ def main() -> None:
 @set_option
 @click.option("--dry-run", is_flag=True, help="Check everything and print what would run; start nothing.")
 @memory_option
+@click.option(
+    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
+)
 @report_errors
-def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_memory: str | None) -> None:
+def run(
+    config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_memory: str | None, scale: str | None
+) -> None:
     """
     Train a model as the run file CONFIG says, on this machine.
 
@@ -53,12 +58,13 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_mem
     \b
     Example:
       asyncrl run conf/quickstart.toml --set run.steps=20
+      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
     """
     from asyncrl.cli.launch import run as launch
 
     if device_memory and not dry_run:
         raise ConfigError("--device-memory is for --dry-run, which checks that the run fits into it")
-    config = load_config(config_path, overrides)
+    config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
     if dry_run:
         launch.dry_run(config, device_memory or "")
     else:
