@@ -52,6 +52,8 @@ INSTEAD = {
 }
 """Values of the settings that name devices or machines."""
 VOCAB_SIZE = 512
+LONG_EVERY = 4
+"""Every n-th training prompt is too long, if the recipe says what is done with it."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -86,7 +88,7 @@ def _made(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any
     """Paths of the model and of the data."""
     seed = values["run"]["seed"]
     architecture = architecture_of(Path(values["model"]["path"]))
-    files = {key: _sample(_files(values["data"][key]), folder, key, seed) for key in ("train", "held_out")}
+    files = {key: _sample(values["data"], key, folder, seed) for key in ("train", "held_out")}
     model = folder / architecture
     if not (model / "config.json").is_file():
         tokenizer = tokenizer_from_texts(_texts(files["train"]), VOCAB_SIZE)
@@ -106,19 +108,19 @@ def _at(values: dict[str, Any], key: str) -> Any:
     return values[section][name]
 
 
-def _files(value: str | list[str]) -> list[Path]:
-    return [Path(path) for path in ([value] if isinstance(value, str) else value) if path]
-
-
-def _sample(paths: list[Path], folder: Path, split: str, seed: int) -> list[str]:
-    """The files themselves if they exist, else generated ones in their form."""
+def _sample(data: dict[str, Any], split: str, folder: Path, seed: int) -> list[str]:
+    """The files of a split themselves if they exist, else generated ones in their form."""
+    allows_long = data["filter_overlong_prompts"] or data["truncation"] != "error"
+    paths = [data[split]] if isinstance(data[split], str) else data[split]
     made = []
-    for path in paths:
+    for path in map(Path, filter(None, paths)):
         sample = path
         if not path.is_file():
             dataset = dataset_of(path)
-            sample = folder / dataset.data_source.replace("/", "-") / f"{split}.parquet"
-            write_sample(dataset, sample, split=split, seed=seed)
+            long_every = LONG_EVERY if allows_long and split == "train" else 0
+            kind = "-with-long" if long_every else ""
+            sample = folder / f"{dataset.data_source.replace('/', '-')}{kind}" / f"{split}.parquet"
+            write_sample(dataset, sample, split=split, seed=seed, long_every=long_every)
         made.append(str(sample))
     return made
 
