@@ -34,8 +34,8 @@ def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int,
     """
     Write `NUM_ROWS` sums in the rows of a dataset; another split or seed has others.
 
-    ``long_every`` makes each n-th prompt longer than ``--scale tiny`` allows, for recipes that leave such prompts out or
-    shorten them; 0 makes none.
+    ``long_every`` makes each n-th prompt longer than ``--scale tiny`` allows, for recipes that leave such prompts out
+    or shorten them; 0 makes none.
     """
     rng = random.Random(f"{dataset.data_source} {split} {seed}")
     rows = []

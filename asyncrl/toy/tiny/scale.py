@@ -35,7 +35,6 @@ MOST = {
     "trainer.min_nodes": 1,
     "trainer.max_tokens_per_micro_batch": 2048,
     "weights.bucket_bytes": 1 << 20,
-    "evaluation.max_prompts": 8,
     "evaluation.max_tokens": 24,
 }
 """Largest value of each setting that is a size."""
@@ -49,8 +48,9 @@ INSTEAD = {
     "broker.bind": "tcp://127.0.0.1:0",
     "broker.spool_bind": "",
     "broker.advertise": "",
+    "evaluation.max_prompts": 8,
 }
-"""Values of the settings that name devices or machines."""
+"""Values of the settings that name devices or machines, or whose 0 is no limit."""
 VOCAB_SIZE = 512
 LONG_EVERY = 4
 """Every n-th training prompt is too long, if the recipe says what is done with it."""

@@ -1,5 +1,6 @@
 """Every recipe runs at tiny scale on a CPU, and every setting in it is read by the code that claims it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.run_file import load_config
 from asyncrl.observe.run_directory import RunDirectory
-from tests.conf.recipes import recording
+from asyncrl.toy.tiny.samples import dataset_of, write_sample
+from tests.conf.recipes import recording, sparse_model
 from tests.conf.recipes.claims import CLAIMS, ignored, settings
 
 RECIPES = Path("conf/recipes").resolve()
@@ -68,6 +71,37 @@ def test_a_recipe_runs_at_tiny_scale_and_each_of_its_settings_is_honoured(name: 
     for key in keys(name):
         without = found | {key: found[key] - {CLAIMS[key]}}
         assert ignored(keys(name), without) == [key]
+
+
+MACHINES = {
+    "gsm8k-qwen2.5-3b-one-step-off": ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, "80GB"),
+    "gsm8k-qwen3-8b-grpo": ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, "80GB"),
+    "dapo-qwen3-30b-a3b-npu": ({"ASCEND_RT_VISIBLE_DEVICES": ",".join(map(str, range(32)))}, "64GB"),
+}
+"""Devices that each recipe is for, and the memory of each."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_fits_the_devices_that_it_is_for(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    recipe = RECIPES / f"{name}.toml"
+    config = load_config(recipe)
+    sparse_model.make(Path(config.model.path).name, tmp_path / "models")
+    for path in map(Path, (*config.data.train_files, *config.data.held_out_files)):
+        write_sample(dataset_of(path), tmp_path / path, split=path.stem, seed=0)
+    devices, memory = MACHINES[name]
+    command = [sys.executable, "-m", "asyncrl", "run", str(recipe), "--dry-run", "--device-memory", memory]
+    done = subprocess.run(
+        [*command, "--host-memory", "1.5TB"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(RECIPES.parents[1])} | devices,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "would start: 1 broker" in done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
