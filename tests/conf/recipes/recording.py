@@ -69,4 +69,4 @@ def _recorded(key: str, descriptor: Any, record: Any) -> property:
         record(key)
         return descriptor.__get__(section)
 
-    return property(read)
+    return property(read, descriptor.__set__)  # Set while a section is made.
