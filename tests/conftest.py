@@ -179,7 +179,13 @@ def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True
         "pad_token_id": 0,
         "bos_token_id": None,
     }
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
     tokens: dict[str, Any] = {
         "image_token_id": ids["<|image_pad|>"],
         "video_token_id": ids["<|video_pad|>"],
