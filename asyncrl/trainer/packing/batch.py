@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.messages import Span
 from asyncrl.trainer.packing.pictures import Pictures, PictureTokens
 from asyncrl.trainer.packing.pictures import TrainingImage as TrainingImage  # noqa: PLC0414  a part of trajectories
@@ -112,7 +112,8 @@ def collate(
         processor: Reads the pictures; None for a model that reads none.
 
     Raises:
-        DataError: A picture is damaged, or is cut into other patches than the sampler's.
+        DataError: A picture is damaged, is cut into other patches than the sampler's, or has no tower to read it; or a
+            token that stands for pictures was sampled.
     """
     layout = _Layout(processor)
     for trajectory in trajectories:
@@ -152,6 +153,8 @@ class _Layout:
         self._prompts: dict[tuple[bytes, ...], tuple[NDArray[np.int64], int]] = {}
 
     def add(self, trajectory: TrainingTrajectory) -> None:
+        if self.pictures:
+            self.pictures.check_sampled(trajectory.completion_ids)
         prompt, after = self._prompt(trajectory)
         read = trajectory.completion_ids[:-1]
         indices = np.concatenate((prompt, self._append(read, after + np.arange(len(read)))))
@@ -169,17 +172,17 @@ class _Layout:
         key = (ids.tobytes(), *(image.digest for image in images))
         if key in self._prompts:
             return self._prompts[key]
-        if not images:
-            self._prompts[key] = self._append(ids, np.arange(len(ids))), len(ids)
-        elif self.pictures:
+        if self.pictures:
             positions, after = self.pictures.positions(ids, images)
             self._prompts[key] = self._append(ids, positions), after
             self.pictures.add(ids, self._prompts[key][0], images)
-        else:
-            raise AsyncrlError(
+        elif images:
+            raise DataError(
                 f"the prompt of group {trajectory.group_id} has {len(images)} pictures, but the model reads none; use "
                 f"a model with a vision tower, or data without pictures"
             )
+        else:
+            self._prompts[key] = self._append(ids, np.arange(len(ids))), len(ids)
         return self._prompts[key]
 
     def _append(self, part: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -57,17 +57,30 @@ class PictureTokens:
     def positions(
         self, prompt_ids: NDArray[np.int32], images: Sequence[TrainingImage]
     ) -> tuple[NDArray[np.int64], int]:
-        """[3, L] positions of a prompt's tokens, and the position of what comes after them."""
+        """
+        Positions of a prompt's tokens, [3, L], or [L] without pictures, and the position of what comes after them.
+
+        Raises `DataError` unless its tokens of pictures are those of ``images``.
+        """
         positions, delta = self._processor.positions(prompt_ids, [image.grid for image in images])
-        return positions, len(prompt_ids) + delta
+        return positions if images else positions[0], len(prompt_ids) + delta
+
+    def check_sampled(self, completion_ids: NDArray[np.int32]) -> None:
+        """Raise `DataError` if a token of pictures was sampled: the body would look for what it shows."""
+        if found := self._processor.vision_token_ids.intersection(completion_ids.tolist()):
+            raise DataError(
+                f"a completion has the token {min(found)}, which stands for pictures and is never sampled; use an "
+                f"engine that bans it, as both engines of asyncrl do"
+            )
 
     def add(self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage]) -> None:
         """Add the pictures of a prompt whose tokens have these indices, [L], in the row."""
-        ends = np.cumsum([self._processor.num_tokens(image.grid) for image in images])
         places = indices[prompt_ids == self._processor.image_token_id]
-        for image, part in zip(images, np.split(places, ends[:-1]), strict=True):
+        for image in images:
+            count = self._processor.num_tokens(image.grid)
             self._images.setdefault(image.digest, image)
-            self._places.append((image.digest, part))
+            self._places.append((image.digest, places[:count]))
+            places = places[count:]
 
     def of_part(self, own: slice, device: torch.device) -> Pictures | None:
         """

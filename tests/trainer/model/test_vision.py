@@ -1,16 +1,22 @@
 """Models that read pictures, against transformers' own forward pass of each sequence alone."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.model.vision import PROCESSOR_FILES, vision_tower
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.ranks.ranks import RankGroup
+from asyncrl.trainer.ranks.sharding import full_tensor
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
 from tests.trainer.pictured_trajectories import pictured_trajectories
@@ -135,3 +141,43 @@ def test_a_checkpoint_has_the_files_by_which_pictures_are_read(path, tmp_path):
     for name in PROCESSOR_FILES:
         assert (tmp_path / name).is_file() == (path / name).is_file()
     assert ImageProcessor.load(tmp_path).version == policy.processor.version
+
+
+# ── sharded ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[RankGroup]:
+    group = RankGroup(HashStore(), rank=0, size=1, timeout_s=60.0)
+    yield group
+    group.close()
+
+
+@pytest.mark.parametrize("freeze_vision", [False, True])
+@pytest.mark.parametrize("count", [0, 3], ids=["no trajectories", "pictures"])
+def test_a_sharded_model_computes_the_same_with_sharded_gradients(path, group, freeze_vision, count):
+    plain, sharded = (Policy(path, freeze_vision=freeze_vision, mesh=mesh) for mesh in (None, group.mesh))
+    batch = batch_of(plain, pictured_trajectories(plain.processor, group_size=count))
+    scores = [policy.score(batch, temperature=0.7) for policy in (plain, sharded)]
+    for score in scores:
+        score.logprobs.square().sum().backward()
+
+    torch.testing.assert_close(scores[1].logprobs, scores[0].logprobs)
+    assert plain.parameters().keys() == sharded.parameters().keys()
+    for name, weight in plain.parameters().items():
+        gradient = sharded.parameters()[name].grad
+        assert isinstance(gradient, DTensor), name
+        torch.testing.assert_close(full_tensor(gradient), weight.grad, msg=name)
+
+
+def test_each_block_of_the_tower_is_sharded_separately(path, group):
+    policy = Policy(path, mesh=group.mesh)
+    sharded = {name for name, module in policy.model.named_modules() if isinstance(module, FSDPModule)}
+    assert sharded == {f"model.{part}.{i}" for part in ("visual.blocks", "language_model.layers") for i in range(2)}
+
+
+def test_bfloat16_products_stay_near_float32_ones(path):
+    exact, rough = Policy(path), Policy(path, dtype="bfloat16")
+    batch = batch_of(exact, pictured_trajectories(exact.processor))
+    difference = exact.score(batch, temperature=1.0).logprobs - rough.score(batch, temperature=1.0).logprobs
+    assert 0 < difference.abs().mean() < 0.1

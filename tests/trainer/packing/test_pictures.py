@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.errors import DataError
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingImage, TrainingTrajectory, collate
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
@@ -115,5 +115,16 @@ def test_a_grid_other_than_the_sampler_s_stops_with_a_sentence(processor: ImageP
 
 
 def test_pictures_for_a_model_that_reads_none_are_refused(processor: ImageProcessor) -> None:
-    with pytest.raises(AsyncrlError, match="group 0 has 1 pictures, but the model reads none"):
+    with pytest.raises(DataError, match="group 0 has 1 pictures, but the model reads none"):
         collate([trajectory(processor, [training_image(processor)], [3])], device=CPU)
+
+
+def test_a_sampled_token_of_pictures_is_refused(processor: ImageProcessor) -> None:
+    with pytest.raises(DataError, match="has the token 26, which stands for pictures and is never sampled"):
+        packed(processor, trajectory(processor, [], [3, processor.image_token_id]))
+
+
+def test_a_prompt_that_spells_a_picture_it_does_not_have_is_refused(processor: ImageProcessor) -> None:
+    one = trajectory(processor, [training_image(processor)], [3])
+    with pytest.raises(DataError, match="have 0 tokens by their files, but the prompt has 6"):
+        packed(processor, replace(one, images=[]))
