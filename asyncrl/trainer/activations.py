@@ -188,7 +188,7 @@ def pass_bytes(
     weight = head.weight.detach().requires_grad_(head.weight.requires_grad)  # else a tied one is kept to the end
     if weight.requires_grad:
         weight.register_post_accumulate_grad_hook(_drop)
-    with LiveBytes(*model.parameters(), *model.buffers()) as live, AllOnMeta():
+    with LiveBytes(*model.parameters(), *model.buffers()) as live, AllOnMeta():  # type: ignore[no-untyped-call]
 
         def mark(_: Tensor) -> None:
             peaks.append(live.restart())
