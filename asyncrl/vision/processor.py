@@ -80,7 +80,9 @@ class ImageProcessor:
     def pixels(self, files: Sequence[bytes]) -> Pixels:
         """Decode and cut pictures. Raises `DataError`, which names the picture, if one is damaged or too large."""
         found = [self._patches(file, f"picture {place} of {len(files)}") for place, file in enumerate(files, 1)]
-        values = np.concatenate([patches for patches, _ in found])
+        sizes = self._processing
+        none = np.empty((0, 3 * sizes.temporal_patch_size * sizes.patch_size**2), dtype=np.float32)
+        values = np.concatenate([none, *(patches for patches, _ in found)])
         return Pixels(torch.from_numpy(values), [grid for _, grid in found])
 
     def positions(self, prompt_ids: ArrayLike, grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
