@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.model.vision import PROCESSOR_FILES, vision_tower
+from asyncrl.trainer.model.vision import PROCESSOR_FILES, picture_features, vision_tower
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor
@@ -174,6 +174,20 @@ def test_each_block_of_the_tower_is_sharded_separately(path, group):
     policy = Policy(path, mesh=group.mesh)
     sharded = {name for name, module in policy.model.named_modules() if isinstance(module, FSDPModule)}
     assert sharded == {f"model.{part}.{i}" for part in ("visual.blocks", "language_model.layers") for i in range(2)}
+
+
+def test_bfloat16_features_are_bit_for_bit_those_of_transformers(path):
+    """Whose sampler is compared with the trainer: rotations of patches are not rounded."""
+    policy, theirs = Policy(path, dtype="bfloat16"), AutoModelForImageTextToText.from_pretrained(path, dtype="bfloat16")
+    batch = batch_of(policy, pictured_trajectories(policy.processor))
+
+    def features(model):
+        seen = picture_features(model, batch.pictures, CPU)["mm_encoder_outputs"]["image"]
+        return [*seen.pooler_output, *(one for layer in getattr(seen, "deepstack_features", ()) for one in layer)]
+
+    with torch.no_grad():
+        found, expected = policy._computation.run(features, policy.model), features(theirs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_bfloat16_products_stay_near_float32_ones(path):
