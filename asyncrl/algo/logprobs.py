@@ -7,9 +7,9 @@ Log-probabilities of sampled tokens without a tensor of all logits.
 Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB as float32, and sequences have
 thousands of rows, so [N, V] is never materialized. The cost is one more product with the head.
 
-The distribution is softmax(logits / temperature) over the whole vocabulary. Engines that truncate it (top-p, top-k)
-record log-probs of the truncated distribution, which are higher: the ratio to the policy in training is then below 1
-from the start.
+The distribution is softmax(logits / temperature) over the whole vocabulary, without the tokens that are never sampled,
+such as those of pictures. Engines that truncate it (top-p, top-k) record log-probs of the truncated distribution, which
+are higher: the ratio to the policy in training is then below 1 from the start.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,8 @@ from asyncrl.algo.products import head_logits, product
 
 CHUNK_LOGITS = 1 << 25
 """Number of logits in memory at a time: 128 MiB as float32, and enough rows for an efficient product."""
+NEVER = -1e30
+"""Logit of a banned token: its probability p is 0, and unlike with minus infinity, p log p is 0 too, and not NaN."""
 
 
 class Scores(NamedTuple):
@@ -46,6 +48,7 @@ def score_states(
     dtype: torch.dtype = torch.float32,
     entropy: bool = False,
     sum_pi_squared: bool = False,
+    banned: Tensor | None = None,
     chunk: int = CHUNK_LOGITS,
 ) -> Scores:
     """
@@ -58,9 +61,10 @@ def score_states(
         token_ids: [N] int64.
         temperature: Temperature of the sampler, above zero.
         dtype: Data type of the factors of products with the head; logits and all else are at least float32.
+        banned: [B] int64 ids that are never sampled: the others have all of the probability. None of ``token_ids``.
         chunk: Number of logits computed at a time; at least one row.
     """
-    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared)
+    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared, banned)
     logprobs, entropies, sums = _Score.apply(states, weight, bias, token_ids, work)  # type: ignore[no-untyped-call]
     return Scores(logprobs, entropies if entropy else None, sums if sum_pi_squared else None)
 
@@ -71,6 +75,7 @@ class _Work(NamedTuple):
     num_rows: int
     entropy: bool
     sum_pi_squared: bool
+    banned: Tensor | None
 
     @property
     def exact(self) -> torch.dtype:
@@ -84,7 +89,9 @@ class _Work(NamedTuple):
     def logits(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[n, V] logits of a chunk, divided by the temperature. The caller may overwrite them."""
         logits = head_logits(states.to(self.dtype), weight, bias)
-        return logits if self.temperature == 1 else logits.div_(self.temperature)
+        if self.temperature != 1:
+            logits.div_(self.temperature)
+        return logits if self.banned is None else logits.index_fill_(1, self.banned, NEVER)
 
 
 class _Score(torch.autograd.Function):

@@ -454,6 +454,8 @@ class Trainer(Section, frozen=True, kw_only=True):
     gradients, and the optimizer's step with them; the optimizer's ``moments`` alone; the frozen ``reference``;
     ``activations`` that ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
     """
+    freeze_vision: bool = False
+    """Leave the vision tower of a model that reads pictures as it is [freeze_vision_tower]."""
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """

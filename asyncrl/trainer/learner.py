@@ -35,7 +35,7 @@ from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo, local_step
 from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
@@ -221,7 +221,7 @@ class Learner:
         own[BEHAVIOR] = {place: trajectory.behavior_logprobs for place, trajectory in step.trajectories.items()}
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
         for places in step.micro_batches(everything, self._ranks, max_tokens):
-            batch = collate(step.at(places), device=self._ranks.device, group=self._ranks.sequence)
+            batch = self._models.collate(step.at(places))
             with collective():
                 found = self._models.score(batch, wanted)
             for name, values in found.items():

@@ -66,6 +66,35 @@ def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(
         np.testing.assert_allclose(grad_of(tensor), expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("rows", [4, N], ids=lambda rows: f"{rows} rows at a time")
+def test_banned_tokens_have_no_probability_and_the_others_have_all_of_it(inputs: Inputs, rows: int) -> None:
+    """As if the head had no rows for them; their own gradient is zero."""
+    states, weight, bias, ids = inputs
+    banned = np.setdiff1d(np.arange(0, V, 3), ids)
+    kept = np.setdiff1d(np.arange(V), banned)
+    push, push_entropy = torch.tensor(np.random.default_rng(5).normal(size=(2, N)))
+
+    def scored(weight: np.ndarray, bias: np.ndarray, ids: np.ndarray, **options: Any) -> tuple[Scores, list[Any]]:
+        tensors = [
+            torch.tensor(array, requires_grad=array.dtype == np.float64) for array in (states, weight, bias, ids)
+        ]
+        exact = {"temperature": 0.7, "dtype": torch.float64, "entropy": True, "sum_pi_squared": True}
+        scores = score_states(*tensors, **exact, **options)
+        assert scores.entropy is not None
+        (scores.logprobs @ push + scores.entropy @ push_entropy).backward()
+        return scores, [grad_of(tensor) for tensor in tensors[:3]]
+
+    got, grads = scored(weight, bias, ids, banned=torch.tensor(banned), chunk=rows * V)
+    expected, (of_states, of_weight, of_bias) = scored(weight[kept], bias[kept], np.searchsorted(kept, ids))
+    for name in Scores._fields:
+        np.testing.assert_allclose(getattr(got, name).detach(), getattr(expected, name).detach(), rtol=1e-10)
+    np.testing.assert_allclose(grads[0], of_states, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(grads[1][kept], of_weight, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(grads[2][kept], of_bias, rtol=1e-9, atol=1e-11)
+    assert not grads[1][banned].any()
+    assert not grads[2][banned].any()
+
+
 @pytest.mark.parametrize("wanted", [{}, {"entropy": True}, {"sum_pi_squared": True}], ids=str)
 def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, bool]) -> None:
     states, weight, bias, ids = (torch.tensor(array) for array in inputs)

@@ -15,12 +15,14 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from asyncrl.config.model.weights import read_config
 from asyncrl.errors import ConfigError
+from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.names import checkpoint_specs
 
 ON_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
@@ -48,6 +50,23 @@ def read_architecture(path: Path, setting: str) -> Any:
         ) from error
 
 
+def language_model(config: Any, source: str) -> Any:
+    """
+    Auto class of transformers for the language model of a config, with a vision tower if it reads pictures.
+
+    Raises:
+        ConfigError: The model, named by ``source``, is of another kind.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if config.model_type in FAMILIES:
+        return AutoModelForImageTextToText
+    raise ConfigError(
+        f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model that "
+        f"AutoModelForCausalLM loads, or one that reads pictures: {', '.join(FAMILIES)}"
+    )
+
+
 def check_architecture(path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str) -> PreTrainedConfig:
     """
     Raise `ConfigError` unless the trainer can compute the language model of a directory.
@@ -58,14 +77,10 @@ def check_architecture(path: Path, shapes: Mapping[str, tuple[int, ...]], settin
     """
     config = read_architecture(path, setting)
     source = f"{setting}={path}"
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ConfigError(
-            f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model "
-            f"that AutoModelForCausalLM loads"
-        )
+    kind = language_model(config, source)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = kind.from_config(config)
     except Exception as error:  # as above
         raise ConfigError(
             f"{source}: no model can be made by its config.json: {_first_line(error)}; copy the model directory again"
