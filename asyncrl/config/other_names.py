@@ -39,7 +39,7 @@ VERL: Mapping[str, str] = {
     "filter_groups.max_num_gen_batches": "schedule.filter_patience",
     "total_rollout_steps": "run.steps",
     "total_training_steps": "run.steps",
-    "total_epochs": "run.steps",
+    "total_epochs": "run.epochs",
     # rollout
     "rollout.name": "rollout.engine",
     "max_num_seqs": "rollout.slots",

@@ -37,7 +37,12 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     """Folder of all run directories."""
     steps: Count = 60
-    """Optimizer steps to train."""
+    """Optimizer steps to train, unless ``epochs`` decides."""
+    epochs: Positive | None = None
+    """
+    Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
 

@@ -75,6 +75,16 @@ def test_config_show_names_the_origin_of_each_value(config):
     assert lines["schedule.max_staleness"] == ["unset", "default"]
 
 
+def test_epochs_are_shown_as_steps(config):
+    settings = ("--set", "run.epochs=5")
+    shown = asyncrl("config", "show", config, *settings).output.splitlines()
+    lines = {line.split()[0]: line.split()[1:] for line in shown}
+    assert (lines["run.steps"], lines["run.epochs"]) == (["10", "run.epochs"], ["5.0", "--set"])
+    dry = asyncrl("run", config, "--dry-run", *settings).output
+    assert "run.epochs = 5 is 10 steps with the rows of data.train" in dry
+    assert "10 steps of 2 groups of 4 trajectories" in dry
+
+
 def test_config_show_refuses_a_misspelt_key(config):
     result = asyncrl("config", "show", config, "--set", "schedule.stalenes=1")
     assert result.exit_code == 78

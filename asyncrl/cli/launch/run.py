@@ -32,6 +32,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
 from asyncrl.node.machine.devices import Devices, apart, find, share
@@ -59,6 +60,7 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
     """
     require_train()
     console = Console()
+    config = resolve_steps(config)
     trainer, shares = _check(config, console)
     config = _resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
@@ -76,6 +78,7 @@ def dry_run(config: Config, device_memory: str = "") -> None:
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
+    epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
     config = _resolved(config, shares)
     if missing := missing_packages(TRAIN):
@@ -84,6 +87,8 @@ def dry_run(config: Config, device_memory: str = "") -> None:
     else:
         check_architecture(config, device_memory)
     _print(console, to_toml(config))
+    if epochs is not None:
+        _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
     _print(console, _plan(config, trainer, shares))
 
 
