@@ -35,6 +35,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(
         f'[run]\nsteps = 3\ndir = "{tmp_path}/runs"\n[model]\npath = "{tmp_path}/model"\n'
         f'[data]\ntrain = "{tmp_path}/train.parquet"\n[schedule]\ngroups_per_step = 2\ngroup_size = 4\n'
+        '[reward]\nfunction = "gsm8k"\n'
     )
     return path
 

@@ -41,7 +41,8 @@ from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
-from asyncrl.reward.routing import check_routes
+from asyncrl.reward.catalogue import resolve
+from asyncrl.reward.routing import auto_routed, check_routes
 
 
 def run(config: Config, *, name: str = "run") -> RunSummary:
@@ -240,7 +241,7 @@ def check_data(config: Config, console: Console) -> None:
     Check every row of the datasets, and print how many cannot be used.
 
     Raises `ConfigError` if a row cannot be used (unless bad rows are skipped), if a data source has no reward
-    function, or if the model's chat template does not fit the prompts or its arguments.
+    function or one that lacks a library, or if the model's chat template does not fit the prompts or its arguments.
     """
     streams = {"train": train_stream(config.data, config.run.seed)}
     if config.data.held_out_files:
@@ -249,6 +250,8 @@ def check_data(config: Config, console: Console) -> None:
     check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
+        for verifier in auto_routed(config.reward, stream.summary.data_sources):
+            resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             _print(console, "\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
 
