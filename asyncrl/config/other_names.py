@@ -14,6 +14,7 @@ FORMER: Mapping[str, str] = {"schedule.max_lag": "schedule.max_staleness"}
 REMOVED: Mapping[str, str] = {"model.scratch": "toy models are made by a command now: asyncrl toy --help"}
 """Full keys of removed settings and sections, and the sentence to answer them with."""
 VERL: Mapping[str, str] = {
+    "override_config": "model.overrides",
     # data
     "train_files": "data.train",
     "val_files": "data.held_out",

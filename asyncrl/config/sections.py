@@ -54,6 +54,11 @@ class Model(Section, frozen=True, kw_only=True):
     """Hugging Face model directory: config, safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
+    overrides: dict[str, Any] = {}
+    """
+    Values in place of those in the config.json of ``path``, such as ``max_position_embeddings = 32768``; tables, such
+    as ``rope_scaling``, are merged. Trainer and rollouts use them, and checkpoints have them [override_config].
+    """
 
 
 class Data(Section, frozen=True, kw_only=True):
