@@ -88,6 +88,7 @@ VERL: Mapping[str, str] = {
     # trainer
     "n_gpus_per_node": "trainer.ranks",
     "nnodes": "trainer.nodes",
+    "nccl_timeout": "trainer.collective_timeout_s",
     "fsdp_size": "trainer.shard_size",
     "ulysses_sequence_parallel_size": "trainer.sequence_parallel",
     "expert_model_parallel_size": "trainer.expert_parallel",

@@ -442,6 +442,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Seconds to wait for missing machines before training with fewer of them, if they are at least ``min_nodes``."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
+    collective_timeout_s: Positive = 600.0
+    """
+    Seconds that a rank waits for the others in one collective, and to form their groups; then the trainer starts again.
+    A rank that hangs is found much sooner. More is for ranks that save or load for long [nccl_timeout].
+    """
     max_tokens_per_micro_batch: Count = 16384
     """
     Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
