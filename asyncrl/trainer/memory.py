@@ -104,8 +104,9 @@ class TrainerMemory:
         self._item = ITEM_BYTES[config.model.dtype]
         self._offload = trainer.offload
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
-        source = f"model.path={path}"
-        model = meta_model(path, language_model(read_architecture(path, "model.path"), source), "model.path")
+        source, overrides = f"model.path={path}", config.model.overrides
+        kind = language_model(read_architecture(path, "model.path", overrides), source)
+        model = meta_model(path, kind, "model.path", overrides)
         self.reads_pictures = vision_tower(model) is not None
         """True for a model with a vision tower."""
         check_sequence_parallel(model.config, trainer.sequence_parallel, source)
@@ -334,7 +335,8 @@ class TrainerMemory:
 
 def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> Sizes:
     path = Path(config.critic.path) if config.critic.path else base_path
-    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", num_labels=1)
+    overrides = {} if config.critic.path else config.model.overrides
+    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", overrides, num_labels=1)
     return measure(critic, critic, [], **gathering)
 
 

@@ -31,6 +31,7 @@ from asyncrl.trainer.model.vision import ProcessorFiles, freeze_tower, picture_f
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
 from asyncrl.vision.processor import ImageProcessor
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
 
@@ -44,6 +45,7 @@ class Policy:
     Causal language model, which may read pictures, whose log-probs carry gradients.
 
     Args:
+        overrides: ``model.overrides``.
         dtype: Dtype of what is computed with the weights, and of published weights.
         mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
             weights is collective.
@@ -62,6 +64,7 @@ class Policy:
         self,
         path: Path,
         *,
+        overrides: Mapping[str, Any] = NONE,
         dtype: str = "float32",
         device: torch.device = CPU,
         mesh: DeviceMesh | None = None,
@@ -74,8 +77,8 @@ class Policy:
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
-        kind = language_model(read_architecture(path, "model.path"), f"model.path={path}")
-        self.model: Any = make_model(path, kind, setting="model.path")
+        kind = language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
+        self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
         """Reads pictures; None if the model reads none."""
         self._processor_files = ProcessorFiles(path)
