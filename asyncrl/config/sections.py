@@ -154,6 +154,11 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Natural = 0
     """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
+    replay_mask: bool = False
+    """
+    With ``top_p`` or ``top_k``: record which ids they left for each token, and have the trainer renormalise its
+    log-probs over the same ids, so that ratios compare like with like. About 4 bytes for each id.
+    """
     stop: list[str] = []
     """Texts that end a completion."""
     seeded: bool = True
@@ -171,6 +176,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
+            replay_mask=self.replay_mask,
         )
 
 

@@ -38,6 +38,10 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Seconds spent on it, those of ``Request.resume_from`` included."""
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture of the request, as the model read it: in time, in height, in width."""
+    mask_counts: list[int] = []
+    """[T] sizes of the sampling masks; empty unless ``Sampling.replay_mask`` asks for them."""
+    mask_ids: list[int] = []
+    """Ids left by top-p and top-k, token after token, ascending in each mask; the token itself is among them."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -54,8 +58,8 @@ class Request(Struct, frozen=True, kw_only=True):
     resume_from: Completion | None = None
     """
     Unfinished completion of the same request, of another node or an earlier policy. The new completion begins with its
-    tokens, log-probs and spans, and continues with the draws of an uninterrupted one if it has a seed. They count for
-    ``max_tokens``.
+    tokens, log-probs, spans and masks, and continues with the draws of an uninterrupted one if it has a seed. They
+    count for ``max_tokens``.
     """
     priority: int = 0
     """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""

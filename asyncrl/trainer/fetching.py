@@ -45,6 +45,7 @@ def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
         max_tokens=config.sampling.max_tokens,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
+        replay_mask=config.sampling.replay_mask,
     )
 
 
@@ -105,7 +106,7 @@ def _checked(
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))
         else:
-            trajectories[place] = _training_trajectory(trajectory, scored)
+            trajectories[place] = training_trajectory(trajectory, scored, limits)
     return trajectories, refused
 
 
@@ -120,7 +121,11 @@ def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
     return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome)
 
 
-def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> TrainingTrajectory:
+def training_trajectory(
+    trajectory: Trajectory, scored: ScoredTrajectory, limits: TrajectoryLimits
+) -> TrainingTrajectory:
+    """A sound trajectory and its verdict as the trainer's arrays, with masks if the ``limits`` demand them."""
+    masks = (trajectory.mask_counts, trajectory.mask_ids) if limits.replay_mask else (b"", b"")
     return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
@@ -130,4 +135,6 @@ def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> Tr
         spans=trajectory.spans,
         index=scored.unit.index,
         metrics=scored.metrics,
+        mask_counts=np.frombuffer(masks[0], "<i4"),
+        mask_ids=np.frombuffer(masks[1], "<i4"),
     )

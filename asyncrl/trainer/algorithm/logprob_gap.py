@@ -7,8 +7,8 @@ Log-prob gap: difference between sampler and trainer on the same tokens under th
                                                    rollout.kv = "keep": none, v4 read keys that v3 had computed
 
 It measures the engine's numerical error alone. Tokens of other versions also differ because the policy has moved. With
-top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer does not reproduce; then
-nothing is compared.
+top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer reproduces only with
+``sampling.replay_mask``; without it nothing is compared.
 """
 
 from collections.abc import Sequence
@@ -32,18 +32,19 @@ class Comparable:
 
     def __init__(self, config: Config) -> None:
         self._reads_old_keys = config.rollout.kv == "keep"
-        self._is_uncut = config.sampling.top_p == 1 and config.sampling.top_k == 0
-        if not self._is_uncut:
+        self._is_reproduced = config.sampling.replay_mask or not config.sampling.sampling().is_truncated
+        if not self._is_reproduced:
             log.warning(
                 "logprob_gap.unmeasured",
-                cause="sampling.top_p or top_k renormalises the recorded log-probs, which the trainer cannot reproduce",
+                cause="sampling.top_p or top_k renormalises the recorded log-probs, which the trainer reproduces only "
+                "with sampling.replay_mask",
             )
 
     def tokens(
         self, trajectories: Sequence[TrainingTrajectory], policy_version: int | None
     ) -> NDArray[np.bool_] | None:
         """Mark the tokens that ``policy_version``, the weights in training, wrote: [N], or None if there are none."""
-        if not self._is_uncut or policy_version is None:
+        if not self._is_reproduced or policy_version is None:
             return None
         masks = [self._written(one.spans, policy_version, len(one.completion_ids)) for one in trajectories]
         mask = np.concatenate(masks)

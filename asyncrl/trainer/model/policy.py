@@ -156,6 +156,7 @@ class Policy:
             self._head.weight,
             self._head.bias,
             batch.token_ids,
+            mask=batch.mask,
             temperature=temperature,
             dtype=self.dtype,
             entropy=entropy,

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algo.sampling_mask import SamplingMask
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
 from asyncrl.trainer.packing.row import Row
@@ -43,6 +44,10 @@ class TrainingTrajectory:
     """Index within its group."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers of the verdict."""
+    mask_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[T] ids in the sampling mask of each token; empty leaves the whole vocabulary."""
+    mask_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """The masks, token after token."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -74,6 +79,8 @@ class MicroBatch:
     """The whole row."""
     lengths: Sequence[int]
     """[S] completion tokens of each trajectory."""
+    mask: SamplingMask | None = None
+    """Sampling masks of the N tokens; None if no trajectory has any."""
 
     @property
     def num_packed(self) -> int:
@@ -130,7 +137,23 @@ def collate(
         places=tensor(places),
         row=Row(sequences, device, group),
         lengths=[len(trajectory.completion_ids) for trajectory in trajectories],
+        mask=_mask(trajectories, places, device),
     )
+
+
+def _mask(
+    trajectories: Sequence[TrainingTrajectory], places: NDArray[np.int64], device: torch.device
+) -> SamplingMask | None:
+    """Sampling masks of the tokens at ``places``, ascending; a trajectory without masks leaves the whole vocabulary."""
+    if not any(len(trajectory.mask_ids) for trajectory in trajectories):
+        return None
+    counts = _joined([one.mask_counts if len(one.mask_ids) else 0 * one.completion_ids for one in trajectories])
+    is_own = np.zeros(len(counts), np.bool_)
+    is_own[places] = True
+    ids = _joined([trajectory.mask_ids for trajectory in trajectories])[np.repeat(is_own, counts)]
+    own = counts[places]
+    ends = [0, *np.cumsum(own).tolist()]
+    return SamplingMask(torch.from_numpy(own).to(device), torch.from_numpy(ids).to(device), ends)
 
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:

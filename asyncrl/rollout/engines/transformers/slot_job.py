@@ -1,6 +1,7 @@
 """A request while the slot table decodes it."""
 
 from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 
 
@@ -16,7 +17,7 @@ class SlotJob:
         self.resumed_s = resumed.generate_s if resumed else 0.0
         self.prompt_tokens = len(request.prompt_ids)
         sampling = request.sampling
-        self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        self.is_filtered = sampling.is_truncated
         """Draws from a part of the vocabulary."""
         self.is_plain = sampling.temperature == 1 and not self.is_filtered
         """Draws from the softmax of the logits, unchanged."""
@@ -28,6 +29,7 @@ class SlotJob:
         self.prefix_version = 0
         """Policy version that computed the keys and values of ``prefix``."""
         self.spans = Spans(resumed.spans if resumed else [])
+        self.masks = Masks(resumed)
 
     @property
     def num_resumed(self) -> int:

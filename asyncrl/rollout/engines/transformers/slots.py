@@ -160,10 +160,19 @@ class SlotTable:
         if self._filtered is not None:
             # Only these rows are filtered: a token must not depend on the filters of other rows.
             at = self._filtered
-            tokens[at], logprobs[at] = sampler.draw_filtered(
+            tokens[at], logprobs[at], ranking = sampler.draw_filtered(
                 logits[at], temperatures[at], uniforms[at], self._top_p[at], self._top_k[at]
             )
+            self._record_masks(ranking)
         return tokens, logprobs
+
+    def _record_masks(self, ranking: sampler.Ranking) -> None:
+        if not self._masked:
+            return
+        counts, ids = ranking.masks(self._tensor(list(self._masked)))
+        end = 0
+        for job, count in zip(self._masked.values(), counts, strict=True):
+            job.masks.add(ids[end : (end := end + count)])
 
     def _ended(self, slots: list[int]) -> list[SlotJob]:
         """Jobs in ``slots``, and jobs whose text now contains a stop string."""
@@ -204,6 +213,8 @@ class SlotTable:
             spans=job.spans.until(end - start),
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
+            mask_counts=job.masks.counts.copy(),
+            mask_ids=job.masks.ids.copy(),
         )
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
@@ -309,8 +320,10 @@ class SlotTable:
     def _update_summary(self) -> None:
         """Update the properties of all rows together; called when rows are added, removed or moved."""
         jobs = self.running
-        filtered = [job.slot for job in jobs if job.is_filtered]
-        self._filtered = self._tensor(filtered) if filtered else None
+        filtered = [job for job in jobs if job.is_filtered]
+        self._filtered = self._tensor([job.slot for job in filtered]) if filtered else None
+        self._masked = {row: job for row, job in enumerate(filtered) if job.request.sampling.replay_mask}
+        """Jobs that record sampling masks, by their row among the filtered ones."""
         self._is_plain = all(job.is_plain for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]
         self._longest = max((job.prompt_tokens - job.start_step for job in jobs), default=0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 
 if TYPE_CHECKING:
@@ -50,10 +51,15 @@ class VllmRequest:
         """The resumed tokens followed by vLLM's."""
         resumed = self.request.resume_from
         token_ids = self.resumed_ids + output.token_ids
+        masks = Masks(resumed)
+        for mask in output.masks if self.request.sampling.replay_mask else ():
+            masks.add(mask)
         return Completion(
             completion_ids=token_ids,
             behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
             spans=self.spans.until(len(token_ids)),
             finish_reason=finish_reason,
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
+            mask_counts=masks.counts,
+            mask_ids=masks.ids,
         )
