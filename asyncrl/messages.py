@@ -91,6 +91,8 @@ class Sampling(Value, frozen=True):
     """Strings that end a completion; they stay in its text."""
     replay_mask: bool = False
     """Record for each token the ids that ``top_p`` and ``top_k`` left, its sampling mask."""
+    replay_routes: bool = False
+    """Record for each token, those of the prompt too, the experts that it took."""
 
     @property
     def is_truncated(self) -> bool:
@@ -124,6 +126,32 @@ class Prompt(Value, frozen=True):
     """Pictures, in the order of the ``<image>`` marks in ``text`` or ``chat``."""
 
 
+class Routing(Value, frozen=True):
+    """Experts that the tokens of a sequence took, but for its last token, which the policy has not read."""
+
+    experts: memoryview
+    """[tokens, layers, top_k] ids of the experts, little-endian; layers without experts are left out."""
+    layers: int
+    top_k: int
+    width: int = 1
+    """Bytes of an id: 1, or 2 with more than 256 experts."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.layers * self.top_k * self.width
+
+
+class RouteShape(Value, frozen=True):
+    """Numbers of a mixture of experts."""
+
+    layers: int
+    """Layers that have experts."""
+    top_k: int
+    """Experts that a token takes in a layer."""
+    num_experts: int
+
+
 class Trajectory(Value, frozen=True):
     """
     One sampled completion with its prompt: the payload that a spool stores.
@@ -155,6 +183,8 @@ class Trajectory(Value, frozen=True):
     """[T] int32 sizes of the sampling masks, each at least 1; empty if none were recorded."""
     mask_ids: memoryview = EMPTY
     """[sum of ``mask_counts``] int32 ids, mask after mask, ascending in each; the token itself is among them."""
+    routing: Routing | None = None
+    """Experts of L + T - 1 tokens, each as they were when the token after it was sampled; None if not recorded."""
 
 
 class SpoolRef(Value, frozen=True):
@@ -242,6 +272,10 @@ class TrajectoryLimits(Value, frozen=True):
     """Newest policy version that can have written a token; None if unknown."""
     replay_mask: bool = False
     """Every token has a sampling mask."""
+    replay_routes: bool = False
+    """Every token but the last has its experts."""
+    routes: RouteShape | None = None
+    """Model that takes these experts; None if it is unknown."""
 
 
 class Refusal(Value, frozen=True):

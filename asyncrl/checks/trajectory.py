@@ -32,6 +32,7 @@ TOO_LONG = "more tokens than allowed"
 BAD_ID = "token id outside the vocabulary"
 BAD_LOGPROB = "impossible log-prob"
 BAD_MASK = "impossible sampling mask"
+BAD_ROUTES = "impossible experts"
 BAD_SPANS = "spans that do not cover the tokens"
 BAD_VERSION = "impossible policy version"
 BAD_FINISH = "unknown finish reason"
@@ -46,6 +47,7 @@ CAUSES = (
     BAD_ID,
     BAD_LOGPROB,
     BAD_MASK,
+    BAD_ROUTES,
     BAD_SPANS,
     BAD_VERSION,
     BAD_FINISH,
@@ -72,6 +74,7 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         or _id_problem("completion", trajectory.completion_ids, limits.vocab_size)
         or _logprob_problem(trajectory.behavior_logprobs)
         or _mask_problem(trajectory, limits)
+        or _route_problem(trajectory, limits)
         or _span_problem(trajectory, limits)
         or _other_problem(trajectory)
         or _identity_problem(trajectory, unit, summary)
@@ -165,6 +168,30 @@ def _mask_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
     tokens: NDArray[np.uint32] = np.frombuffer(trajectory.completion_ids, _ID)
     if (num_found := np.count_nonzero(ids == np.repeat(tokens, counts))) != num_tokens:
         return f"{BAD_MASK}: {num_found} of {num_tokens} tokens are in their masks, expected all"
+    return ""
+
+
+def _route_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
+    """Experts are those of the model, so that the trainer can take them without a look at them."""
+    routing = trajectory.routing
+    if routing is None:
+        missing = f"{BAD_ROUTES}: none, expected those of each token but the last (rollout.replay_routes)"
+        return missing if limits.replay_routes else ""
+    found = f"{routing.experts.nbytes} bytes, {routing.layers} layers, {routing.top_k} experts of {routing.width} bytes"
+    num_tokens = (trajectory.prompt_ids.nbytes + trajectory.completion_ids.nbytes) // 4 - 1
+    if (
+        min(routing.layers, routing.top_k) < 1
+        or routing.width not in (1, 2)
+        or routing.experts.nbytes != num_tokens * routing.token_bytes
+    ):
+        return f"{BAD_ROUTES}: {found}; expected as many of each of {num_tokens} tokens"
+    if (shape := limits.routes) is None:
+        return ""
+    if (routing.layers, routing.top_k) != (shape.layers, shape.top_k):
+        return f"{BAD_ROUTES}: {found}; expected {shape.top_k} experts in each of {shape.layers} layers"
+    experts = np.frombuffer(routing.experts, f"<u{routing.width}")
+    if (highest := int(experts.max())) >= shape.num_experts:
+        return f"{BAD_ROUTES}: expert {highest}, expected 0 .. {shape.num_experts - 1}"
     return ""
 
 

@@ -221,6 +221,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
+    replay_routes: bool = False
+    """
+    With a mixture of experts: record which experts each token takes in each layer, and have the trainer send it to the
+    same ones. A byte for each, two with more than 256 experts [enable_rollout_routing_replay].
+    """
     threads: Count = 1
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0

@@ -111,6 +111,7 @@ def to_put_item(
             generate_s=completion.generate_s,
             mask_counts=_little_endian(array.array("i", completion.mask_counts)),
             mask_ids=_little_endian(array.array("i", completion.mask_ids)),
+            routing=completion.routing,
         )
         _check(trajectory, unit, limits_of(lease, unit.index, vocab_size))
         payload = memoryview(_encoder.encode(trajectory))
@@ -130,6 +131,7 @@ def limits_of(lease: Lease, index: int, vocab_size: int) -> TrajectoryLimits:
         lease.sampling.max_tokens,
         lease.max_prompt_tokens,
         replay_mask=lease.sampling.replay_mask and index not in lease.greedy,
+        replay_routes=lease.sampling.replay_routes and index not in lease.greedy,
     )
 
 
@@ -145,6 +147,7 @@ def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) 
         generate_s=trajectory.generate_s,
         mask_counts=_unpacked("i", trajectory.mask_counts),
         mask_ids=_unpacked("i", trajectory.mask_ids),
+        routing=trajectory.routing,
     )
 
 

@@ -58,6 +58,7 @@ class Models:
             gradient_checkpointing=trainer.gradient_checkpointing,
             lora=trainer.lora,
             offload=offload,
+            replay_routes=config.rollout.replay_routes,
         )
         self.reference: Policy | None = None
         if recipe.has_reference:

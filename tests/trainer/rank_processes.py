@@ -92,7 +92,7 @@ def run(case: Case, folder: Path, rank: int) -> None:
 
 def own_part(learner: Learner, seed: int, first: int) -> Step:
     """The step of this seed with the trajectories of one rank, or of the ranks that share its rows."""
-    trajectories = ragged_trajectories(seed=seed)
+    trajectories = ragged_trajectories(seed=seed, routes=learner.route_shape)
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     owners = learner.assign_ranks(infos)
     return Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)

@@ -5,6 +5,7 @@ Log-prob gap: difference between sampler and trainer on the same tokens under th
     written by      v3      v4      v5             in training: v4
     compared             ✓✓✓✓✓✓✓✓                  rollout.kv = "recompute"
                                                    rollout.kv = "keep": none, v4 read keys that v3 had computed
+                                                   rollout.replay_routes: none, v3 chose the experts of its tokens
 
 It measures the engine's numerical error alone. Tokens of other versions also differ because the policy has moved. With
 top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer reproduces only with
@@ -31,7 +32,7 @@ class Comparable:
     """Selects the tokens to compare. Logs a warning if the configuration allows no comparison."""
 
     def __init__(self, config: Config) -> None:
-        self._reads_old_keys = config.rollout.kv == "keep"
+        self._mixes_versions = config.rollout.kv == "keep" or config.rollout.replay_routes
         self._is_reproduced = config.sampling.replay_mask or not config.sampling.sampling().is_truncated
         if not self._is_reproduced:
             log.warning(
@@ -52,7 +53,7 @@ class Comparable:
 
     def _written(self, spans: Sequence[Span], policy_version: int, num_tokens: int) -> NDArray[np.bool_]:
         mask = np.zeros(num_tokens, np.bool_)
-        for span in spans[:1] if self._reads_old_keys else spans:
+        for span in spans[:1] if self._mixes_versions else spans:
             if span.policy_version == policy_version:
                 mask[span.start : span.end] = True
         return mask

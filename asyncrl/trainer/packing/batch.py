@@ -48,6 +48,8 @@ class TrainingTrajectory:
     """[T] ids in the sampling mask of each token; empty leaves the whole vocabulary."""
     mask_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """The masks, token after token."""
+    experts: NDArray[np.integer] | None = None
+    """[L + T - 1, layers, K] experts of every token but the last; None lets the routers choose."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -81,6 +83,8 @@ class MicroBatch:
     """[S] completion tokens of each trajectory."""
     mask: SamplingMask | None = None
     """Sampling masks of the N tokens; None if no trajectory has any."""
+    routes: Tensor | None = None
+    """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
 
     @property
     def num_packed(self) -> int:
@@ -98,11 +102,13 @@ def collate(
     """
     Pack trajectories into one row, in which equal prompts appear once, and take this rank's part of it.
 
+    Prompts are equal if the experts that are recorded for them are; either all trajectories have experts, or none.
+
     The row is filled up with one more sequence until the ranks of ``group`` have equal parts of one token or more.
     Without trajectories that is all of it: N is 0, and a rank takes part in the collectives of the others.
     """
     ids: list[NDArray[np.int32]] = []
-    position_ids, sequences, positions = [], [], []
+    position_ids, sequences, positions, experts = [], [], [], []
     prompts: dict[bytes, NDArray[np.int64]] = {}
     width = 0
 
@@ -115,8 +121,12 @@ def collate(
 
     for trajectory in trajectories:
         length, key = len(trajectory.prompt_ids), trajectory.prompt_ids.tobytes()
+        if trajectory.experts is not None:
+            key += trajectory.experts[:length].tobytes()
         if key not in prompts:
             prompts[key] = append(trajectory.prompt_ids, 0)
+            experts.append(_experts(trajectory, slice(0, length)))
+        experts.append(_experts(trajectory, slice(length, None)))
         indices = np.concatenate((prompts[key], append(trajectory.completion_ids[:-1], length)))
         sequences.append(indices)
         positions.append(indices[length - 1 :][: len(trajectory.completion_ids)])
@@ -138,7 +148,24 @@ def collate(
         row=Row(sequences, device, group),
         lengths=[len(trajectory.completion_ids) for trajectory in trajectories],
         mask=_mask(trajectories, places, device),
+        routes=_routes(experts, own, filling, device),
     )
+
+
+def _routes(
+    experts: Sequence[NDArray[np.integer] | None], own: slice, filling: int, device: torch.device
+) -> Tensor | None:
+    """[W, layers, K] experts of this rank's part of a row; its filling takes the first experts."""
+    parts = [part for part in experts if part is not None]
+    if not parts:
+        return None
+    _, layers, top_k = parts[0].shape
+    parts.append(np.broadcast_to(np.arange(top_k, dtype=parts[0].dtype), (filling, layers, top_k)))
+    return torch.from_numpy(np.concatenate(parts)[own]).to(device)
+
+
+def _experts(trajectory: TrainingTrajectory, part: slice) -> NDArray[np.integer] | None:
+    return None if trajectory.experts is None else trajectory.experts[part]
 
 
 def _mask(

@@ -1,5 +1,6 @@
 """A request while the slot table decodes it."""
 
+from asyncrl.algo.routing import from_routing
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
@@ -30,6 +31,8 @@ class SlotJob:
         """Policy version that computed the keys and values of ``prefix``."""
         self.spans = Spans(resumed.spans if resumed else [])
         self.masks = Masks(resumed)
+        self.experts = from_routing(resumed.routing) if resumed and resumed.routing else None
+        """Experts of the first tokens, as other nodes or earlier policies have recorded them; None if none have."""
 
     @property
     def num_resumed(self) -> int:

@@ -18,9 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
@@ -215,7 +217,15 @@ class SlotTable:
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
             mask_counts=job.masks.counts.copy(),
             mask_ids=job.masks.ids.copy(),
+            routing=to_routing(self._experts(job)) if job.request.sampling.replay_routes else None,
         )
+
+    def _experts(self, job: SlotJob) -> Experts:
+        """[L + T - 1, layers, K] experts of the tokens that the policy has read, as when it read them first."""
+        assert self.cache.routes is not None  # the engine refuses requests that ask for what it does not record
+        start = 0 if job.experts is None else len(job.experts)
+        newest = self.cache.routes.read(job.slot, start, self._num_tokens(job) - 1)
+        return newest if job.experts is None else np.concatenate((job.experts, newest))
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
@@ -224,6 +234,8 @@ class SlotTable:
         self.policy_version = policy_version
         for job in self.running:
             job.spans.set_version(policy_version, self._steps - job.start_step)
+            if job.request.sampling.replay_routes:
+                job.experts = self._experts(job)  # A recomputation of the cache replaces those in it.
 
     def recompute(self) -> Iterator[int]:
         """
