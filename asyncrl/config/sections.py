@@ -178,6 +178,11 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Limit = 0
     """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
+    replay_mask: bool = False
+    """
+    With ``top_p`` or ``top_k``: record which ids they left for each token, and have the trainer renormalise its
+    log-probs over the same ids, so that ratios compare like with like. About 4 bytes for each id.
+    """
     stop: list[str] = []
     """Texts that end a completion."""
     seeded: bool = True
@@ -195,6 +200,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
+            replay_mask=self.replay_mask,
         )
 
 
@@ -239,6 +245,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
+    replay_routes: bool = False
+    """
+    With a mixture of experts: record which experts each token takes in each layer, and have the trainer send it to the
+    same ones. A byte for each, two with more than 256 experts [enable_rollout_routing_replay].
+    """
     threads: Count = 1
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0

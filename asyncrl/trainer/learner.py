@@ -23,6 +23,7 @@ from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
 from asyncrl.config.sections import Config
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
@@ -86,6 +87,11 @@ class Learner:
     def vocab_size(self) -> int:
         """Rows of the token embedding: every token id is below it."""
         return int(self.policy.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Experts that trajectories must have taken to be replayed; None without ``rollout.replay_routes``."""
+        return self.policy.route_shape
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""

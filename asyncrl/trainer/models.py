@@ -65,6 +65,7 @@ class Models:
             freeze_vision=trainer.freeze_vision,
             lora=trainer.lora,
             offload=offload,
+            replay_routes=config.rollout.replay_routes,
         )
         if has_critic:
             refuse_critic(self.policy.model, f"model.path={model_path}")

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
@@ -27,6 +28,7 @@ from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
+from asyncrl.trainer.model.route_replay import RouteReplay
 from asyncrl.trainer.model.vision import ProcessorFiles, freeze_tower, picture_features
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
@@ -54,6 +56,7 @@ class Policy:
         freeze_vision: Train no parameter of the vision tower.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
         is_frozen: The model is never trained: its parameters are stored in ``dtype``, and get no gradients.
+        replay_routes: Send tokens to the experts of `MicroBatch.routes`, where there are some.
         offload: What is on the host between its uses: ``parameters`` with their gradients, or ``activations``.
 
     Raises:
@@ -74,6 +77,7 @@ class Policy:
         lora: Lora | None = None,
         is_frozen: bool = False,
         offload: Collection[str] = (),
+        replay_routes: bool = False,
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
@@ -91,6 +95,7 @@ class Policy:
             enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, inputs=inputs)
         if freeze_vision:
             freeze_tower(self.model, f"model.path={path}")
+        self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
         if is_frozen:
             freeze(self.model, self.dtype)
@@ -168,13 +173,21 @@ class Policy:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
 
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Shape of the experts that can be replayed; None if none are."""
+        return None if self._replay is None else self._replay.shape
+
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
         pictures = picture_features(self.model, batch.pictures, self.device)
+        if self._replay is not None:
+            self._replay.routes = batch.routes  # until the next micro-batch: the backward pass may need them again
         return score_states(
             packed_states(self.model.base_model, batch, **pictures)[batch.positions],
             self._head.weight,
             self._head.bias,
             batch.token_ids,
+            mask=batch.mask,
             temperature=temperature,
             dtype=self.dtype,
             entropy=entropy,

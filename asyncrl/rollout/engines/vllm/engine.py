@@ -208,7 +208,11 @@ class VllmEngine:
             decoded = self.decode(resumed[-window:] + output.token_ids[:end])
             if any(string in decoded for string in stop):
                 return replace(
-                    output, token_ids=output.token_ids[:end], logprobs=output.logprobs[:end], finish_reason="stop"
+                    output,
+                    token_ids=output.token_ids[:end],
+                    logprobs=output.logprobs[:end],
+                    masks=output.masks[:end],
+                    finish_reason="stop",
                 )
         return output
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class VllmRequest:
         """The resumed tokens followed by vLLM's."""
         resumed = self.request.resume_from
         token_ids = self.resumed_ids + output.token_ids
+        masks = Masks(resumed)
+        for mask in output.masks if self.request.sampling.replay_mask else ():
+            masks.add(mask)
         return Completion(
             completion_ids=token_ids,
             behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
@@ -66,4 +70,6 @@ class VllmRequest:
             finish_reason=finish_reason,
             grids=list(self._pictures.grids) if self._pictures else [],
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
+            mask_counts=masks.counts,
+            mask_ids=masks.ids,
         )
