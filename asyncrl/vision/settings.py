@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from asyncrl.config.model.weights import CONFIG
+from asyncrl.config.model.weights import CONFIG, read_config
 from asyncrl.errors import ConfigError
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def read_settings(model: Path) -> tuple[ModelConfig, Processing] | None:
 
     Raises `ConfigError` if a file is missing, has invalid values, or asks for what is not supported.
     """
-    found = _read(model / CONFIG)
+    found = read_config(model)
     if found.get("model_type") not in FAMILIES:
         return None
     config = _convert(found, ModelConfig, model / CONFIG)
