@@ -66,6 +66,13 @@ def test_the_fast_forward_serves_qwen3_vl_and_the_models_own_the_rest(path: Path
     assert kind is (Qwen3VLForward if path.name.startswith("qwen3_vl") else PictureForward)
 
 
+def test_a_bfloat16_model_reads_pictures(path: Path, processor: ImageProcessor) -> None:
+    request = picture_request(processor, (24, 16), (8, 8), max_tokens=8)
+    (rounded,) = run(make_engine(path, dtype="bfloat16"), request)
+    exact = full_logprobs(path, load(path)[0], request, rounded.completion_ids)
+    assert rounded.behavior_logprobs == pytest.approx(exact, abs=0.5)
+
+
 def test_samples_depend_on_the_pixels(path: Path, processor: ImageProcessor) -> None:
     one, other = (picture_request(processor, (24, 16), first=first, max_tokens=20) for first in (0, 1))
     assert one.prompt_ids == other.prompt_ids
