@@ -138,7 +138,7 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
-        vllm_request = VllmRequest(request)
+        vllm_request = VllmRequest(request, self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
             await self._workers_checked()
