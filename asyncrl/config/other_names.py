@@ -48,6 +48,8 @@ VERL: Mapping[str, str] = {
     "tensor_model_parallel_size": "rollout.vllm.tensor_parallel_size",
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_bytes",
     "engine_kwargs.vllm": "rollout.vllm.engine_args",
+    "enable_rollout_routing_replay": "rollout.replay_routes",
+    "router_replay": "rollout.replay_routes",
     # reward
     "custom_reward_function": "reward.function",
     "reward_manager": "reward.function",

@@ -148,7 +148,7 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
-        vllm_request = VllmRequest(request, placed(request, self._processor))
+        vllm_request = VllmRequest(request, placed(request, self._processor), self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
             await self._workers_checked()
