@@ -109,6 +109,7 @@ VERL: Mapping[str, str] = {
     "cliprange_value": "critic.value_clip",
     # the rest
     "update_weights_bucket_megabytes": "weights.bucket_bytes",
+    "log_val_generations": "evaluation.answers",
     "test_freq": "evaluation.every_versions",
     "val_before_train": "evaluation.at_start",
     "val_kwargs.n": "evaluation.samples",
