@@ -424,9 +424,11 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     """
     Print every setting of the run file CONFIG, and its origin.
 
-    The origin is the file, --set, a preset, or the default.
+    The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
     """
-    origins = explain(config_path, overrides)
+    from asyncrl.data.run_length import resolve_steps
+
+    origins = explain(config_path, overrides, resolve_steps)
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)

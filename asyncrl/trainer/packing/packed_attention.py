@@ -78,9 +78,14 @@ def packed_attention(
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch every layer of ``model`` to `packed_attention`. Registers `PACKED` with transformers."""
+    """Switch every layer of text of ``model`` to `packed_attention`. Registers `PACKED` with transformers."""
     AttentionInterface.register(PACKED, packed_attention)
-    model.set_attn_implementation(PACKED)
+    model.set_attn_implementation(of_text(PACKED))
+
+
+def of_text(name: str) -> dict[str, str]:
+    """Attention by function ``name`` where tokens are read; a vision tower attends within each picture, both ways."""
+    return {"": name, "text_config": name, "vision_config": "sdpa"}
 
 
 @cache

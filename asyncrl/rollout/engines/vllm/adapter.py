@@ -7,13 +7,15 @@ processor has not read yet) and ``output_handler`` (the task between the two, wh
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import vllm
 import vllm.exceptions
 import vllm.inputs
 from msgspec import Struct
+from msgspec.structs import replace
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutputs
@@ -44,6 +46,10 @@ class VllmOutput(Struct, frozen=True):
     logprobs: list[float]
     finish_reason: str
     """``stop``, ``length``, ``abort`` or ``error``; empty while it runs."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt with those of its pictures, as vLLM counts them; 0 while it runs."""
+    masks: list[list[int]] = []
+    """Sampling mask of each token, ascending; empty if vLLM records none."""
 
 
 class Adapter:
@@ -53,6 +59,8 @@ class Adapter:
         self._llm = llm
         _check(llm)
         config = llm.vllm_config
+        self.records_masks = bool(getattr(config.model_config, "return_sampling_mask", False))
+        """vLLM then refuses requests that decode greedily or without top-k."""
         self.ranks: int = config.parallel_config.world_size
         self.max_tokens: int = config.model_config.max_model_len
         """Longest prompt and completion together, tokens."""
@@ -63,9 +71,20 @@ class Adapter:
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
-    @staticmethod
-    def params(sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int]) -> SamplingParams:
-        """vLLM's parameters for one request, with ``max_tokens`` less the resumed ones."""
+    def params(
+        self, sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int], never: Collection[int] = ()
+    ) -> SamplingParams:
+        """
+        vLLM's parameters for one request, with ``max_tokens`` less the resumed ones.
+
+        ``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary.
+
+        Raises `EngineError` if vLLM was not started to record the sampling masks that the request asks for.
+        """
+        if sampling.replay_mask and not self.records_masks:
+            raise EngineError("vLLM records no sampling masks: start it with return_sampling_mask", retryable=False)
+        if self.records_masks and not sampling.temperature:  # the likeliest token, in other words
+            sampling = replace(sampling, temperature=1.0, top_p=1.0, top_k=1)
         options: dict[str, Any] = {"flat_logprobs": True}  # one object for all tokens instead of one per token
         return SamplingParams(
             max_tokens=max_tokens,
@@ -77,6 +96,7 @@ class Adapter:
             ignore_eos=True,
             stop_token_ids=eos_ids,
             stop=sampling.stop or None,
+            logit_bias=dict.fromkeys(never, -math.inf) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),  # Completions are decoded whole, elsewhere.
             logprobs=0,  # of the sampled token only
@@ -86,23 +106,30 @@ class Adapter:
         )
 
     async def sample(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str, priority: int = 0
+        self, request_id: str, prompt: dict[str, Any], params: SamplingParams, salt: str, priority: int = 0
     ) -> VllmOutput:
         """
         Serve one request to its end. Cancelling the task aborts it.
 
-        Requests share cached prefixes only with those of the same ``salt``. ``priority`` counts if vLLM was started
-        with ``scheduling_policy="priority"``. Raises `EngineError`, not retryable if vLLM refuses the request, or
-        `EngineDied`.
+        ``prompt`` has ``prompt_token_ids``, and pictures in ``multi_modal_data``. Requests share cached prefixes only
+        with those of the same ``salt``. ``priority`` counts if vLLM was started with ``scheduling_policy="priority"``.
+        Raises `EngineError`, not retryable if vLLM refuses the request, or `EngineDied`.
         """
-        prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
-        if hasattr(vllm.inputs, "tokens_input"):
+        prompt = {**prompt, "cache_salt": salt}
+        if hasattr(vllm.inputs, "tokens_input") and "multi_modal_data" not in prompt:
             prompt["type"] = "token"  # An untyped prompt would be prepared in a thread.
         result = VllmOutput([], [], "error")
         try:
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 completion = output.outputs[0]
-                result = _output(completion.token_ids, completion.logprobs, completion.finish_reason)
+                masks = getattr(completion, "sampling_mask", None)
+                result = _output(
+                    completion.token_ids,
+                    completion.logprobs,
+                    completion.finish_reason,
+                    masks.token_ids if masks else [],
+                )
+                result = replace(result, num_prompt_tokens=len(output.prompt_token_ids or ()))
         except EngineDeadError:
             raise await self.engine_died() from None
         except REFUSALS as error:
@@ -115,7 +142,9 @@ class Adapter:
         """Tokens of a request so far; None if vLLM does not have the request (any more)."""
         if (state := self._state(request_id)) is None:
             return None
-        return _output(state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, None)
+        chunks = getattr(state, "sampling_mask_chunks", [])
+        masks = [mask for chunk in chunks for mask in chunk.to_nested_list()]
+        return _output(state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, None, masks)
 
     def num_written(self, request_id: str) -> int | None:
         """Length of `written`, without copying the tokens."""
@@ -239,12 +268,14 @@ class Adapter:
         return getattr(manager, "processes", ())
 
 
-def _output(token_ids: Sequence[int], logprobs: Any, finish_reason: str | None) -> VllmOutput:
+def _output(
+    token_ids: Sequence[int], logprobs: Any, finish_reason: str | None, masks: Sequence[Sequence[int]]
+) -> VllmOutput:
     if hasattr(logprobs, "logprobs"):
         flat = list(logprobs.logprobs)
     else:
         flat = [position[token].logprob for token, position in zip(token_ids, logprobs or [], strict=True)]
-    return VllmOutput(list(token_ids), flat, finish_reason or "")
+    return VllmOutput(list(token_ids), flat, finish_reason or "", masks=[sorted(mask) for mask in masks])
 
 
 def _check(llm: AsyncLLM) -> None:

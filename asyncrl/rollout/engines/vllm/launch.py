@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,16 +15,20 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineDied
 from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
+from asyncrl.weights.contents.architecture import config_changes
 
 ON_ASCEND = {"weight_nz_mode": 0}
 """Settings of vllm-ascend that ``engine_args.additional_config`` may replace: no layout but the plain one takes new
 weights."""
 
+NO_VIDEOS = {"video": 0}
+"""Most items of a prompt; ``engine_args`` may limit pictures. vLLM would set memory aside for the longest video."""
+
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Given by class, because on a CPU vLLM reads the name ``uni`` as ``mp`` to bind threads, which is not wanted."""
 
 
-def launch(config: Config) -> AsyncLLM:
+def launch(config: Config, *, reads_pictures: bool = False) -> AsyncLLM:
     """
     Start vLLM and load the model. May be called from any thread, with or without an event loop.
 
@@ -32,7 +37,11 @@ def launch(config: Config) -> AsyncLLM:
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     is_cpu = current_platform.is_cpu()
     args = engine_args(config, names, is_cpu=is_cpu)
+    if reads_pictures:
+        args = {"limit_mm_per_prompt": NO_VIDEOS} | args
     args["seed"] = secrets.randbits(31)  # Requests without a seed draw from it, so no two engines may share one.
+    if config.model.overrides:
+        args["hf_overrides"] = config_changes(Path(config.model.path), config.model.overrides)
     if current_platform.device_type == "npu":
         args["additional_config"] = ON_ASCEND | args.get("additional_config", {})
     # With one worker the engine core is the worker: one process less to start and to message at every step.

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm.request import VllmRequest
@@ -30,13 +32,26 @@ def test_resumed_tokens_are_prompt_to_vllm_and_part_of_the_completion():
     mine = make(PREFIX)
     mine.begin(policy_version=4)
 
-    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0])
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[])
     done = mine.completion(output, "stop")
 
     assert mine.prompt_ids == [1, 2, 3, 8, 9]
     assert (done.completion_ids, done.behavior_logprobs) == ([8, 9, 7], [-0.5, -0.25, -1.0])
     assert done.spans == [Span(3, 0, 2), Span(4, 2, 3)]
     assert done.generate_s >= 100.0
+
+
+def test_masks_of_resumed_tokens_come_first_and_unasked_ones_are_left_out():
+    asked = replace(make().request.sampling, top_k=3, replay_mask=True)
+    prefix = replace(PREFIX, mask_counts=[1, 2], mask_ids=[8, 5, 9])
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[[6, 7]])
+
+    done = VllmRequest(replace(make(prefix).request, sampling=asked)).completion(output, "stop")
+
+    assert (done.mask_counts, done.mask_ids) == ([1, 2, 2], [8, 5, 9, 6, 7])
+    unasked = make()
+    unasked.begin(policy_version=4)
+    assert unasked.completion(output, "stop").mask_counts == []
 
 
 def test_a_resumed_request_has_another_seed():
