@@ -27,7 +27,8 @@ PATCH, MERGE, FRAMES = 4, 2, 2
 """Pixels of a patch's side, patches of an image token's side, and frames that share a patch: a picture is two."""
 NUM_PATCHES = (SIDE * SQUARE_PIXELS // PATCH) ** 2
 HIDDEN_SIZE, VISION_HIDDEN_SIZE = 64, 32
-MAX_POSITIONS = 512
+MAX_POSITIONS = 4096
+"""Rotary positions cost nothing."""
 
 
 def image_processor() -> Qwen2VLImageProcessorPil:
