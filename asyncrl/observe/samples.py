@@ -1,12 +1,13 @@
 """
 Every trajectory the trainer consumed, for people to read: one parquet file per optimizer step.
 
-    samples/step_000041.parquet     one row per trajectory: prompt, completion, reward, versions, log-probs
+    samples/step_000041.parquet     one row per trajectory: prompt, pictures, completion, reward, versions, log-probs
 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from msgspec import Struct, structs
 
 from asyncrl.errors import LedgerError
 from asyncrl.files.atomic import replacing
-from asyncrl.messages import FinishReason, Prompt, Span
+from asyncrl.messages import FinishReason, Image, Prompt, Span
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa
@@ -45,6 +46,10 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """[T] int32, little-endian. Borrowed until `SamplesWriter.write` returns."""
     behavior_logprobs: bytes | memoryview
     """[T] float32, nats. Borrowed until `SamplesWriter.write` returns."""
+    images: Sequence[Image] = ()
+    """Pictures of the prompt."""
+    image_files: Sequence[bytes] = ()
+    """Their files; empty in all rows of a group but one."""
 
 
 class SampleFacts(Struct, frozen=True, kw_only=True):
@@ -105,6 +110,7 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
     import pyarrow as pa  # noqa: PLC0415 - see above
 
     span = pa.struct([("policy_version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
+    image = pa.struct([("path", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("bytes", pa.binary())])
     return pa.table(
         {
             "step": pa.array([row.step for row in rows], pa.int64()),
@@ -123,8 +129,17 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "node": pa.array([row.node for row in rows], pa.string()),
             "completion_ids": _lists([row.completion_ids for row in rows], pa.int32()),
             "behavior_logprobs": _lists([row.behavior_logprobs for row in rows], pa.float32()),
+            "images": pa.array([_images(row) for row in rows], pa.list_(image)),
         }
     )
+
+
+def _images(row: SampleRow) -> list[dict[str, str | int | bytes | None]]:
+    """The pictures under the keys by which viewers of datasets know them; ``path`` is the digest."""
+    return [
+        {"path": image.digest.hex(), "width": image.width, "height": image.height, "bytes": content}
+        for image, content in zip_longest(row.images, row.image_files)
+    ]
 
 
 def _bytes(buffer: bytes | memoryview) -> memoryview:

@@ -108,6 +108,8 @@ def to_put_item(
             text=text,
             node=node,
             generate_s=completion.generate_s,
+            images=lease.prompt.images,
+            grids=completion.grids,
         )
         _check(trajectory, unit, limits_of(lease, vocab_size))
         payload = memoryview(_encoder.encode(trajectory))
@@ -136,6 +138,7 @@ def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) 
         spans=trajectory.spans,
         finish_reason=trajectory.finish_reason,
         generate_s=trajectory.generate_s,
+        grids=trajectory.grids,
     )
 
 

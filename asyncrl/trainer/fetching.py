@@ -1,14 +1,16 @@
 """
 Turn a batch of the broker into this rank's step: assign trajectories to ranks, fetch and check this rank's tokens.
 
-    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ Step of this rank, and what it refuses
-                                                            │
-    every rank's refusals ──────────────────────────────────┴─▶ the groups to leave out, the same on every rank
+    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ pictures ─▶ Step of this rank, and what it refuses
+                                                            │        │
+    every rank's refusals ──────────────────────────────────┴────────┴─▶ the groups to leave out, the same on every rank
 
 A payload that the spool has lost or damaged raises: the operator must see to the disk. One that was damaged when it was
-stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up.
+stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up, or that names a
+picture that the run does not have.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,12 +18,13 @@ from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
-from asyncrl.errors import LinkError, NotATrajectory
+from asyncrl.errors import DecodeError, LinkError, NotATrajectory
 from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.batch import TrainingImage, TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.trainer.trainable import Trainable
 
@@ -49,7 +52,14 @@ def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
 
 
 async def fetch_step(
-    batch: Batch, learner: Trainable, payloads: PayloadClient, *, rank: int, config: Config, limits: TrajectoryLimits
+    batch: Batch,
+    learner: Trainable,
+    payloads: PayloadClient,
+    *,
+    images: ImageCache,
+    rank: int,
+    config: Config,
+    limits: TrajectoryLimits,
 ) -> FetchedStep:
     """
     Fetch the trajectories of a batch that ``rank`` trains, alone or with those that share its rows; wait for spools
@@ -73,9 +83,16 @@ async def fetch_step(
     own = {place: sampled[place] for place, owner in enumerate(owners) if owner == first}
     try:
         fetched = await payloads.fetch_payloads([scored.ref for scored in own.values()], patience_s)
+        sound, refused = _checked(own, fetched, limits)
+        contents, missing = await _fetch_images(sound, images, patience_s)
     except TimeoutError:
         raise LinkError(f"the spools did not send the batch of step {batch.step} within {patience_s:g} s") from None
-    trajectories, refused = _checked(own, fetched, limits)
+    trajectories = {
+        place: _training_trajectory(trajectory, own[place], contents[place])
+        for place, trajectory in sound.items()
+        if place in contents
+    }
+    refused += [Refusal(own[place].unit, reason) for place, reason in missing.items()]
     return FetchedStep(Step(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
 
 
@@ -90,8 +107,8 @@ def _impossible(batch: Batch, limits: TrajectoryLimits) -> list[Refusal]:
 
 def _checked(
     own: dict[int, ScoredTrajectory], payloads: Sequence[memoryview | None], limits: TrajectoryLimits
-) -> tuple[dict[int, TrainingTrajectory], list[Refusal]]:
-    trajectories: dict[int, TrainingTrajectory] = {}
+) -> tuple[dict[int, Trajectory], list[Refusal]]:
+    trajectories: dict[int, Trajectory] = {}
     refused: list[Refusal] = []
     for (place, scored), payload in zip(own.items(), payloads, strict=True):
         if payload is None:
@@ -105,8 +122,26 @@ def _checked(
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))
         else:
-            trajectories[place] = _training_trajectory(trajectory, scored)
+            trajectories[place] = trajectory
     return trajectories, refused
+
+
+async def _fetch_images(
+    trajectories: dict[int, Trajectory], images: ImageCache, deadline_s: float
+) -> tuple[dict[int, list[bytes]], dict[int, str]]:
+    """Files of the pictures of each trajectory, or the reason for which it has to be refused."""
+    fetches = [images.fetch(trajectory.images, deadline_s) for trajectory in trajectories.values()]
+    found = await asyncio.gather(*fetches, return_exceptions=True)
+    contents: dict[int, list[bytes]] = {}
+    missing: dict[int, str] = {}
+    for place, files in zip(trajectories, found, strict=True):
+        if isinstance(files, DecodeError):
+            missing[place] = str(files)
+        elif isinstance(files, BaseException):
+            raise files
+        else:
+            contents[place] = files
+    return contents, missing
 
 
 def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
@@ -120,7 +155,9 @@ def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
     return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome)
 
 
-def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> TrainingTrajectory:
+def _training_trajectory(
+    trajectory: Trajectory, scored: ScoredTrajectory, contents: Sequence[bytes]
+) -> TrainingTrajectory:
     return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
@@ -130,4 +167,8 @@ def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> Tr
         spans=trajectory.spans,
         index=scored.unit.index,
         metrics=scored.metrics,
+        images=[
+            TrainingImage(image.digest, content, grid)
+            for image, content, grid in zip(trajectory.images, contents, trajectory.grids, strict=True)
+        ],
     )
