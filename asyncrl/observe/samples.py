@@ -7,7 +7,6 @@ Any tool that reads parquet can browse them: ``duckdb -c "select reward, complet
 """
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from asyncrl.errors import LedgerError
+from asyncrl.evaluation.image_column import image_cell, image_type
 from asyncrl.files.atomic import replacing
 from asyncrl.messages import FinishReason, Image, Prompt, Span
 
@@ -110,7 +110,6 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
     import pyarrow as pa  # noqa: PLC0415 - see above
 
     span = pa.struct([("policy_version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
-    image = pa.struct([("path", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("bytes", pa.binary())])
     return pa.table(
         {
             "step": pa.array([row.step for row in rows], pa.int64()),
@@ -129,17 +128,9 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "node": pa.array([row.node for row in rows], pa.string()),
             "completion_ids": _lists([row.completion_ids for row in rows], pa.int32()),
             "behavior_logprobs": _lists([row.behavior_logprobs for row in rows], pa.float32()),
-            "images": pa.array([_images(row) for row in rows], pa.list_(image)),
+            "images": pa.array([image_cell(row.images, row.image_files) for row in rows], image_type()),
         }
     )
-
-
-def _images(row: SampleRow) -> list[dict[str, str | int | bytes | None]]:
-    """The pictures under the keys by which viewers of datasets know them; ``path`` is the digest."""
-    return [
-        {"path": image.digest.hex(), "width": image.width, "height": image.height, "bytes": content}
-        for image, content in zip_longest(row.images, row.image_files)
-    ]
 
 
 def _bytes(buffer: bytes | memoryview) -> memoryview:

@@ -81,7 +81,8 @@ class SampleFiles:
             return
         if num_lost := trajectories.count(None):
             self._lost(stepped.step, num_lost)
-        files = {group.group_id: await self._files(group.prompt) for group in groups}
+        prompts = {slot.unit.group_id: prompt for prompt, slot in stored}
+        files = {group_id: await self._files(prompt) for group_id, prompt in prompts.items()}
         rows = [
             _row(stepped, prompt, slot, trajectory, files.pop(slot.unit.group_id, []))
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)
