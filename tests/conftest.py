@@ -134,7 +134,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True) -> None:
+def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True, head_dim: int = 16) -> None:
     """
     Save a ``qwen3_vl`` or ``qwen2_5_vl`` with random weights, its tokenizer, and the settings of its pictures.
 
@@ -164,7 +164,11 @@ def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True
         chat_template=CHAT_TEMPLATE,
     )
     tokenizer.save_pretrained(path)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+    }
     text: dict[str, Any] = {
         "vocab_size": 32,
         "hidden_size": 32,
@@ -195,7 +199,7 @@ def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True
     }
     torch.manual_seed(0)
     if family == "qwen3_vl":
-        text |= {"head_dim": 16, "rope_parameters": {**rope, "mrope_interleaved": True}}
+        text |= {"head_dim": head_dim, "rope_parameters": {**rope, "mrope_interleaved": True}}
         vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "initializer_range": 0.2}
         vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
         config = Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)

@@ -291,6 +291,8 @@ def _assumptions(config: Config, trainer: TrainerMemory) -> Iterable[str]:
         f"every prompt has {config.data.max_prompt_tokens} tokens and every completion {config.sampling.max_tokens}; a "
         f"micro-batch holds more of shorter completions, and attention reads the prompt for each"
     )
+    if trainer.reads_pictures:
+        yield "every prompt is one picture, all of whose patches the vision tower reads"
     yield "attention is one kernel, as on a CPU and for bfloat16 on a GPU"
     yield (
         f"libraries take {format_bytes(LIBRARIES_HOST)} a process and {format_bytes(LIBRARIES_DEVICE)} a device; "

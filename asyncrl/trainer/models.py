@@ -22,6 +22,7 @@ from asyncrl.trainer.model.architecture import check_sequence_parallel, read_arc
 from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.model.vision import refuse_critic
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.ranks.ranks import Ranks
 
@@ -61,6 +62,8 @@ class Models:
             lora=trainer.lora,
             offload=offload,
         )
+        if has_critic:
+            refuse_critic(self.policy.model, f"model.path={model_path}")
         self.reference: Policy | None = None
         if recipe.has_reference:
             reference_offload = ("parameters",) if "reference" in offload else ()

@@ -70,8 +70,7 @@ class ImageProcessor:
 
     def grid(self, width: int, height: int) -> Grid:
         """Patches of a picture in time, in height, in width, by its size alone. Raises `DataError` if it has none."""
-        wide, high = self._resized_to(width, height)
-        return 1, high // self._processing.patch_size, wide // self._processing.patch_size
+        return self._cut_grid(*self._resized_to(width, height))
 
     def num_tokens(self, grid: Grid) -> int:
         """Number of image tokens that stand for a picture."""
@@ -79,9 +78,14 @@ class ImageProcessor:
 
     def pixels(self, files: Sequence[bytes]) -> Pixels:
         """Decode and cut pictures. Raises `DataError`, which names the picture, if one is damaged or too large."""
-        found = [self._patches(file, f"picture {place} of {len(files)}") for place, file in enumerate(files, 1)]
-        values = np.concatenate([patches for patches, _ in found])
-        return Pixels(torch.from_numpy(values), [grid for _, grid in found])
+        pictures, sizes = self.resized(files), self._processing
+        none = np.empty((0, 3 * sizes.temporal_patch_size * sizes.patch_size**2), dtype=np.float32)
+        values = np.concatenate([none, *map(self._patches, pictures)])
+        return Pixels(torch.from_numpy(values), [self._cut_grid(*picture.size) for picture in pictures])
+
+    def resized(self, files: Sequence[bytes]) -> list[Image.Image]:
+        """Pictures in RGB, at the size at which they are cut. Raises `DataError` as `pixels`."""
+        return [self._resized(file, f"picture {place} of {len(files)}") for place, file in enumerate(files, 1)]
 
     def positions(self, prompt_ids: ArrayLike, grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
         """See `mrope_positions`."""
@@ -94,17 +98,22 @@ class ImageProcessor:
         factor = self._processing.patch_size * self.merge_size
         return resized_to(width, height, factor=factor, min_pixels=least, max_pixels=most)
 
-    def _patches(self, file: bytes, name: str) -> tuple[NDArray[np.float32], Grid]:
+    def _cut_grid(self, width: int, height: int) -> Grid:
+        """Patches of a picture that has been resized."""
+        return 1, height // self._processing.patch_size, width // self._processing.patch_size
+
+    def _resized(self, file: bytes, name: str) -> Image.Image:
         try:
             picture = decode(file)
-            grid = self.grid(*picture.size)
+            size = self._resized_to(*picture.size)
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
-        filter_ = Image.Resampling(self._processing.resample)
-        resized = rgb(picture.resize(self._resized_to(*picture.size), resample=filter_))
-        values = self._colours[np.arange(3)[:, None, None], resized.transpose(2, 0, 1)]
+        return picture.resize(size, resample=Image.Resampling(self._processing.resample))
+
+    def _patches(self, picture: Image.Image) -> NDArray[np.float32]:
+        values = self._colours[np.arange(3)[:, None, None], rgb(picture).transpose(2, 0, 1)]
         sizes = self._processing
-        return cut(values, patch=sizes.patch_size, merge=self.merge_size, temporal=sizes.temporal_patch_size), grid
+        return cut(values, patch=sizes.patch_size, merge=self.merge_size, temporal=sizes.temporal_patch_size)
 
 
 def _colours(processing: Processing) -> NDArray[np.float32]:

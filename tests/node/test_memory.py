@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 from transformers import Qwen3Config
 
 from asyncrl.config.run_file import decode
@@ -15,6 +16,7 @@ from asyncrl.node import memory
 from asyncrl.node.memory import LIBRARIES_HOST, Room, check_memory, parse_bytes, plan_memory, room_here
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.trainer.memory import Phase
+from tests.conftest import make_vision_model
 
 MODEL = Qwen3Config(
     vocab_size=1000,
@@ -160,3 +162,13 @@ def test_sizes_have_a_unit() -> None:
     for text in ("80", "80G", "0GB", "GB"):
         with pytest.raises(ConfigError, match=r"--x is .*expected a number of bytes with a unit, such as 80GB"):
             parse_bytes(text, "--x")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_model_that_reads_pictures_is_planned_with_its_tower(run: Any, tmp_path: Path, family: str) -> None:
+    make_vision_model(tmp_path, family)
+    plan = plan_memory(run(), NONE)
+    weights = load_file(tmp_path / "model.safetensors").values()
+    assert part(plan.rollout, "weights") == 4 * sum(weight.numel() for weight in weights)
+    assert any("every prompt is one picture" in sentence for sentence in plan.assumptions)
+    assert not plan.problem

@@ -59,6 +59,12 @@ def test_the_grid_follows_from_the_size_alone(processor: ImageProcessor, size: t
     assert 4 * processor.num_tokens(found.grids[0]) == len(found.values)
 
 
+def test_no_pictures_have_no_pixels(processor: ImageProcessor) -> None:
+    found = processor.pixels([])
+    assert found.values.shape == (0, 3 * 2 * 4 * 4)
+    assert found.grids == []
+
+
 def test_tokens_of_pictures_are_never_sampled(processor: ImageProcessor) -> None:
     assert processor.image_token_id in processor.vision_token_ids
     assert processor.vision_token_ids == {24, 25, 26, 27}

@@ -41,6 +41,15 @@ def freeze_tower(model: Any, source: str) -> None:
     tower.requires_grad_(False)
 
 
+def refuse_critic(model: Any, source: str) -> None:
+    """Raise `ConfigError` if a policy, named by ``source``, reads pictures: no value model does."""
+    if vision_tower(model) is not None:
+        raise ConfigError(
+            f'algorithm.advantage = "gae" has a critic, which reads no pictures, but {source}, a '
+            f"{type(model).__name__}, does; use an advantage without a critic, such as 'grpo'"
+        )
+
+
 def picture_features(model: Any, pictures: Pictures | None, device: torch.device) -> dict[str, Any]:
     """Arguments of the model's body that hold what its tower sees; none without a tower."""
     if (tower := vision_tower(model)) is None:

@@ -139,7 +139,7 @@ def collate(
 
 
 class _Layout:
-    """Where the tokens of a row are: prompts and completions in the order in which they are added."""
+    """Row in the making: prompts and completions in the order in which they are added."""
 
     def __init__(self, processor: ImageProcessor | None) -> None:
         self.pictures = PictureTokens(processor) if processor else None

@@ -1,6 +1,8 @@
 """Models that read pictures, against transformers' own forward pass of each sequence alone."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,12 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from asyncrl.errors import ConfigError
+from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.model.vision import PROCESSOR_FILES, vision_tower
+from asyncrl.trainer.model.vision import PROCESSOR_FILES, picture_features, vision_tower
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor
@@ -176,8 +182,69 @@ def test_each_block_of_the_tower_is_sharded_separately(path, group):
     assert sharded == {f"model.{part}.{i}" for part in ("visual.blocks", "language_model.layers") for i in range(2)}
 
 
+def test_bfloat16_features_are_bit_for_bit_those_of_transformers(path):
+    """Whose sampler is compared with the trainer: rotations of patches are not rounded."""
+    policy, theirs = Policy(path, dtype="bfloat16"), AutoModelForImageTextToText.from_pretrained(path, dtype="bfloat16")
+    batch = batch_of(policy, pictured_trajectories(policy.processor))
+
+    def features(model):
+        seen = picture_features(model, batch.pictures, CPU)["mm_encoder_outputs"]["image"]
+        return [*seen.pooler_output, *(one for layer in getattr(seen, "deepstack_features", ()) for one in layer)]
+
+    with torch.no_grad():
+        found, expected = policy._computation.run(features, policy.model), features(theirs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_bfloat16_products_stay_near_float32_ones(path):
     exact, rough = Policy(path), Policy(path, dtype="bfloat16")
     batch = batch_of(exact, pictured_trajectories(exact.processor))
     difference = exact.score(batch, temperature=1.0).logprobs - rough.score(batch, temperature=1.0).logprobs
     assert 0 < difference.abs().mean() < 0.1
+
+
+# ── sampled ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_log_probs_of_sampler_and_trainer_agree_before_and_after_a_step(family, config, tmp_path):
+    make_vision_model(tmp_path, family)
+    settings = config(trainer={"lr": 1e-2}, algorithm={"clip_high": 100.0})
+    learner = Learner(settings, tmp_path)
+    engine = TransformersEngine.load(str(tmp_path), slots=4, max_tokens_per_slot=128)
+    for version in range(2):
+        step = asyncio.run(sampled(engine, learner.policy.processor, version))
+        metrics = learner.train(step, version)
+        assert metrics["logprob_gap_max"] < 1e-4
+        assert any("visual" in name for name, _ in learner.named_weights())
+        asyncio.run(swapped(engine, dict(learner.named_weights()), version + 1))
+
+
+async def sampled(engine: TransformersEngine, processor: ImageProcessor, version: int) -> list[TrainingTrajectory]:
+    """Two groups: with one picture, and with two."""
+    prompts = [one for one in pictured_trajectories(processor, num_groups=3, seed=version) if one.images]
+    requests = [
+        Request(
+            prompt_ids=one.prompt_ids.tolist(),
+            sampling=Sampling(max_tokens=12),
+            seed=place,
+            images=tuple(image.content for image in one.images),
+        )
+        for place, one in enumerate(prompts)
+    ]
+    completions = await asyncio.gather(*map(engine.generate, requests))
+    return [
+        replace(
+            one,
+            completion_ids=np.array(completion.completion_ids, np.int32),
+            behavior_logprobs=np.array(completion.behavior_logprobs, np.float32),
+            spans=completion.spans,
+        )
+        for one, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+async def swapped(engine: TransformersEngine, weights: dict[str, torch.Tensor], version: int) -> None:
+    await engine.pause()
+    await engine.swap(version, weights)
+    await engine.resume()

@@ -2,16 +2,23 @@
 
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.spans import Spans
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 
 
 class SlotJob:
     """A request and its slot. Compared by identity: two requests may be equal."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, placed: PlacedPictures | None = None) -> None:
         resumed = request.resume_from
         self.request = request
         self.prefix = tuple(request.prompt_ids) + tuple(resumed.completion_ids if resumed else ())
-        """Prompt and resumed tokens. Jobs with equal prefixes may share a prefill."""
+        """Prompt and resumed tokens."""
+        self.placed = placed
+        """Pictures of the prompt; None without any."""
+        self.key = (self.prefix, placed.pictures.digests if placed else ())
+        """Jobs with the same tokens and pictures may share a prefill. Tokens alone would mix two pictures up."""
+        self.delta = placed.delta if placed else 0
+        """Rotary position of a token after the prompt, minus its place."""
         self.resumed_logprobs = resumed.behavior_logprobs if resumed else []
         self.resumed_s = resumed.generate_s if resumed else 0.0
         self.prompt_tokens = len(request.prompt_ids)

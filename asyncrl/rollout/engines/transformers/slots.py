@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -51,7 +51,9 @@ class SlotTable:
         policy_version: int,
         device: torch.device,
         prefill_tokens: int = PREFILL_TOKENS,
+        never: Collection[int] = (),
     ) -> None:
+        """``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary."""
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
@@ -71,12 +73,13 @@ class SlotTable:
 
         self._first_cell = torch.arange(slots, device=device) * positions
         self._ids, self._logprobs, self._uniforms = cells(torch.int64), cells(torch.float32), cells(torch.float32)
-        self._integers, self._floats = rows(4, torch.int64), rows(2, torch.float32)
-        self._cursor, self._last_cell, self._prompt_tokens, self._top_k = self._integers
+        self._integers, self._floats = rows(5, torch.int64), rows(2, torch.float32)
+        self._cursor, self._last_cell, self._prompt_tokens, self._top_k, self._delta = self._integers
         self._temperature, self._top_p = self._floats
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[list(eos_ids)] = True
         self._eos_ids = frozenset(eos_ids)
+        self._never = self._tensor(sorted(never)) if never else None
         self._update_summary()
 
     @property
@@ -99,17 +102,17 @@ class SlotTable:
         if not free:
             return
         # A running job whose prefix was computed under the current weights is copied instead of computed again.
-        leaders = {job.prefix: job for job in self.running if job.prefix_version == self.policy_version}
+        leaders = {job.key: job for job in self.running if job.prefix_version == self.policy_version}
         fresh: list[SlotJob] = []
         followers: list[tuple[SlotJob, SlotJob]] = []
         while waiting and free:
-            leader = leaders.get(waiting[0].prefix)
+            leader = leaders.get(waiting[0].key)
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._prefill_tokens:
                 break
             job = waiting.popleft()
             self._place(job, free.popleft())
             if leader is None:
-                leaders[job.prefix] = job
+                leaders[job.key] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
@@ -143,9 +146,13 @@ class SlotTable:
         rows = len(self._jobs)
         cursor = self._cursor[:rows]
         length = min(self._positions, -(-(self._longest + self._steps) // LENGTH_STEP) * LENGTH_STEP)
-        logits = self._forward.step(self._ids[cursor], cursor - self._first_cell[:rows], cursor, length)
+        positions = cursor - self._first_cell[:rows]
+        rotary = positions + self._delta[:rows] if self._has_pictures else None
+        logits = self._forward.step(self._ids[cursor], positions, cursor, length, rotary).float()
+        if self._never is not None:
+            logits.index_fill_(-1, self._never, -torch.inf)
         cursor += 1
-        tokens, logprobs = self._draw(logits.float(), self._uniforms[cursor - self._prompt_tokens[:rows]])
+        tokens, logprobs = self._draw(logits, self._uniforms[cursor - self._prompt_tokens[:rows]])
         self._ids[cursor] = tokens
         self._logprobs[cursor] = logprobs
         self._steps += 1
@@ -204,6 +211,7 @@ class SlotTable:
             spans=job.spans.until(end - start),
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
+            grids=list(job.placed.pictures.grids) if job.placed else [],
         )
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
@@ -240,7 +248,8 @@ class SlotTable:
         if longest == 0:
             return
         slots = self._tensor([job.slot for job in jobs])
-        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths))
+        placed = [job.placed for job in jobs] if any(job.placed for job in jobs) else []
+        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths), placed)
 
     def _free_slots(self) -> deque[int]:
         """Holes first, so that fewer completions have to move."""
@@ -263,7 +272,7 @@ class SlotTable:
             sampling = job.request.sampling
             first = self._begin(job)
             last = first + sampling.max_tokens - 1
-            integers.append((first + job.num_resumed - 1, last, job.prompt_tokens, sampling.top_k))
+            integers.append((first + job.num_resumed - 1, last, job.prompt_tokens, sampling.top_k, job.delta))
             floats.append((sampling.temperature, sampling.top_p))
         slots = self._tensor([job.slot for job in jobs])
         self._integers[:, slots] = self._tensor(integers).t()
@@ -312,6 +321,7 @@ class SlotTable:
         filtered = [job.slot for job in jobs if job.is_filtered]
         self._filtered = self._tensor(filtered) if filtered else None
         self._is_plain = all(job.is_plain for job in jobs)
+        self._has_pictures = any(job.delta for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]
         self._longest = max((job.prompt_tokens - job.start_step for job in jobs), default=0)
         """Tokens of the longest row minus the step count."""

@@ -7,13 +7,15 @@ processor has not read yet) and ``output_handler`` (the task between the two, wh
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import vllm
 import vllm.exceptions
 import vllm.inputs
 from msgspec import Struct
+from msgspec.structs import replace
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutputs
@@ -44,6 +46,8 @@ class VllmOutput(Struct, frozen=True):
     logprobs: list[float]
     finish_reason: str
     """``stop``, ``length``, ``abort`` or ``error``; empty while it runs."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt with those of its pictures, as vLLM counts them; 0 while it runs."""
 
 
 class Adapter:
@@ -64,8 +68,14 @@ class Adapter:
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
     @staticmethod
-    def params(sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int]) -> SamplingParams:
-        """vLLM's parameters for one request, with ``max_tokens`` less the resumed ones."""
+    def params(
+        sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int], never: Collection[int] = ()
+    ) -> SamplingParams:
+        """
+        vLLM's parameters for one request, with ``max_tokens`` less the resumed ones.
+
+        ``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary.
+        """
         options: dict[str, Any] = {"flat_logprobs": True}  # one object for all tokens instead of one per token
         return SamplingParams(
             max_tokens=max_tokens,
@@ -77,6 +87,7 @@ class Adapter:
             ignore_eos=True,
             stop_token_ids=eos_ids,
             stop=sampling.stop or None,
+            logit_bias=dict.fromkeys(never, -math.inf) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),  # Completions are decoded whole, elsewhere.
             logprobs=0,  # of the sampled token only
@@ -86,23 +97,24 @@ class Adapter:
         )
 
     async def sample(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str, priority: int = 0
+        self, request_id: str, prompt: dict[str, Any], params: SamplingParams, salt: str, priority: int = 0
     ) -> VllmOutput:
         """
         Serve one request to its end. Cancelling the task aborts it.
 
-        Requests share cached prefixes only with those of the same ``salt``. ``priority`` counts if vLLM was started
-        with ``scheduling_policy="priority"``. Raises `EngineError`, not retryable if vLLM refuses the request, or
-        `EngineDied`.
+        ``prompt`` has ``prompt_token_ids``, and pictures in ``multi_modal_data``. Requests share cached prefixes only
+        with those of the same ``salt``. ``priority`` counts if vLLM was started with ``scheduling_policy="priority"``.
+        Raises `EngineError`, not retryable if vLLM refuses the request, or `EngineDied`.
         """
-        prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
-        if hasattr(vllm.inputs, "tokens_input"):
+        prompt = {**prompt, "cache_salt": salt}
+        if hasattr(vllm.inputs, "tokens_input") and "multi_modal_data" not in prompt:
             prompt["type"] = "token"  # An untyped prompt would be prepared in a thread.
         result = VllmOutput([], [], "error")
         try:
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 completion = output.outputs[0]
                 result = _output(completion.token_ids, completion.logprobs, completion.finish_reason)
+                result = replace(result, num_prompt_tokens=len(output.prompt_token_ids or ()))
         except EngineDeadError:
             raise await self.engine_died() from None
         except REFUSALS as error:

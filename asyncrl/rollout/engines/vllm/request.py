@@ -3,7 +3,7 @@
 import hashlib
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion, Request
@@ -11,17 +11,21 @@ from asyncrl.rollout.engines.spans import Spans
 
 if TYPE_CHECKING:
     from asyncrl.rollout.engines.vllm.adapter import VllmOutput
+    from asyncrl.rollout.engines.vllm.pictures import VllmPictures
 
 
 class VllmRequest:
     """A request and its id in vLLM. Compared by identity: two requests may be equal."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, pictures: "VllmPictures | None" = None) -> None:
         resumed = request.resume_from
         self.request = request
         self.resumed_ids = resumed.completion_ids if resumed else []
-        self.prompt_ids = request.prompt_ids + self.resumed_ids
+        self._pictures = pictures
+        self.prompt_ids = (pictures.collapsed_ids if pictures else request.prompt_ids) + self.resumed_ids
         """Prompt for vLLM: the request's own prompt and the resumed tokens."""
+        self.num_prompt_tokens = len(request.prompt_ids) + len(self.resumed_ids)
+        """Length of that prompt with all tokens of its pictures."""
         self.spans = Spans(resumed.spans if resumed else [])
         self.id = ""
         self.restarts = False
@@ -31,6 +35,11 @@ class VllmRequest:
     @property
     def num_resumed(self) -> int:
         return len(self.resumed_ids)
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """Prompt for vLLM, with its pictures."""
+        return {"prompt_token_ids": self.prompt_ids} | (self._pictures.prompt_parts() if self._pictures else {})
 
     @property
     def seed(self) -> int | None:
@@ -55,5 +64,6 @@ class VllmRequest:
             behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
             spans=self.spans.until(len(token_ids)),
             finish_reason=finish_reason,
+            grids=list(self._pictures.grids) if self._pictures else [],
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
         )

@@ -1,6 +1,7 @@
 """Checks of a host's vLLM, and errors of one that died. No engine is started."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,3 +118,9 @@ def test_a_request_without_a_seed_has_none_in_vllm():
 def test_vllm_detokenizes_for_stop_strings_only():
     assert not Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).detokenize
     assert Adapter.params(Sampling(max_tokens=5, stop=["x"]), max_tokens=5, seed=0, eos_ids=[]).detokenize
+
+
+def test_ids_that_are_never_sampled_have_no_probability():
+    assert Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).logit_bias is None
+    params = Adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[], never={3, 4})
+    assert params.logit_bias == {3: -math.inf, 4: -math.inf}

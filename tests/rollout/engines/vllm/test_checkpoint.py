@@ -8,7 +8,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines import parameters
+from asyncrl.rollout.engines.text import load_tokenizer
 from asyncrl.rollout.engines.vllm.checkpoint import read
+from tests.conftest import make_vision_model
+from tests.rollout.engines import vision_models
 
 
 def test_specs_equal_those_of_the_loaded_model(make_model, tokenizer, tmp_path):
@@ -54,3 +57,15 @@ def test_every_source_of_end_tokens_counts(make_model, tokenizer, tmp_path):
 def test_a_directory_without_a_model_is_refused_by_its_name(tokenizer, tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path)):
         read(str(tmp_path), tokenizer, "float32")
+
+
+@pytest.mark.parametrize("family", vision_models.FAMILIES)
+def test_a_model_that_reads_pictures_has_the_specs_of_its_vision_tower(tmp_path, family):
+    make_vision_model(tmp_path, family)
+    model, _ = vision_models.load(tmp_path)
+
+    found = read(str(tmp_path), load_tokenizer(str(tmp_path)), "float32")
+
+    assert found.specs == parameters.specs(model)
+    assert any(".visual." in f".{spec.name}" for spec in found.specs)
+    assert found.vocab_size == 32

@@ -141,6 +141,16 @@ def test_a_request_takes_the_parameters_that_are_set(vllm: Source) -> None:
 
 
 @on_every_vllm
+def test_a_prompt_takes_pictures_with_names_of_their_own(vllm: Source) -> None:
+    options = attributes(vllm.find("vllm/inputs/llm.py", "_PromptOptions"))
+
+    assert {"multi_modal_data", "multi_modal_uuids", "cache_salt"} <= options
+    assert "logit_bias" in attributes(vllm.find("vllm/sampling_params.py", "SamplingParams"))
+    assert "prompt_token_ids" in attributes(vllm.find("vllm/outputs.py", "RequestOutput"))
+    assert "limit_mm_per_prompt" in attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
+
+
+@on_every_vllm
 def test_the_engine_takes_every_argument_that_is_set_or_refused(vllm: Source) -> None:
     fields = attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
     set_here = {"seed", "distributed_executor_backend", "additional_config"}
