@@ -19,6 +19,7 @@ VERL: Mapping[str, str] = {
     "train_files": "data.train",
     "val_files": "data.held_out",
     "prompt_key": "data.prompt_column",
+    "image_key": "data.image_column",
     "train_max_samples": "data.max_rows",
     "val_max_samples": "evaluation.max_prompts",
     "max_prompt_length": "data.max_prompt_tokens",

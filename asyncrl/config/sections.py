@@ -91,6 +91,11 @@ class Data(Section, frozen=True, kw_only=True):
     """Column of the prompt: a text or a list of chat messages [prompt_key]."""
     answer_column: str = "answer"
     """Column of the reference answer that the reward function gets."""
+    image_column: str = "images"
+    """
+    Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
+    The prompt has a mark ``<image>`` for each [image_key].
+    """
     data_source_column: str = "data_source"
     """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks import trajectory as check
+from asyncrl.checks.images import BAD_GRIDS
 from asyncrl.messages import (
     FinishReason,
     RouteShape,
@@ -269,6 +270,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         check.BAD_TEXT,
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
     ),
+    "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
     "finish reason": (
         check.BAD_SUMMARY,
         _field("finish_reason", lambda t, dice: "unfinished"),
