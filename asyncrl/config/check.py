@@ -222,7 +222,7 @@ def _check_trainer(config: Config) -> None:
     if config.critic != Critic() and not is_path(advantage) and "values" not in estimator_entry(advantage).needs:
         readers = " or ".join(repr(name) for name, entry in ADVANTAGES.items() if "values" in entry.needs)
         raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
-    if trainer.warmup_steps > config.run.steps:
+    if config.run.epochs is None and trainer.warmup_steps > config.run.steps:
         raise ConfigError(
             f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
         )

@@ -37,7 +37,12 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     """Folder of all run directories."""
     steps: Count = 60
-    """Optimizer steps to train."""
+    """Optimizer steps to train, unless ``epochs`` decides."""
+    epochs: Positive | None = None
+    """
+    Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
 
@@ -248,12 +253,13 @@ class RewardPart(Section, frozen=True, kw_only=True):
 class Reward(Section, frozen=True, kw_only=True):
     """Rewards of completions."""
 
-    function: str = "gsm8k"
+    function: str = "auto"
     """
-    ``gsm8k``, ``math``, ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``,
-    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` chooses by the row's data source;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score`` [reward.custom_reward_function].
+    ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
+    (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
+    function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
+    [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""

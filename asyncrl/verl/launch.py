@@ -23,6 +23,10 @@ MODULES: Mapping[str, Mode] = {
     "main_ppo": "synchronous",
 }
 """Part of the module's name or path, and the mode; the first that occurs counts."""
+LOST = (
+    "{} options, from {!r} on, are a command of their own, because the line before them has no backslash: verl gets "
+    "none of them; they are taken as part of the command"
+)
 OPTION = re.compile(r"(\+\+|\+|~)?[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
 
 
@@ -37,9 +41,13 @@ class Launch(Struct, frozen=True):
     """Sentences about the script that a reader should know."""
 
 
-def find_launch(commands: Sequence[Sequence[str]], more: Sequence[str] = ()) -> Launch:
+def find_launch(commands: Sequence[Sequence[str]], more: Sequence[str] = (), defaults: Sequence[str] = ()) -> Launch:
     """
-    The first training command; ``more`` overrides are added to it.
+    The first training command.
+
+    Args:
+        more: Overrides that count more than those of the command.
+        defaults: Overrides that count less.
 
     Raises:
         ConfigError: There is none.
@@ -51,11 +59,12 @@ def find_launch(commands: Sequence[Sequence[str]], more: Sequence[str] = ()) -> 
             f"the script starts no trainer of verl (verl.trainer.main_ppo, fully_async_main, ...); it runs {run}"
         )
     mode, command = trainings[0]
-    notes = list(_lost(commands))
+    lost = [word for other in commands if other and OPTION.fullmatch(other[0]) for word in other]
+    notes = [LOST.format(len(lost), lost[0])] if lost else []
     if len(trainings) > 1:
         notes.append(f"the script starts {len(trainings)} trainings; this is the first of them")
     words = [argument for argument in command if OPTION.fullmatch(argument) or _is_short(argument)]
-    overrides = given([parse_override(argument) for argument in (*words, *more)])
+    overrides = given([parse_override(argument) for argument in (*defaults, *words, *lost, *more)])
     flags = [argument for argument in command if argument.startswith("-")]
     return Launch(mode, overrides, any("megatron" in flag for flag in flags), tuple(notes))
 
@@ -86,14 +95,3 @@ def _mode(command: Sequence[str]) -> Mode | None:
 def _is_short(argument: str) -> bool:
     """An override of a key without a dot, such as ``model_engine=megatron``."""
     return is_override(argument) and bool(re.match(r"\+{0,2}[a-z_]+=", argument))
-
-
-def _lost(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Options that are commands of their own, because the line before them lacks its backslash: verl gets none."""
-    return [
-        f"{word} is not part of the command: the line before it has no backslash, and verl does not get it either"
-        for command in commands
-        if command and OPTION.fullmatch(command[0])
-        for word in command
-        if OPTION.fullmatch(word)
-    ]

@@ -24,7 +24,7 @@ class Option(Struct, frozen=True, kw_only=True):
 
     fate: Fate
     settings: tuple[str, ...] = ()
-    """asyncrl's keys that it decides, alone or with others; the first is the one that a hint names."""
+    """asyncrl's keys that it decides, alone or with others, or is near to; the first is the one that a hint names."""
     note: str = ""
     """The difference in meaning; the reason; or what to do."""
     convert: Callable[[Any], Any] | None = None
@@ -49,17 +49,16 @@ def derived(*keys: str, note: str = "") -> Option:
     return Option(fate="mapped", settings=keys, note=note)
 
 
-def not_needed(why: str) -> Option:
-    return Option(fate="not needed", note=why)
+def not_needed(why: str, *, near: str = "") -> Option:
+    return Option(fate="not needed", note=why, settings=(near,) if near else ())
 
 
 def replaced(instead: str, *, harmless: tuple[Any, ...] = OFF, near: str = "") -> Option:
-    """``near``: a setting that a reader of verl's name may want."""
     return Option(fate="substituted", note=instead, harmless=harmless, settings=(near,) if near else ())
 
 
-def missing(what_to_do: str, *, harmless: tuple[Any, ...] = OFF) -> Option:
-    return Option(fate="not supported", note=what_to_do, harmless=harmless)
+def missing(what_to_do: str, *, harmless: tuple[Any, ...] = OFF, near: str = "") -> Option:
+    return Option(fate="not supported", note=what_to_do, harmless=harmless, settings=(near,) if near else ())
 
 
 def at_least_zero(value: Any) -> Any:

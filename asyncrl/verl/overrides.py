@@ -60,10 +60,11 @@ def given(overrides: Sequence[Override]) -> dict[str, Override]:
 
 
 def parse_value(text: str) -> Any:
-    """Value of the text after an equals sign."""
+    """Value of the text after an equals sign; a list in quotes is the list."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1].replace(f"\\{text[0]}", text[0])
+        inner = text[1:-1].replace(f"\\{text[0]}", text[0])
+        return parse_value(inner) if inner.startswith("[") and inner.endswith("]") else inner
     if text.startswith("[") and text.endswith("]"):
         return [parse_value(part) for part in _split(text[1:-1])]
     if text.startswith("{") and text.endswith("}"):

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from asyncrl.files.toml_text import toml_value
 from asyncrl.verl.launch import Launch
-from asyncrl.verl.option import Fate
+from asyncrl.verl.option import OFF, Fate
 from asyncrl.verl.options.lookup import of
 from asyncrl.verl.overrides import Override
 from asyncrl.verl.recipe import Recipe
@@ -109,17 +109,19 @@ def _account(recipe: Recipe, key: str, override: Override) -> Account:
         return Account(override.text, *recipe.fates[key])
     option = of(key)
     if option is None:
-        return Account(override.text, "unknown", "verl's own documentation does not name it; it has no effect here")
+        return Account(override.text, "unknown", "it is in no table of verl's options here, and has no effect")
     fate = option.fate_of(override.value)
     if fate != "mapped":
-        return Account(override.text, fate, option.note if fate == option.fate else "it is off")
-    values = [
-        f"{name} = {toml_value(value)}" for name, value in recipe.settings.items() if _is_of(name, option.settings)
-    ]
+        same = "it is off" if override.value in OFF else "it is so here too"
+        return Account(override.text, fate, option.note if fate == option.fate else same)
+    names = [name for name in recipe.settings if _is_of(name, option.settings, key)]
+    values = [f"{name} = {toml_value(recipe.settings[name])}" for name in names]
     if not values:
         return Account(override.text, "not needed", f"{option.settings[0]} keeps its default")
     return Account(override.text, "mapped", "; ".join([*values, *([option.note] if option.note else [])]))
 
 
-def _is_of(name: str, settings: Sequence[str]) -> bool:
-    return any(name == setting or name.startswith(f"{setting}.") for setting in settings)
+def _is_of(name: str, settings: Sequence[str], option: str) -> bool:
+    """Whether ``name`` is one of ``settings``, or in a table of them, such as vLLM's arguments, this option's entry."""
+    inside = [name.removeprefix(f"{setting}.") for setting in settings if name.startswith(f"{setting}.")]
+    return name in settings or any(option.endswith(f".{entry}") for entry in inside)

@@ -56,7 +56,7 @@ def like(name: str) -> Option | None:
     return of(present(name)) or next((row for row in found if row), None)
 
 
-PLAIN_WORDS = frozenset({"logger"})
+PLAIN_WORDS = frozenset({"logger", "nnodes"})
 
 
 def _ends() -> dict[str, Option]:

@@ -69,7 +69,7 @@ DATA: Mapping[str, Option] = {
 
 ROLLOUT: Mapping[str, Option] = {
     f"{R}.n": derived("schedule.group_size"),
-    f"{R}.name": derived("rollout.engine", note="vLLM takes the place of every engine"),
+    f"{R}.name": derived("rollout.engine"),
     f"{R}.max_num_seqs": derived("rollout.slots", note="in trajectories; concurrent_samples_per_replica bounds it too"),
     f"{R}.tensor_model_parallel_size": derived("rollout.vllm.tensor_parallel_size"),
     f"{R}.data_parallel_size": derived("rollout.replicas", note="each replica is a rollout of its own"),
@@ -84,6 +84,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.max_model_len": derived("rollout.vllm.max_model_len", note="prompt and completion together"),
     f"{R}.enforce_eager": setting("rollout.vllm.enforce_eager"),
     f"{R}.enable_chunked_prefill": setting("rollout.vllm.enable_chunked_prefill"),
+    f"{R}.engine_kwargs.vllm.kv_cache_memory_bytes": derived("rollout.vllm.kv_cache_bytes"),
     f"{R}.engine_kwargs.vllm": derived("rollout.vllm.engine_args"),
     f"{R}.engine_kwargs.vllm.*": derived("rollout.vllm.engine_args"),
     f"{R}.engine_kwargs.*": replaced("it is an argument of another engine than vLLM"),
@@ -141,7 +142,8 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.agent.*": replaced(OF_SERVER),
     f"{R}.nnodes": not_needed("trainer and rollouts share devices, or rollout.nnodes counts"),
     f"{R}.n_gpus_per_node": not_needed("trainer and rollouts share devices, or rollout.n_gpus_per_node counts"),
-    f"{R}.prometheus.*": replaced("metrics go to the run directory and trackers.use"),
+    f"{R}.prometheus.enable": replaced("metrics go to the run directory and trackers.use"),
+    f"{R}.prometheus.*": not_needed("it is read only with prometheus.enable"),
     f"{R}.trace.*": not_needed("every trajectory is in samples/ of the run directory"),
     f"{R}.skip.*": replaced("rollouts are never skipped or read from a file"),
     f"{R}.profiler.*": replaced(NO_PROFILER),
@@ -152,10 +154,12 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.limit_images": replaced("a prompt may have any number of pictures"),
 }
 
+CUSTOM_REWARD = missing(
+    "write a function of one VerifierInput that calls yours, and name it as 'file.py:name'", near="reward.function"
+)
 REWARD: Mapping[str, Option] = {
-    "reward.custom_reward_function.path": missing(
-        "write a function of one VerifierInput that calls yours, and set reward.function = 'file.py:name'"
-    ),
+    "reward.custom_reward_function.path": CUSTOM_REWARD,
+    "reward.custom_reward_function": CUSTOM_REWARD,
     "reward.custom_reward_function.name": not_needed("it is part of custom_reward_function.path"),
     "reward.custom_reward_function.*": not_needed("it is part of custom_reward_function.path"),
     "reward.reward_manager.name": derived("reward.function", "reward.parts", note="`auto` chooses by the data source"),

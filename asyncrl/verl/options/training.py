@@ -58,6 +58,7 @@ SCHEDULE: Mapping[str, Option] = {
     "trainer.v1.sampler.sync_refill_failed_groups": not_needed("a dropped group is always replaced"),
     "trainer.v1.sampler.custom_sampler.path": missing("prompts are drawn in random order, or in that of the file"),
     "trainer.v1.*": replaced("the split of devices between trainer and rollouts is fixed"),
+    "trainer.worker_env.*": replaced("set environment variables where asyncrl is started"),
     "async_training.staleness_threshold": derived("schedule.staleness"),
     "async_training.trigger_parameter_sync_step": derived("schedule.steps_per_publish"),
     "async_training.require_batches": derived(
@@ -75,7 +76,7 @@ SCHEDULE: Mapping[str, Option] = {
         "rollout.replicas", note="replicas = devices for rollouts / rollout.vllm.tensor_parallel_size"
     ),
     "rollout.total_rollout_steps": derived("run.steps", note="groups / (groups_per_step x steps_per_publish) versions"),
-    "rollout.n": not_needed("verl does not read it: actor_rollout_ref.rollout.n is the size of a group"),
+    "rollout.n": not_needed("verl reads that of actor_rollout_ref", near="schedule.group_size"),
     "rollout.test_freq": not_needed("verl does not read it: trainer.test_freq counts"),
 }
 
@@ -109,7 +110,9 @@ ALGORITHM: Mapping[str, Option] = {
 
 ACTOR: Mapping[str, Option] = {
     f"{A}.ppo_mini_batch_size": derived(
-        "trainer.mini_batches", "schedule.groups_per_step", note="their number: groups_per_step / ppo_mini_batch_size"
+        "schedule.groups_per_step",
+        "trainer.mini_batches",
+        note="x require_batches, if fully asynchronous; else mini_batches = train_batch_size / ppo_mini_batch_size",
     ),
     f"{A}.ppo_epochs": setting("trainer.epochs"),
     f"{A}.ppo_micro_batch_size_per_gpu": derived("trainer.max_tokens_per_micro_batch", note="in tokens"),
@@ -139,7 +142,7 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.policy_loss.dro_beta": derived("algorithm.dro_beta"),
     f"{A}.loss_agg_mode": derived("algorithm.aggregation"),
     f"{A}.loss_scale_factor": derived("algorithm.aggregation_norm"),
-    f"{A}.use_kl_loss": derived("algorithm.kl_coef", note="False is kl_coef = 0"),
+    f"{A}.use_kl_loss": derived("algorithm.kl_in", "algorithm.kl_coef", note="False is kl_coef = 0"),
     f"{A}.kl_loss_coef": derived("algorithm.kl_coef"),
     f"{A}.kl_loss_type": derived("algorithm.kl"),
     f"{A}.entropy_coeff": setting("algorithm.entropy_coef"),
@@ -237,7 +240,7 @@ MODEL: Mapping[str, Option] = {
     f"{M}.fused_kernel_options.*": not_needed("log-probs are computed in pieces, and never for a whole batch at once"),
     f"{M}.use_liger": not_needed(COMPILED),
     f"{M}.use_shm": not_needed("rollouts of a machine read the model through the page cache"),
-    f"{M}.trust_remote_code": replaced("no code of a model directory is run: the model must be one of transformers"),
+    f"{M}.trust_remote_code": not_needed("no code of a model directory is run: transformers has the model"),
     f"{M}.external_lib": missing("register the model in transformers, or use one that is"),
     f"{M}.hf_config_path": replaced("the configuration is that of the model directory"),
     f"{M}.tokenizer_path": replaced("the tokenizer is that of the model directory"),
@@ -261,7 +264,32 @@ MODEL: Mapping[str, Option] = {
     "critic.optim.clip_grad": derived("critic.grad_clip"),
     "critic.grad_clip": derived("critic.grad_clip"),
     "critic.cliprange_value": derived("critic.value_clip"),
-    "critic.*": not_needed(AS_POLICY),
+    **{
+        f"critic.{name}": not_needed(AS_POLICY)
+        for name in (
+            "strategy",
+            "optim.*",
+            "model.*",
+            "fsdp_config.*",
+            "megatron.*",
+            "checkpoint.*",
+            "ppo_mini_batch_size",
+            "ppo_micro_batch_size_per_gpu",
+            "ppo_micro_batch_size",
+            "use_dynamic_bsz",
+            "ppo_max_token_len_per_gpu",
+            "forward_max_token_len_per_gpu",
+            "ppo_epochs",
+            "shuffle",
+            "ulysses_sequence_parallel_size",
+            "enable",
+            "forward_micro_batch_size_per_gpu",
+            "loss_agg_mode",
+            "rollout_n",
+            "profiler.*",
+            "data_loader_seed",
+        )
+    },
 }
 
 SURROUNDINGS: Mapping[str, Option] = {

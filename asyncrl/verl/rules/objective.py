@@ -121,14 +121,21 @@ def _kl(recipe: Recipe) -> None:
         recipe.put("algorithm.kl_coef", in_loss)
         recipe.put("algorithm.kl", str(recipe.get(f"{A}.kl_loss_type", "low_var_kl")))
     else:
-        for name in ("kl_loss_coef", "kl_loss_type"):
+        for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"):
             recipe.say(
                 f"{A}.{name}", "not needed", "there is no KL in the loss: use_kl_loss, or its coefficient, is off"
             )
     if in_reward:
         _kl_in_reward(recipe, in_reward, is_second=bool(in_loss))
         return
-    for name in ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.target_kl", "kl_ctrl.horizon"):
+    for name in (
+        "use_kl_in_reward",
+        "kl_penalty",
+        "kl_ctrl.type",
+        "kl_ctrl.kl_coef",
+        "kl_ctrl.target_kl",
+        "kl_ctrl.horizon",
+    ):
         recipe.say(
             f"algorithm.{name}", "not needed", "there is no KL in the reward: use_kl_in_reward, or kl_coef, is off"
         )

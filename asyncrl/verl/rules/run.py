@@ -111,7 +111,7 @@ def trackers(recipe: Recipe) -> None:
     if here := [name for name in named if name in TRACKERS]:
         recipe.put("trackers.use", here)
     if other := [name for name in named if name not in TRACKERS and name not in ("console", "file")]:
-        why = f"{', '.join(other)}: left out; a tracker of your own is 'file.py:name' in trackers.use"
+        why = f"without {', '.join(other)}; a tracker of your own is 'file.py:name' in trackers.use"
         recipe.say("trainer.logger", "substituted", why)
     project = recipe.get("trainer.project_name")
     labelled = {name: TRACKERS[name] for name in here if TRACKERS[name]}

@@ -112,7 +112,7 @@ def _length(recipe: Recipe) -> None:
         recipe.put("run.steps", steps * publish)
         recipe.say("trainer.total_epochs", "not needed", "total_training_steps decides")
     elif recipe.num_rows is None:
-        recipe.put("run.epochs", float(epochs), "verl leaves out the part of each epoch that is no whole batch")
+        recipe.put("run.epochs", epochs, "verl leaves out the part of each epoch that is no whole batch")
     else:
         steps = max(1, epochs * (recipe.num_rows // groups)) * publish
         comment = f"{epochs} epochs of floor({recipe.num_rows:,} rows / {groups:,}) train batches"
