@@ -7,6 +7,7 @@ import msgspec
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
 from asyncrl.config.check_addresses import check_broker_addresses, check_interface
 from asyncrl.config.check_algorithm import check_algorithm
+from asyncrl.config.model.overrides import check_overrides
 from asyncrl.config.sections import (
     Broker,
     Checkpoint,
@@ -36,6 +37,7 @@ MAX_OPEN = 4_000_000
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first contradiction between values."""
     _refuse_infinite(config)
+    check_overrides(config.model.overrides)
     _check_data(config)
     _check_schedule(config)
     _check_rollout(config)

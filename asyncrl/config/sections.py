@@ -54,6 +54,11 @@ class Model(Section, frozen=True, kw_only=True):
     """Hugging Face model directory: config, safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
+    overrides: dict[str, Any] = {}
+    """
+    Values in place of those in the config.json of ``path``, such as ``max_position_embeddings = 32768``; tables, such
+    as ``rope_scaling``, are merged. Trainer and rollouts use them, and checkpoints have them [override_config].
+    """
 
 
 class Data(Section, frozen=True, kw_only=True):
@@ -354,12 +359,19 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"
     """KL estimator: ``k1``, ``abs``, ``k2`` or ``k3``; a ``+`` at the end takes the gradient of k2 [kl_loss_type]."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss, or subtract it from the reward [use_kl_loss, use_kl_in_reward]."""
+    kl_in: Literal["loss", "reward", "both"] = "loss"
+    """
+    Add the KL to the loss, or subtract it from the reward. ``both``: ``kl_coef`` and ``kl`` are those in the loss, and
+    the next two settings those in the reward [use_kl_loss, use_kl_in_reward].
+    """
+    kl_reward_coef: NonNegative = 0.0
+    """With ``kl_in = "both"``: weight of the KL in the reward [kl_ctrl.kl_coef]."""
+    kl_reward: str = "k1"
+    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl`` [kl_penalty]."""
     kl_target: NonNegative = 0.0
-    """KL per token, in nats, to which ``kl_coef`` adapts, with ``kl_in = "reward"``; 0 is off [kl_ctrl.target_kl]."""
+    """KL per token, in nats, to which the weight of the KL in the reward adapts; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
-    """Trajectories over which ``kl_coef`` changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
+    """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
     correction: Correction = Correction()

@@ -49,5 +49,6 @@ def _transformers(config: Config, device: str) -> Engine:
         kv=config.rollout.kv,
         dtype=config.model.dtype,
         device=device,
+        overrides=config.model.overrides,
         chat_template_kwargs=config.data.chat_template_kwargs,
     )

@@ -280,7 +280,7 @@ def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> li
 
 
 def _text_config(config: Config) -> Any:
-    return read_architecture(Path(config.model.path), "model.path").get_text_config()
+    return read_architecture(Path(config.model.path), "model.path", config.model.overrides).get_text_config()
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────

@@ -70,7 +70,7 @@ class Learner:
         self._parking = Parking()
         self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
-            config.algorithm.kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
+            self._recipe.reward_kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
         )
 
     @property
@@ -240,7 +240,7 @@ class Learner:
             estimates=estimates,
             token_weight=recipe.token_weights([estimates.num_kept(place) for place in places]),
             old_logprobs=per_token[LOGPROBS] if recipe.is_decoupled else None,
-            ref_logprobs=per_token[REFERENCE] if recipe.has_reference and not recipe.penalises_reward else None,
+            ref_logprobs=per_token[REFERENCE] if recipe.penalises_loss else None,
             old_values=per_token.get(VALUES),
             selected=select_tokens(recipe, step, places, per_token, estimates, seed=self._num_steps),
         )

@@ -102,7 +102,7 @@ class TrainerMemory:
         self._item = ITEM_BYTES[config.model.dtype]
         self._offload = trainer.offload
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
-        model = meta_model(path, AutoModelForCausalLM, "model.path")
+        model = meta_model(path, AutoModelForCausalLM, "model.path", config.model.overrides)
         check_sequence_parallel(model.config, trainer.sequence_parallel, f"model.path={path}")
         self._experts_stay = trainer.expert_parallel
         if self._experts_stay:
@@ -324,7 +324,8 @@ class TrainerMemory:
 
 def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> Sizes:
     path = Path(config.critic.path) if config.critic.path else base_path
-    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", num_labels=1)
+    overrides = {} if config.critic.path else config.model.overrides
+    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", overrides, num_labels=1)
     return measure(critic, critic, [], **gathering)
 
 

@@ -45,11 +45,15 @@ class Models:
         trainer, dtype = config.trainer, config.model.dtype
         critic_path = Path(config.critic.path) if config.critic.path else base_path
         has_critic = VALUES in recipe.wanted
+        overrides = config.model.overrides
         for setting, path in [("model.path", model_path), ("critic.path", critic_path)][: 1 + has_critic]:
-            check_sequence_parallel(read_architecture(path, setting), ranks.sequence.size, f"{setting}={path}")
+            of_model = {} if setting == "critic.path" and config.critic.path else overrides
+            check_sequence_parallel(
+                read_architecture(path, setting, of_model), ranks.sequence.size, f"{setting}={path}"
+            )
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
-        place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
+        place: dict[str, Any] = {"overrides": overrides, "dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
         place |= {"expert_parallel": trainer.expert_parallel}
         offload = trainer.offload
         self.policy = Policy(

@@ -68,7 +68,9 @@ def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: 
     async def scene() -> None:
         keys = BrokerKeys(hub_keys_of(SECRET), directory.secret)
         never = asyncio.Event()
-        await run_broker(config, directory, bind=[], keys=keys, listening=pytest.fail, stopping=never)
+        await run_broker(
+            config, directory, bind=[], keys=keys, listening=lambda _: pytest.fail("it listens"), stopping=never
+        )
 
     with pytest.raises(ConfigError, match="no reward is for rows with data_source 'mine'"):
         asyncio.run(scene())

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +191,28 @@ def test_kl_to_the_reference_starts_at_zero_and_grows(model_path, config, make_t
     assert second["kl_ref"] > 0
 
 
+def test_a_kl_in_both_is_that_in_the_loss_and_that_in_the_reward(save_model, model_path, config, make_trajectories):
+    """Against a reference that differs, so that neither KL is zero."""
+    each: dict[str, dict[str, Any]] = {
+        "loss": {"kl_coef": 0.1},
+        "reward": {"kl_coef": 0.3, "kl_in": "reward", "kl": "k1"},
+    }
+    each["both"] = {"kl_coef": 0.1, "kl_in": "both", "kl_reward_coef": 0.3, "kl_reward": "k1"}
+    reference, found = save_model(seed=7), {}
+    for name, kl in each.items():
+        settings = config(algorithm={"advantage": "dr_grpo", "loss": "reinforce", **kl})
+        found[name] = Learner(settings, model_path, reference_path=reference).train(make_trajectories())
+
+    both, in_loss, in_reward = found["both"], found["loss"], found["reward"]
+    assert both["kl_ref"] == pytest.approx(in_loss["kl_ref"])
+    assert both["advantage_std"] == pytest.approx(in_reward["advantage_std"])
+    assert both["kl_in_reward"] == pytest.approx(in_reward["kl_in_reward"])
+    assert both["kl_coef"] == 0.3
+    without = Learner(config(algorithm={"advantage": "dr_grpo", "loss": "reinforce"}), model_path)
+    in_loss_alone = in_loss["loss"] - without.train(make_trajectories())["loss"]
+    assert both["loss"] == pytest.approx(in_reward["loss"] + in_loss_alone, abs=1e-5)
+
+
 def test_a_resumed_learner_goes_on_bit_for_bit(model_path, config, make_trajectories, tmp_path):
     settings = config(trainer={"warmup_steps": 5})
     learner = Learner(settings, model_path)
@@ -208,6 +231,7 @@ EVERYTHING = [
     *({"advantage": name} | ({"reward_weights": {"form": 1.0}} if name == "gdpo" else {}) for name in TAUGHT),
     *({"kl_coef": 0.1, "kl": name} for name in (*KL_ESTIMATORS, "k3+")),
     {"kl_coef": 0.1, "kl_in": "reward", "kl": "k1", "kl_target": 0.01, "kl_horizon": 1000},
+    {"kl_coef": 0.1, "kl": "k3", "kl_in": "both", "kl_reward_coef": 0.3},
     {"entropy_coef": 0.01},
     *({"loss": preset.loss or "gspo", "correction": {"preset": name}} for name, preset in PRESETS.items()),
 ]

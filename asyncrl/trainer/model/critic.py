@@ -52,7 +52,8 @@ class Critic:
         self, config: Config, path: Path, mesh: DeviceMesh | None = None, *, device: torch.device = CPU
     ) -> None:
         kind = AutoModelForTokenClassification
-        self.model: Any = make_model(path, kind, setting="critic.path", num_labels=1)
+        overrides = {} if config.critic.path else config.model.overrides
+        self.model: Any = make_model(path, kind, setting="critic.path", overrides=overrides, num_labels=1)
         self._head = _head(self.model, path)
         offload = config.trainer.offload
         if how := config.trainer.gradient_checkpointing:

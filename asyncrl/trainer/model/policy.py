@@ -29,6 +29,7 @@ from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
 
@@ -42,6 +43,7 @@ class Policy:
     Causal language model whose log-probs carry gradients.
 
     Args:
+        overrides: ``model.overrides``.
         dtype: Dtype of what is computed with the weights, and of published weights.
         mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
             weights is collective.
@@ -59,6 +61,7 @@ class Policy:
         self,
         path: Path,
         *,
+        overrides: Mapping[str, Any] = NONE,
         dtype: str = "float32",
         device: torch.device = CPU,
         mesh: DeviceMesh | None = None,
@@ -70,7 +73,7 @@ class Policy:
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
-        self.model: Any = make_model(path, AutoModelForCausalLM, setting="model.path")
+        self.model: Any = make_model(path, AutoModelForCausalLM, setting="model.path", overrides=overrides)
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
         self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:

@@ -14,25 +14,28 @@ from asyncrl.verl.options.training import ACTOR, ALGORITHM, MODEL, SCHEDULE, SUR
 
 TABLE: Mapping[str, Option] = {**SCHEDULE, **DATA, **ALGORITHM, **ROLLOUT, **ACTOR, **MODEL, **REWARD, **SURROUNDINGS}
 """All rows, those that a shortened name means most often first."""
-ALIASES: Mapping[str, str] = {
-    "custom_reward_function": "reward.custom_reward_function",
+RENAMED: Mapping[str, str] = {
     "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_manager": "reward.reward_manager.name",
+    "reward.reward_manager": "reward.reward_manager.name",
+}
+"""Former keys, and verl's present ones."""
+MOVED: Mapping[str, str] = {
+    "custom_reward_function": "reward.custom_reward_function",
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model": "reward.reward_model",
     "sandbox_fusion": "reward.sandbox_fusion",
-    "reward_manager": "reward.reward_manager.name",
-    "reward.reward_manager": "reward.reward_manager.name",
 }
-"""Former keys and prefixes of keys, and verl's present ones."""
+"""Former sections, the longest first, and verl's present ones."""
 
 
 def present(key: str) -> str:
     """The present name of a key that may be a former one."""
-    for former in sorted(ALIASES, key=len, reverse=True):
-        if key == former or (key.startswith(f"{former}.") and not key.startswith(ALIASES[former])):
-            return ALIASES[former] + key.removeprefix(former)
-    return key
+    if key in RENAMED:
+        return RENAMED[key]
+    section = next((section for section in MOVED if key == section or key.startswith(f"{section}.")), "")
+    return MOVED[section] + key.removeprefix(section) if section else key
 
 
 def of(key: str) -> Option | None:
@@ -61,7 +64,7 @@ PLAIN_WORDS = frozenset({"logger", "nnodes"})
 
 def _ends() -> dict[str, Option]:
     ends: dict[str, Option] = {}
-    for key, row in [*TABLE.items(), *((former, TABLE[now]) for former, now in ALIASES.items() if now in TABLE)]:
+    for key, row in [*TABLE.items(), *((former, TABLE[now]) for former, now in RENAMED.items())]:
         for end in _ends_of(key.removesuffix(".*")):
             ends.setdefault(end, row)
     return ends

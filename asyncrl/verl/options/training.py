@@ -11,6 +11,7 @@ PACKED = "micro-batches are always packed by tokens, without padding"
 ONE_BUDGET = "trainer.max_tokens_per_micro_batch is for policy, reference and critic"
 AS_POLICY = "policy, reference and critic are spread over the same ranks in the same way"
 MEGATRON = "it is an option of Megatron, and FSDP2 trains here"
+BOTH = "beside a KL in the loss; alone, it is algorithm.{}"
 BY_LAYER = "trainer.gradient_checkpointing is by layer"
 COMPILED = "the model's own modules compute; nothing is compiled"
 NO_PROFILER = "there is no profiler; metrics have the time of each part of a step"
@@ -86,9 +87,9 @@ ALGORITHM: Mapping[str, Option] = {
     "algorithm.gamma": derived("algorithm.gamma"),
     "algorithm.lam": derived("algorithm.lam"),
     "algorithm.use_kl_in_reward": derived("algorithm.kl_in", "algorithm.kl_coef", note="False is kl_coef = 0"),
-    "algorithm.kl_penalty": derived("algorithm.kl"),
+    "algorithm.kl_penalty": derived("algorithm.kl_reward", "algorithm.kl", note=BOTH.format("kl")),
     "algorithm.kl_ctrl.type": derived("algorithm.kl_target"),
-    "algorithm.kl_ctrl.kl_coef": derived("algorithm.kl_coef"),
+    "algorithm.kl_ctrl.kl_coef": derived("algorithm.kl_reward_coef", "algorithm.kl_coef", note=BOTH.format("kl_coef")),
     "algorithm.kl_ctrl.target_kl": derived("algorithm.kl_target"),
     "algorithm.kl_ctrl.horizon": derived("algorithm.kl_horizon"),
     "algorithm.filter_groups.enable": derived("schedule.filter"),

@@ -142,13 +142,17 @@ def _kl(recipe: Recipe) -> None:
 
 
 def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> None:
+    """Settings of the KL in the reward, alone or as the second of both."""
+    recipe.put("algorithm.kl_in", "both" if is_second else "reward")
+    recipe.put("algorithm.kl_reward_coef" if is_second else "algorithm.kl_coef", coefficient)
     estimator = str(recipe.get("algorithm.kl_penalty", "kl"))
-    recipe.put("algorithm.kl_coef", coefficient)
-    recipe.put("algorithm.kl_in", "reward")
-    recipe.put("algorithm.kl", estimator)
+    recipe.put("algorithm.kl_reward" if is_second else "algorithm.kl", estimator)
     if recipe.get("algorithm.kl_ctrl.type", "fixed") == "adaptive":
         recipe.put("algorithm.kl_target", float(recipe.get("algorithm.kl_ctrl.target_kl", 0.1)))
         recipe.put("algorithm.kl_horizon", int(recipe.get("algorithm.kl_ctrl.horizon", 10_000)))
+    else:
+        for name in ("type", "target_kl", "horizon"):
+            recipe.say(f"algorithm.kl_ctrl.{name}", "not needed", "the weight of the KL does not adapt")
 
 
 def _correction(recipe: Recipe) -> None:

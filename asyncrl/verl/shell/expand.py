@@ -10,6 +10,7 @@ for HOME, whose value paths are made of, and what the caller names. The root is 
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -127,7 +128,7 @@ def _libraries(programs: Sequence[str]) -> set[str]:
 def _run(root: Path, errors: Path, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Run a command below ``root``; return its exit code, or None if its time was up. No process of it is left."""
     home = {"HOME": str(Path.home()), "PATH": "/bin", "BASH_ENV": "/prelude.sh", "TMPDIR": "/tmp", "LC_ALL": "C"}
-    user_id, others = (FIRST_USER_ID + os.getpid() % 4096, 0) if os.geteuid() == 0 else (0, _num_tasks())
+    user_id, others = (FIRST_USER_ID + secrets.randbelow(4096), 0) if os.geteuid() == 0 else (0, _num_tasks())
     reader, writer = os.pipe()
     numbers = map(str, (user_id, others + PROCESSES, writer))
     with os.fdopen(reader) as failed, errors.open("wb") as stderr:

@@ -16,6 +16,7 @@ neither tell which weights wrote a token nor recompute the cache of a running re
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,6 +36,7 @@ from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
+from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.groups.device import current, torch_device
 from asyncrl.weights.parking import Parking
@@ -103,10 +105,13 @@ class TransformersEngine:
         *,
         dtype: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
+        overrides: Mapping[str, Any] = NONE,
         **options: Any,
     ) -> "TransformersEngine":
         """
-        Load a model directory onto a device such as ``cuda:0``; ``options`` are those of the constructor.
+        Load a model directory onto a device such as ``cuda:0``, with ``model.overrides``.
+
+        ``options`` are those of the constructor.
 
         Raises `ConfigError` as the constructor does, or if there is no such device.
         """
@@ -116,11 +121,14 @@ class TransformersEngine:
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 model_path,
+                config=read_config(Path(model_path), overrides),
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
             )
+        except ConfigError:
+            raise
         except Exception as error:  # a wrong value in config.json may raise anything
             raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
         with current(own):

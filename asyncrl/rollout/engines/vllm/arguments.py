@@ -21,6 +21,7 @@ FIXED: Mapping[str, tuple[Any, str]] = {
 CONFIGURED: Mapping[str, str] = {
     "model": "model.path",
     "tokenizer": "model.path",
+    "hf_overrides": "model.overrides",
     "dtype": "model.dtype",
     "max_num_seqs": "rollout.slots",
     "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",

@@ -1,14 +1,18 @@
 """Facts about the model of a directory, read without loading weights."""
 
 import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import Struct
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
+from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
 
@@ -20,9 +24,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     vocab_size: int
 
 
-def read(model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str) -> Checkpoint:
-    """Read a directory; ``dtype`` is that of transferred weights. `ConfigError` if it has no causal language model."""
-    model = _without_weights(model_path)
+def read(
+    model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str, overrides: Mapping[str, Any] = NONE
+) -> Checkpoint:
+    """
+    Read a directory with ``model.overrides``; ``dtype`` is that of transferred weights.
+
+    Raises `ConfigError` if it has no causal language model.
+    """
+    model = _without_weights(model_path, overrides)
     return Checkpoint(
         specs=checkpoint_specs(model, dtype),
         eos_ids=text.eos_ids(model, tokenizer),
@@ -30,11 +40,13 @@ def read(model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str) -> Che
     )
 
 
-def _without_weights(model_path: str) -> PreTrainedModel:
+def _without_weights(model_path: str, overrides: Mapping[str, Any]) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        config = read_config(Path(model_path), overrides)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
+    except ConfigError:
+        raise
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(f"model.path={model_path} cannot be read: {describe(error, __file__)}") from error
     with contextlib.suppress(OSError):  # Without this file, config.json has the end-of-sequence tokens.

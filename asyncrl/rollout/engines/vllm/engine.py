@@ -18,7 +18,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.shared import SharedTensors, shared_staging
 
@@ -59,6 +60,7 @@ class VllmEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        overrides: Mapping[str, Any] = NONE,
         owns_llm: bool = False,
     ) -> None:
         """
@@ -68,6 +70,7 @@ class VllmEngine:
             llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too. For runs
                 with ``sampling.seeded = false`` it needs a ``seed`` that no other rollout has: vLLM's default is 0.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
+            overrides: ``model.overrides``, which ``llm`` has as ``hf_overrides``.
             owns_llm: Closing this engine shuts ``llm`` down.
 
         Raises `ConfigError` if ``llm`` has other arguments, or ``model_path`` has no causal language model.
@@ -83,7 +86,7 @@ class VllmEngine:
         self.policy_version = policy_version
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
-        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype)
+        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides)
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
         self._is_paused = False
@@ -109,6 +112,7 @@ class VllmEngine:
                 kv=config.rollout.kv,
                 policy_version=policy_version,
                 chat_template_kwargs=config.data.chat_template_kwargs,
+                overrides=config.model.overrides,
                 owns_llm=True,
             )
 

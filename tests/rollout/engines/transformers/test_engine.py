@@ -507,6 +507,21 @@ def test_a_model_directory_is_loaded_as_it_was_saved(make_engine, make_model, to
     assert run(engine, request())[0].completion_ids == run(make_engine(seed=2), request())[0].completion_ids
 
 
+def test_overrides_change_what_the_engine_computes(make_model, tokenizer, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    sizes: Any = {"slots": 2, "max_tokens_per_slot": 300}
+    with pytest.raises(ConfigError, match="the model knows 256 positions"):
+        TransformersEngine.load(str(tmp_path), **sizes)
+    overrides = {"max_position_embeddings": 512}
+    plain, other = (
+        TransformersEngine.load(str(tmp_path), **sizes, overrides=overrides | more)
+        for more in ({}, {"rope_parameters": {"rope_theta": 5.0}})
+    )
+    of_plain, of_other = (run(engine, request())[0].behavior_logprobs for engine in (plain, other))
+    assert list(of_plain) != list(of_other)
+
+
 def test_a_directory_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.path .* is not a model directory"):
         TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
