@@ -365,9 +365,9 @@ class Algorithm(Section, frozen=True, kw_only=True):
     the next two settings those in the reward [use_kl_loss, use_kl_in_reward].
     """
     kl_reward_coef: NonNegative = 0.0
-    """With ``kl_in = "both"``: weight of the KL in the reward [kl_ctrl.kl_coef]."""
+    """With ``kl_in = "both"``: weight of the KL in the reward."""
     kl_reward: str = "k1"
-    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl`` [kl_penalty]."""
+    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl``."""
     kl_target: NonNegative = 0.0
     """KL per token, in nats, to which the weight of the KL in the reward adapts; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
@@ -442,6 +442,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Seconds to wait for missing machines before training with fewer of them, if they are at least ``min_nodes``."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
+    collective_timeout_s: Positive = 600.0
+    """
+    Seconds that a rank waits for the others in one collective, and to form their groups; then the trainer starts again.
+    A rank that hangs is found much sooner. More is for ranks that save or load for long [nccl_timeout].
+    """
     max_tokens_per_micro_batch: Count = 16384
     """
     Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
@@ -541,6 +546,11 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
     """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
+    answers: Natural = 0
+    """
+    Completions to keep of each evaluation, in ``samples/held_out/``: evenly spread over the prompts, and of the same
+    ones each time [log_val_generations].
+    """
     temperature: NonNegative = 0.0
     """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0
