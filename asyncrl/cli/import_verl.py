@@ -78,7 +78,7 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
 
 
 def _is_for_npu(script: Path) -> bool:
-    """Whether a script is for Ascend NPUs, which verl finds out where it runs."""
+    """True if a script is for Ascend NPUs, which verl finds out where it runs."""
     return bool(script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace")))
 
 

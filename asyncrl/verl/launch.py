@@ -35,7 +35,7 @@ class Launch(Struct, frozen=True):
 
     mode: Mode
     overrides: dict[str, Override]
-    """By key; the last of several for one key."""
+    """Options by their keys; the last of several for one key."""
     is_megatron: bool = False
     notes: tuple[str, ...] = ()
     """Sentences about the script that a reader should know."""

@@ -35,7 +35,7 @@ class Override(Struct, frozen=True):
 
 
 def is_override(argument: str) -> bool:
-    """Whether an argument of a command is an override, rather than a flag or a path."""
+    """Tell an override from flags, paths and other arguments of a command."""
     match = OVERRIDE.fullmatch(argument)
     return bool(match and (match["value"] is not None or match["sign"]) and not argument.startswith("-"))
 

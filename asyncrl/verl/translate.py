@@ -46,7 +46,7 @@ TRAINERS = {
 
 
 class Account(Struct, frozen=True):
-    """What became of one option."""
+    """The fate of one option of a launch."""
 
     option: str
     """The option as the launch has it."""
@@ -122,6 +122,6 @@ def _account(recipe: Recipe, key: str, override: Override) -> Account:
 
 
 def _is_of(name: str, settings: Sequence[str], option: str) -> bool:
-    """Whether ``name`` is one of ``settings``, or in a table of them, such as vLLM's arguments, this option's entry."""
+    """True if ``name`` is one of ``settings``, or, in a table of them such as vLLM's arguments, the option's entry."""
     inside = [name.removeprefix(f"{setting}.") for setting in settings if name.startswith(f"{setting}.")]
     return name in settings or any(option.endswith(f".{entry}") for entry in inside)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from asyncrl.verl.option import Option, derived, missing, not_needed, replaced, setting
+from asyncrl.verl.option import Option, at_least_zero, derived, missing, not_needed, replaced, setting
 
 A, M, F = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
 
@@ -27,7 +27,7 @@ SCHEDULE: Mapping[str, Option] = {
     "trainer.total_training_steps": derived("run.steps"),
     "trainer.val_before_train": setting("evaluation.at_start"),
     "trainer.test_freq": derived("evaluation.every_versions"),
-    "trainer.log_val_generations": derived("evaluation.answers"),
+    "trainer.log_val_generations": setting("evaluation.answers", at_least_zero),
     "trainer.save_freq": derived("checkpoint.every_steps", note="in steps; verl's fully async counts versions"),
     "trainer.max_actor_ckpt_to_keep": setting("checkpoint.keep"),
     "trainer.max_critic_ckpt_to_keep": not_needed("a checkpoint holds policy and critic: checkpoint.keep"),
@@ -41,7 +41,7 @@ SCHEDULE: Mapping[str, Option] = {
     "trainer.critic_warmup": replaced("policy and critic train from the first step"),
     "trainer.val_only": missing("evaluate with: asyncrl eval MODEL"),
     "trainer.rollout_data_dir": not_needed("every trajectory is in samples/ of the run directory"),
-    "trainer.validation_data_dir": derived("evaluation.answers"),
+    "trainer.validation_data_dir": replaced("evaluation.answers keeps so many completions"),
     "trainer.default_hdfs_dir": replaced("checkpoints stay in the run directory"),
     "trainer.del_local_ckpt_after_load": not_needed("checkpoint.keep decides"),
     "trainer.esi_redundant_time": replaced("stop a run with SIGTERM: it saves and can be resumed"),

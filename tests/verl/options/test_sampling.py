@@ -9,10 +9,7 @@ from tests.config.test_other_names import keys
 
 TABLES = {name: table for name, table in vars(tables).items() if isinstance(table, dict)}
 ROWS = [(key, row) for table in TABLES.values() for key, row in table.items() if isinstance(row, Option)]
-COMING = {
-    "data.image_column", "rollout.replay_routes", "trainer.freeze_vision", "trainer.collective_timeout_s",
-    "evaluation.answers", "algorithm.correction.anchor",
-}  # fmt: skip
+COMING = {"data.image_column", "rollout.replay_routes", "trainer.freeze_vision"}
 """Settings of parts that are built beside this one."""
 
 
