@@ -290,11 +290,16 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; no other may be set with it."""
+    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
     with, whose log-probs are computed first; weights and rejections then compare that policy with the sampler.
+    """
+    anchor: Literal["step", "publish"] = "step"
+    """
+    With ``decoupled`` and ``schedule.steps_per_publish`` above 1: the policy that all log-probs before a step are of.
+    ``step``: the one the step begins with. ``publish``: the one published last, kept on the host.
     """
     importance: Literal["none", "token", "sequence"] = "none"
     """Weight each token by the ratio of trainer to sampler, of the token or of its sequence [rollout_is]."""
