@@ -97,7 +97,7 @@ ALGORITHM: Mapping[str, Option] = {
     "algorithm.filter_groups.max_num_gen_batches": derived("schedule.filter_patience", note="in groups, not batches"),
     "algorithm.filter_groups.*": not_needed("schedule.filter decides when a group is complete"),
     "algorithm.rollout_correction": derived("algorithm.correction"),
-    "algorithm.rollout_correction.bypass_mode": derived("algorithm.correction.mode"),
+    "algorithm.rollout_correction.bypass_mode": derived("algorithm.correction.mode", "algorithm.correction.anchor"),
     "algorithm.rollout_correction.rollout_is": derived("algorithm.correction.importance"),
     "algorithm.rollout_correction.rollout_is_threshold": derived("algorithm.correction.importance_threshold"),
     "algorithm.rollout_correction.rollout_is_batch_normalize": derived("algorithm.correction.importance_normalize"),

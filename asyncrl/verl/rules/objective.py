@@ -168,6 +168,10 @@ def _correction(recipe: Recipe) -> None:
             recipe.say(f"{CORRECTION}.{name}", "not needed", why)
         importance = "none"
     recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+    if not bypass and recipe.settings["schedule.steps_per_publish"] > 1:
+        recipe.put(
+            "algorithm.correction.anchor", "publish", "verl keeps the weights of the last sync for all its steps"
+        )
     if importance != "none":
         recipe.put("algorithm.correction.importance", importance)
         threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold", 2.0)

@@ -111,6 +111,13 @@ def test_decoupled_weights_are_kept() -> None:
     assert found["correction.importance_normalize"] is True
 
 
+def test_decoupled_ratios_of_several_steps_are_against_the_published_weights() -> None:
+    option = f"{CORRECTION}.bypass_mode=False"
+    assert algorithm(option)["correction.anchor"] == "publish"
+    assert "correction.anchor" not in algorithm(option, "async_training.trigger_parameter_sync_step=1")
+    assert "correction.anchor" not in algorithm()
+
+
 def test_bypass_with_reinforce_keeps_its_weights() -> None:
     found = algorithm(f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token")
     assert (found["loss"], found["correction.importance"]) == ("reinforce", "token")
