@@ -14,6 +14,7 @@ FORMER: Mapping[str, str] = {"schedule.max_lag": "schedule.max_staleness"}
 REMOVED: Mapping[str, str] = {"model.scratch": "toy models are made by a command now: asyncrl toy --help"}
 """Full keys of removed settings and sections, and the sentence to answer them with."""
 VERL: Mapping[str, str] = {
+    "override_config": "model.overrides",
     # data
     "train_files": "data.train",
     "val_files": "data.held_out",
@@ -39,7 +40,7 @@ VERL: Mapping[str, str] = {
     "filter_groups.max_num_gen_batches": "schedule.filter_patience",
     "total_rollout_steps": "run.steps",
     "total_training_steps": "run.steps",
-    "total_epochs": "run.steps",
+    "total_epochs": "run.epochs",
     # rollout
     "rollout.name": "rollout.engine",
     "max_num_seqs": "rollout.slots",
@@ -47,6 +48,8 @@ VERL: Mapping[str, str] = {
     "tensor_model_parallel_size": "rollout.vllm.tensor_parallel_size",
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_bytes",
     "engine_kwargs.vllm": "rollout.vllm.engine_args",
+    "enable_rollout_routing_replay": "rollout.replay_routes",
+    "router_replay": "rollout.replay_routes",
     # reward
     "custom_reward_function": "reward.function",
     "reward_manager": "reward.function",
@@ -87,6 +90,7 @@ VERL: Mapping[str, str] = {
     # trainer
     "n_gpus_per_node": "trainer.ranks",
     "nnodes": "trainer.nodes",
+    "nccl_timeout": "trainer.collective_timeout_s",
     "fsdp_size": "trainer.shard_size",
     "ulysses_sequence_parallel_size": "trainer.sequence_parallel",
     "expert_model_parallel_size": "trainer.expert_parallel",
@@ -105,6 +109,7 @@ VERL: Mapping[str, str] = {
     "cliprange_value": "critic.value_clip",
     # the rest
     "update_weights_bucket_megabytes": "weights.bucket_bytes",
+    "log_val_generations": "evaluation.answers",
     "test_freq": "evaluation.every_versions",
     "val_before_train": "evaluation.at_start",
     "val_kwargs.n": "evaluation.samples",

@@ -247,7 +247,7 @@ class RolloutActor:
             reason = str(error) or f"no answer within {FETCH_S:g} s"
             raise EngineError(f"cannot read the unfinished completion to resume from: {reason}") from error
         unit = Unit(lease.group_id, item.index, lease.split)
-        return to_completion(trajectory, unit, limits_of(lease, self._generations.vocab_size))
+        return to_completion(trajectory, unit, limits_of(lease, item.index, self._generations.vocab_size))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)

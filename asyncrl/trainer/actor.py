@@ -55,6 +55,7 @@ from asyncrl.messages import (
     Ready,
     Refusal,
     Reject,
+    RouteShape,
     Spools,
     Stepped,
     Stop,
@@ -158,6 +159,7 @@ class TrainerActor:
         self._device = device
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
@@ -378,7 +380,7 @@ class TrainerActor:
         batch = await future
         del self._batches[step]
         self._others.broadcast(batch)
-        limits = limits_of(self._config, self._vocab_size, step)
+        limits = limits_of(self._config, self._vocab_size, step, self._routes)
         own = await fetch_step(batch, self._learner, self._payloads, rank=0, config=self._config, limits=limits)
         found = own.refused + await self._others.refused(step)
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same

@@ -15,11 +15,12 @@ import numpy as np
 from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkError, NotATrajectory
-from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
+from asyncrl.messages import Batch, Refusal, RouteShape, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
@@ -38,13 +39,20 @@ class FetchedStep(Struct, frozen=True):
     """Trajectories of this rank that are damaged."""
 
 
-def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
-    """Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it."""
+def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:
+    """
+    Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it.
+
+    ``routes`` are the experts of the model; None if they are not replayed.
+    """
     return TrajectoryLimits(
         vocab_size=vocab_size,
         max_tokens=config.sampling.max_tokens,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
+        replay_mask=config.sampling.replay_mask,
+        replay_routes=config.rollout.replay_routes,
+        routes=routes,
     )
 
 
@@ -67,7 +75,7 @@ async def fetch_step(
     impossible = _impossible(batch, limits)  # Arrays are as long as the summaries say: check these first.
     left_out = {refusal.unit.group_id for refusal in impossible}
     sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
-    infos = [_info(scored, greedy.get(scored.unit.group_id)) for scored in sampled]
+    infos = [_info(scored, greedy.get(scored.unit.group_id), config) for scored in sampled]
     owners = learner.assign_ranks(infos) if infos else []
     first = first_sharing(rank, config.trainer.sequence_parallel)
     own = {place: sampled[place] for place, owner in enumerate(owners) if owner == first}
@@ -105,11 +113,11 @@ def _checked(
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))
         else:
-            trajectories[place] = _training_trajectory(trajectory, scored)
+            trajectories[place] = training_trajectory(trajectory, scored, limits)
     return trajectories, refused
 
 
-def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
+def _info(scored: ScoredTrajectory, baseline: float | None, config: Config) -> TrajectoryInfo:
     outcome = Outcome(
         group_id=scored.unit.group_id,
         length=scored.summary.num_tokens,
@@ -117,10 +125,15 @@ def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
         metrics=scored.metrics,
         baseline=baseline,
     )
-    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome)
+    shares_prompt = not config.rollout.replay_routes
+    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome, shares_prompt)
 
 
-def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> TrainingTrajectory:
+def training_trajectory(
+    trajectory: Trajectory, scored: ScoredTrajectory, limits: TrajectoryLimits
+) -> TrainingTrajectory:
+    """A sound trajectory and its verdict as the trainer's arrays, with what the ``limits`` want to be replayed."""
+    masks = (trajectory.mask_counts, trajectory.mask_ids) if limits.replay_mask else (b"", b"")
     return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
@@ -130,4 +143,7 @@ def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> Tr
         spans=trajectory.spans,
         index=scored.unit.index,
         metrics=scored.metrics,
+        mask_counts=np.frombuffer(masks[0], "<i4"),
+        mask_ids=np.frombuffer(masks[1], "<i4"),
+        experts=from_routing(trajectory.routing) if trajectory.routing and limits.replay_routes else None,
     )
