@@ -112,19 +112,32 @@ class Adapter:
             **{name: value for name, value in options.items() if name in SamplingParams.__struct_fields__},
         )
 
+    async def prepare(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """
+        vLLM's input for a prompt: ``prompt_token_ids``, and pictures in ``multi_modal_data``, which a thread reads.
+
+        For one call of `sample`, soon: what vLLM has cached of a picture is left out. Raises a final `EngineError` if
+        vLLM refuses the prompt.
+        """
+        if "multi_modal_data" not in prompt:
+            return prompt | ({"type": "token"} if hasattr(vllm.inputs, "tokens_input") else {})
+        try:
+            (prepared,) = await self._llm.renderer.render_cmpl_async([prompt])
+        except REFUSALS as error:
+            raise EngineError(f"vLLM refuses the pictures: {error}", retryable=False) from error
+        return dict(prepared)
+
     async def sample(
         self, request_id: str, prompt: dict[str, Any], params: SamplingParams, salt: str, priority: int = 0
     ) -> VllmOutput:
         """
         Serve one request to its end. Cancelling the task aborts it.
 
-        ``prompt`` has ``prompt_token_ids``, and pictures in ``multi_modal_data``. Requests share cached prefixes only
-        with those of the same ``salt``. ``priority`` counts if vLLM was started with ``scheduling_policy="priority"``.
-        Raises `EngineError`, not retryable if vLLM refuses the request, or `EngineDied`.
+        ``prompt`` is that of `prepare`. Requests share cached prefixes only with those of the same ``salt``.
+        ``priority`` counts if vLLM was started with ``scheduling_policy="priority"``. Raises `EngineError`, not
+        retryable if vLLM refuses the request, or `EngineDied`.
         """
-        prompt = {**prompt, "cache_salt": salt}
-        if hasattr(vllm.inputs, "tokens_input") and "multi_modal_data" not in prompt:
-            prompt["type"] = "token"  # An untyped prompt would be prepared in a thread.
+        prompt = {**prompt, "cache_salt": salt}  # typed: vLLM has it in its queue before anything else happens
         result = VllmOutput([], [], "error")
         try:
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):

@@ -188,9 +188,10 @@ class VllmEngine:
             never=self._processor.vision_token_ids if self._processor else (),
         )
         while True:
-            vllm_request.begin(self.policy_version)
+            prompt = await self._adapter.prepare(vllm_request.prompt)
+            vllm_request.begin(self.policy_version)  # Nothing is awaited until vLLM has the request.
             output = await self._adapter.sample(
-                vllm_request.id, vllm_request.prompt, params, self._salt, vllm_request.request.priority
+                vllm_request.id, prompt, params, self._salt, vllm_request.request.priority
             )
             if output.finish_reason in ("stop", "length"):
                 _check_prompt(vllm_request, output)

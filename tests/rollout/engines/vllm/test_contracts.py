@@ -145,6 +145,8 @@ def test_a_prompt_takes_pictures_with_names_of_their_own(vllm: Source) -> None:
     options = attributes(vllm.find("vllm/inputs/llm.py", "_PromptOptions"))
 
     assert {"multi_modal_data", "multi_modal_uuids", "cache_salt"} <= options
+    assert accepts(vllm.find("vllm/renderers/base.py", "BaseRenderer.render_cmpl_async"), "prompts")
+    assert "renderer" in attributes(vllm.find(ASYNC_LLM, "AsyncLLM"))
     assert "logit_bias" in attributes(vllm.find("vllm/sampling_params.py", "SamplingParams"))
     assert "prompt_token_ids" in attributes(vllm.find("vllm/outputs.py", "RequestOutput"))
     assert "limit_mm_per_prompt" in attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
