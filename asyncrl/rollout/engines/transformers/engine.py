@@ -208,7 +208,7 @@ class TransformersEngine:
         """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
         with current(self.device):
             weights = [*self._model.parameters(), *self._model.buffers()]
-            return self._parking.park(weights, [self._table.cache.storage])
+            return self._parking.park(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
         with current(self.device):
