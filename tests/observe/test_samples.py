@@ -70,7 +70,8 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
 def test_the_files_of_pictures_are_in_one_row_of_their_group(tmp_path: Path) -> None:
     images = [Image(bytes(32), 24, 16, 3)]
     rows = [replace(row(0, [1]), images=images, image_files=[b"red"]), replace(row(1, [2]), images=images)]
-    first, second = pq.read_table(SamplesWriter(tmp_path).write(41, rows))["images"].to_pylist()
+    writer = SamplesWriter(tmp_path)
+    first, second = pq.read_table(writer.write(writer.path(41), rows))["images"].to_pylist()
     assert first == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": b"red"}]
     assert second == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": None}]
 

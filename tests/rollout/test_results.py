@@ -138,7 +138,7 @@ def test_a_trajectory_has_the_pictures_of_its_prompt_and_the_grids_of_the_engine
     put = to_put_item(lease, UNIT, [7, 7], whole, text="", node="r-0")
     stored = msgspec.msgpack.decode(put.payload, type=Trajectory)
     assert (stored.images, stored.grids) == (lease.prompt.images, [(1, 2, 4)])
-    assert to_completion(stored, UNIT, limits_of(lease, 100)) == whole
+    assert to_completion(stored, UNIT, limits_of(lease, UNIT.index, 100)) == whole
     with pytest.raises(EngineError, match="impossible grids of pictures: 0, expected one for each of 1 pictures"):
         to_put_item(lease, UNIT, [7, 7], completion(), text="", node="r-0")
 

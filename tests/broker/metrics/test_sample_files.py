@@ -105,7 +105,7 @@ def test_trajectories_that_were_lost_with_their_spool_are_counted_and_left_out(t
 
 def test_answers_of_an_evaluation_are_written_before_the_next_commit(tmp_path: Path) -> None:
     async def scene() -> None:
-        files = SampleFiles(Payloads(TRAJECTORY), SamplesWriter(tmp_path))  # type: ignore[arg-type]
+        files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), SamplesWriter(tmp_path))  # type: ignore[arg-type]
         group = a_group(Prompt(text="2 + 2?"))
         async with asyncio.TaskGroup() as tasks:
             files.begin_answers(tasks, 10, 5, [(group.prompt, group.slots[0])])
