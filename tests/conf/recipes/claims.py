@@ -37,7 +37,7 @@ CLAIMS = {
     "algorithm.dual_clip": "asyncrl.trainer.algorithm.recipe",
     "algorithm.aggregation": "asyncrl.trainer.algorithm.recipe",
     "algorithm.kl": "asyncrl.trainer.algorithm.recipe",
-    "algorithm.kl_coef": "asyncrl.trainer.learner",
+    "algorithm.kl_coef": "asyncrl.trainer.algorithm.recipe",
     "algorithm.correction.mode": "asyncrl.trainer.algorithm.recipe",
     "algorithm.correction.importance": "asyncrl.config.correction",
     "algorithm.correction.importance_threshold": "asyncrl.config.correction",
