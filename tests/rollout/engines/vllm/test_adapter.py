@@ -158,7 +158,7 @@ def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
     assert running.masks == [[2, 7], [9], [1, 4]]
     assert running.experts.shape == (5, 2, 2)
     params: Any = None
-    assert asyncio.run(adapter.sample("a", [1], params, "")).masks == [[2, 7], [9], [1, 4]]
+    assert asyncio.run(adapter.sample("a", {"prompt_token_ids": [1]}, params, "")).masks == [[2, 7], [9], [1, 4]]
 
 
 def test_vllm_detokenizes_for_stop_strings_only():
