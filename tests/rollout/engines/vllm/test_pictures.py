@@ -1,5 +1,6 @@
 """Pictures as vLLM takes them. Needs no vLLM."""
 
+import json
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_pictures_have_the_size_at_which_vllm_leaves_them(processor: ImageProces
     again = np.asarray(found.prompt_parts()["multi_modal_data"]["image"][0])
     assert pixels.grids == found.grids
     assert again.shape == (4 * found.grids[0][1], 4 * found.grids[0][2], 3)
+
+
+def test_a_picture_that_vllm_would_resize_again_is_left_to_it(tmp_path: Path) -> None:
+    make_vision_model(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    settings["size"] = {"shortest_edge": 576, "longest_edge": 576}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = ImageProcessor.load(tmp_path) or pytest.fail("reads no pictures")
+
+    found = VllmPictures(picture_request(processor, (100, 20), (25, 23)), processor)
+
+    assert [picture.size for picture in found.prompt_parts()["multi_modal_data"]["image"]] == [(100, 20), (24, 24)]
+    assert found.grids == [processor.grid(100, 20), (1, 6, 6)]
 
 
 def test_a_completion_has_the_grids_and_a_resumed_one_its_tokens_behind_the_prompt(processor: ImageProcessor) -> None:
