@@ -10,10 +10,9 @@ again, if the limits of a picture's area are close to each other; it gets those 
 """
 
 from hashlib import sha256
-from importlib.util import find_spec
 from typing import Any
 
-from asyncrl.errors import ConfigError, DataError, EngineError
+from asyncrl.errors import DataError, EngineError
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.prompts import READS_NONE
 from asyncrl.vision.picture import decode, picture_size
@@ -54,12 +53,3 @@ def placed(request: Request, processor: ImageProcessor | None) -> VllmPictures |
     if request.images or processor.image_token_id in request.prompt_ids:
         return VllmPictures(request, processor)
     return None
-
-
-def check_torchvision() -> None:
-    """Raise `ConfigError` if vLLM could not read pictures here."""
-    if find_spec("torchvision") is None:
-        raise ConfigError(
-            "the model reads pictures, which vLLM needs torchvision for, and it is not installed here; install the "
-            "torchvision of this torch, or use rollout.engine='transformers'"
-        )

@@ -2,7 +2,6 @@
 
 import json
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config, Data, Model, Rollout
-from asyncrl.errors import ConfigError, EngineError
+from asyncrl.errors import EngineError
 from asyncrl.messages import Span
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines.vllm import pictures
-from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.rollout.engines.vllm.pictures import VllmPictures, check_torchvision, placed
+from asyncrl.rollout.engines.vllm.pictures import VllmPictures, placed
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import draw_picture, make_vision_model
@@ -117,13 +113,3 @@ def test_pictures_that_do_not_fit_the_prompt_are_refused_for_good(
 def test_a_model_that_reads_no_pictures_refuses_them(processor: ImageProcessor) -> None:
     with pytest.raises(EngineError, match="has pictures, but the model reads none"):
         placed(picture_request(processor, (24, 16)), None)
-
-
-def test_a_model_that_reads_pictures_needs_torchvision(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
-    config = Config(model=Model(path=str(path)), data=Data(train="prompts.jsonl"), rollout=Rollout(engine="vllm"))
-    with pytest.raises(ConfigError, match="the model reads pictures, which vLLM needs torchvision for"):
-        check_torchvision()
-    if find_spec("vllm") is not None:
-        with pytest.raises(ConfigError, match="torchvision"):
-            VllmEngine.load(config)
