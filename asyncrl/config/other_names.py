@@ -94,6 +94,7 @@ VERL: Mapping[str, str] = {
     "ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
     "ppo_micro_batch_size_per_gpu": "trainer.max_tokens_per_micro_batch",
     "enable_gradient_checkpointing": "trainer.gradient_checkpointing",
+    "freeze_vision_tower": "trainer.freeze_vision",
     "enable_activation_offload": "trainer.offload",
     "param_offload": "trainer.offload",
     "optimizer_offload": "trainer.offload",
