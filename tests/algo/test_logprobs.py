@@ -74,12 +74,13 @@ def test_banned_tokens_have_no_probability_and_the_others_have_all_of_it(inputs:
     kept = np.setdiff1d(np.arange(V), banned)
     push, push_entropy = torch.tensor(np.random.default_rng(5).normal(size=(2, N)))
 
-    def scored(weight: np.ndarray, bias: np.ndarray, ids: np.ndarray, **options: Any) -> tuple[Scores, list[Any]]:
+    def scored(weight: np.ndarray, bias: np.ndarray, ids: Any, **options: Any) -> tuple[Scores, list[Any]]:
         tensors = [
             torch.tensor(array, requires_grad=array.dtype == np.float64) for array in (states, weight, bias, ids)
         ]
-        exact = {"temperature": 0.7, "dtype": torch.float64, "entropy": True, "sum_pi_squared": True}
-        scores = score_states(*tensors, **exact, **options)
+        scores = score_states(
+            *tensors, temperature=0.7, dtype=torch.float64, entropy=True, sum_pi_squared=True, **options
+        )
         assert scores.entropy is not None
         (scores.logprobs @ push + scores.entropy @ push_entropy).backward()
         return scores, [grad_of(tensor) for tensor in tensors[:3]]
@@ -96,7 +97,7 @@ def test_banned_tokens_have_no_probability_and_the_others_have_all_of_it(inputs:
 
 
 @pytest.mark.parametrize("wanted", [{}, {"entropy": True}, {"sum_pi_squared": True}], ids=str)
-def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, bool]) -> None:
+def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, Any]) -> None:
     states, weight, bias, ids = (torch.tensor(array) for array in inputs)
     scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64, **wanted)
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,14 +184,15 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causa
 
 def test_patches_see_all_of_their_picture_and_nothing_of_others():
     ends = torch.tensor([0, 4, 10, 12, 16, 17], dtype=torch.int32)
-    parts = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
-    got, _ = picture_attention(torch.nn.Module(), *parts, None, scaling=0.3, cu_seq_lens_q=ends)
+    parts: Any = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
+    query, key, value = parts
+    got, _ = picture_attention(torch.nn.Module(), query, key, value, None, scaling=0.3, cu_seq_lens_q=ends)
     got.square().sum().backward()
     found = [part.grad for part in parts]
 
     alone = [part.detach().requires_grad_() for part in parts]
     pictures = zip(*(torch.split(part, ends.diff().tolist(), 2) for part in alone), strict=True)
-    out = torch.cat([F.scaled_dot_product_attention(*picture, scale=0.3) for picture in pictures], 2).transpose(1, 2)
+    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=0.3) for q, k, v in pictures], 2).transpose(1, 2)
     out.square().sum().backward()
     torch.testing.assert_close(got, out, rtol=1e-5, atol=1e-6)
     for gradient, part in zip(found, alone, strict=True):
@@ -207,7 +209,7 @@ def test_a_layer_of_a_tower_attends_to_all_pictures_in_one_call(family, tmp_path
 
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.picture_attention", counting)
     make_vision_model(tmp_path, family)
-    policy = Policy(tmp_path)
+    policy: Any = Policy(tmp_path)
     trajectories = pictured_trajectories(policy.processor, group_size=1)
     policy.score(collate(trajectories, device=CPU, processor=policy.processor), temperature=1.0)
     depth = policy.model.config.vision_config.depth
