@@ -6,10 +6,12 @@ across fields are in `asyncrl.config.check`; `asyncrl.config.run_file` reads a f
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from asyncrl.config.addresses import host_of, is_loopback, tcp
 from asyncrl.config.catalogue import ADVANTAGES
@@ -17,6 +19,8 @@ from asyncrl.messages import Sampling, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=-1)]
+"""A number of which 0 means all, or never. ``-1``, as verl writes that, becomes 0 when a section is made."""
 Ratio = Annotated[int, Meta(ge=1, le=10_000)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -25,8 +29,18 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
+@cache
+def _limits(section: type[Struct]) -> tuple[str, ...]:
+    """Names of the fields of type `Limit`."""
+    return tuple(name for name, kind in get_type_hints(section, include_extras=True).items() if kind == Limit)
+
+
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of sections: immutable, keyword-only, and an unknown key is an error."""
+
+    def __post_init__(self) -> None:
+        for name in _limits(type(self)):
+            force_setattr(self, name, max(getattr(self, name), 0))
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -37,7 +51,12 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     """Folder of all run directories."""
     steps: Count = 60
-    """Optimizer steps to train."""
+    """Optimizer steps to train, unless ``epochs`` decides."""
+    epochs: Positive | None = None
+    """
+    Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
 
@@ -49,6 +68,11 @@ class Model(Section, frozen=True, kw_only=True):
     """Hugging Face model directory: config, safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
+    overrides: dict[str, Any] = {}
+    """
+    Values in place of those in the config.json of ``path``, such as ``max_position_embeddings = 32768``; tables, such
+    as ``rope_scaling``, are merged. Trainer and rollouts use them, and checkpoints have them [override_config].
+    """
 
 
 class Data(Section, frozen=True, kw_only=True):
@@ -67,12 +91,17 @@ class Data(Section, frozen=True, kw_only=True):
     """Column of the prompt: a text or a list of chat messages [prompt_key]."""
     answer_column: str = "answer"
     """Column of the reference answer that the reward function gets."""
+    image_column: str = "images"
+    """
+    Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
+    The prompt has a mark ``<image>`` for each [image_key].
+    """
     data_source_column: str = "data_source"
     """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True
     """Draw prompts in random order, a new one each epoch; false keeps the order of the files."""
-    max_rows: Natural = 0
-    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 takes all [train_max_samples]."""
+    max_rows: Limit = 0
+    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 or -1: all [train_max_samples]."""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """
     Handling of rows that are not valid prompts. ``refuse``: the run does not start. ``skip``: they are left out,
@@ -152,8 +181,13 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Divisor of the logits."""
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
-    top_k: Natural = 0
-    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
+    top_k: Limit = 0
+    """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
+    replay_mask: bool = False
+    """
+    With ``top_p`` or ``top_k``: record which ids they left for each token, and have the trainer renormalise its
+    log-probs over the same ids, so that ratios compare like with like. About 4 bytes for each id.
+    """
     stop: list[str] = []
     """Texts that end a completion."""
     seeded: bool = True
@@ -171,6 +205,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
+            replay_mask=self.replay_mask,
         )
 
 
@@ -215,6 +250,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
+    replay_routes: bool = False
+    """
+    With a mixture of experts: record which experts each token takes in each layer, and have the trainer send it to the
+    same ones. A byte for each, two with more than 256 experts [enable_rollout_routing_replay].
+    """
     threads: Count = 1
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
@@ -248,12 +288,13 @@ class RewardPart(Section, frozen=True, kw_only=True):
 class Reward(Section, frozen=True, kw_only=True):
     """Rewards of completions."""
 
-    function: str = "gsm8k"
+    function: str = "auto"
     """
-    ``gsm8k``, ``math``, ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``,
-    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` chooses by the row's data source;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score`` [reward.custom_reward_function].
+    ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
+    (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
+    function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
+    [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
@@ -279,11 +320,16 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; no other may be set with it."""
+    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
     with, whose log-probs are computed first; weights and rejections then compare that policy with the sampler.
+    """
+    anchor: Literal["step", "publish"] = "step"
+    """
+    With ``decoupled`` and ``schedule.steps_per_publish`` above 1: the policy that all log-probs before a step are of.
+    ``step``: the one the step begins with. ``publish``: the one published last, kept on the host.
     """
     importance: Literal["none", "token", "sequence"] = "none"
     """Weight each token by the ratio of trainer to sampler, of the token or of its sequence [rollout_is]."""
@@ -322,7 +368,7 @@ class Algorithm(Section, frozen=True, kw_only=True):
     dual_clip: NonNegative | None = None
     """``clipped``: bound of the loss at a negative advantage, in units of -advantage; 0 is off [clip_ratio_c]."""
     ratio_cap: Positive | None = None
-    """``dppo_tv``, ``dppo_kl``: upper bound of the importance weight [clip_ratio_c]."""
+    """``dppo_tv``, ``dppo_kl``: upper bound of the importance weight, 20 if unset; in verl 3 [clip_ratio_c]."""
     tau_pos: Positive | None = None
     """``sapo``: steepness of the gate at a positive advantage."""
     tau_neg: Positive | None = None
@@ -348,12 +394,19 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"
     """KL estimator: ``k1``, ``abs``, ``k2`` or ``k3``; a ``+`` at the end takes the gradient of k2 [kl_loss_type]."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss, or subtract it from the reward [use_kl_loss, use_kl_in_reward]."""
+    kl_in: Literal["loss", "reward", "both"] = "loss"
+    """
+    Add the KL to the loss, or subtract it from the reward. ``both``: ``kl_coef`` and ``kl`` are those in the loss, and
+    the next two settings those in the reward [use_kl_loss, use_kl_in_reward].
+    """
+    kl_reward_coef: NonNegative = 0.0
+    """With ``kl_in = "both"``: weight of the KL in the reward."""
+    kl_reward: str = "k1"
+    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl``."""
     kl_target: NonNegative = 0.0
-    """KL per token, in nats, to which ``kl_coef`` adapts, with ``kl_in = "reward"``; 0 is off [kl_ctrl.target_kl]."""
+    """KL per token, in nats, to which the weight of the KL in the reward adapts; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
-    """Trajectories over which ``kl_coef`` changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
+    """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
     correction: Correction = Correction()
@@ -399,9 +452,9 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     Processes of each machine that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node].
     """
-    shard_size: Natural = 0
+    shard_size: Limit = 0
     """
-    Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 takes all ranks
+    Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 or -1: all ranks
     [fsdp_size].
     """
     sequence_parallel: Count = 1
@@ -424,6 +477,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Seconds to wait for missing machines before training with fewer of them, if they are at least ``min_nodes``."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
+    collective_timeout_s: Positive = 600.0
+    """
+    Seconds that a rank waits for the others in one collective, and to form their groups; then the trainer starts again.
+    A rank that hangs is found much sooner. More is for ranks that save or load for long [nccl_timeout].
+    """
     max_tokens_per_micro_batch: Count = 16384
     """
     Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
@@ -513,24 +571,29 @@ class Weights(Section, frozen=True, kw_only=True):
 class Evaluation(Section, frozen=True, kw_only=True):
     """Evaluation on ``data.held_out`` by one rollout at one pinned version, while the others go on training."""
 
-    every_versions: Natural = 10
-    """Policy versions between two evaluations; 0 evaluates only at the start and the end [trainer.test_freq]."""
+    every_versions: Limit = 10
+    """Policy versions between two evaluations; 0 or -1: none between start and end [trainer.test_freq]."""
     at_start: bool = True
     """Evaluate the initial policy [val_before_train]."""
     at_end: bool = True
     """Evaluate the final policy."""
-    max_prompts: Count = 256
-    """Usable rows to take from the start of each file of ``data.held_out`` [val_max_samples]."""
+    max_prompts: Limit = 256
+    """Usable rows to take from the start of each file of ``data.held_out``; 0 or -1: all [val_max_samples]."""
     max_tokens: Natural = 0
     """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
     """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
+    answers: Natural = 0
+    """
+    Completions to keep of each evaluation, in ``samples/held_out/``: evenly spread over the prompts, and of the same
+    ones each time [log_val_generations].
+    """
     temperature: NonNegative = 0.0
     """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
-    top_k: Natural = 0
-    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
+    top_k: Limit = 0
+    """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
 
     def sampling(self, training: SamplingConfig) -> Sampling:
         """The settings as the message type that a lease carries; stop texts are those of training."""
@@ -546,8 +609,8 @@ class Evaluation(Section, frozen=True, kw_only=True):
 class Checkpoint(Section, frozen=True, kw_only=True):
     """Checkpoints: model, optimizer and position in the run. The manifest is written last."""
 
-    every_steps: Natural = 0
-    """Optimizer steps between two checkpoints; 0 writes only the last, so a dead trainer starts over [save_freq]."""
+    every_steps: Limit = 0
+    """Optimizer steps between two checkpoints; 0 or -1: only the last, so a dead trainer starts over [save_freq]."""
     keep: Count = 2
     """Number of newest checkpoints to keep [max_actor_ckpt_to_keep]."""
     keep_best: bool = False

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from asyncrl.trainer.packing.packed_attention import (
 )
 from asyncrl.trainer.packing.row import Row
 from tests.conftest import make_vision_model
-from tests.trainer.pictured_trajectories import pictured_trajectories
+from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -184,9 +183,8 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causa
 
 def test_patches_see_all_of_their_picture_and_nothing_of_others():
     ends = torch.tensor([0, 4, 10, 12, 16, 17], dtype=torch.int32)
-    parts: Any = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
-    query, key, value = parts
-    got, _ = picture_attention(torch.nn.Module(), query, key, value, None, scaling=0.3, cu_seq_lens_q=ends)
+    parts = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
+    got, _ = picture_attention(torch.nn.Module(), parts[0], parts[1], parts[2], None, scaling=0.3, cu_seq_lens_q=ends)
     got.square().sum().backward()
     found = [part.grad for part in parts]
 
@@ -209,9 +207,9 @@ def test_a_layer_of_a_tower_attends_to_all_pictures_in_one_call(family, tmp_path
 
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.picture_attention", counting)
     make_vision_model(tmp_path, family)
-    policy: Any = Policy(tmp_path)
-    trajectories = pictured_trajectories(policy.processor, group_size=1)
-    policy.score(collate(trajectories, device=CPU, processor=policy.processor), temperature=1.0)
+    policy = Policy(tmp_path)
+    trajectories = pictured_trajectories(reader(policy), group_size=1)
+    policy.score(collate(trajectories, device=CPU, processor=reader(policy)), temperature=1.0)
     depth = policy.model.config.vision_config.depth
     assert len(calls) == depth
     assert len({ends[-1] for ends in calls}) == 1
