@@ -886,10 +886,12 @@ class Put(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Request for payloads, answered in the order of ``refs``."""
+    """Request for payloads, and for pictures of prompts from the broker's spool; answered in this order."""
 
     request_id: int
     refs: Listed[SpoolRef]
+    images: Listed[bytes] = []
+    """Digests of pictures."""
 
 
 class Trim(Message, frozen=True):
@@ -967,7 +969,7 @@ class PutCheckpointPart(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """Answer to `Fetch`; the payload is empty where the spool no longer has it."""
+    """Answer to `Fetch`; what the spool does not have is empty."""
 
     request_id: int
     payloads: list[memoryview]

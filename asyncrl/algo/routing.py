@@ -12,11 +12,13 @@ Source:
     Ma et al. 2025, arXiv:2510.11370 (rollout routing replay, R3).
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.messages import Routing
+from asyncrl.messages import RouteShape, Routing
 
 Experts = NDArray[np.integer]
 """[tokens, layers, K] ids, uint8 or int16."""
@@ -29,6 +31,15 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
         for module in model.modules()
         if hasattr(module, "num_experts") and getattr(getattr(module, "down_proj", None), "ndim", 0) == 3
     ]
+
+
+def route_shape(model: Any) -> RouteShape | None:
+    """Numbers of the experts of a transformers model; None if it has none, or does not say how many a token takes."""
+    modules = expert_modules(model)
+    top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 0
+    if not modules or not top_k:
+        return None
+    return RouteShape(len(modules), top_k, min(len(experts.get_parameter("down_proj")) for experts in modules))
 
 
 def gates(logits: Tensor, experts: Tensor, *, renormalised: bool) -> Tensor:

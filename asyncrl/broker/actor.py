@@ -28,6 +28,7 @@ from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
@@ -59,6 +60,8 @@ from asyncrl.observe.samples import SamplesWriter
 from asyncrl.weights.groups.rendezvous import Rendezvous
 
 TICK_S = 0.25
+IMAGE_BYTES = 64 << 20
+"""Pictures that are kept for the next samples file."""
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
@@ -98,6 +101,7 @@ class BrokerActor:
         self._spools_known = scheduler.spools.revision
         self._samples = SampleFiles(
             PayloadClient(self._spools),
+            ImageCache(self._spools, IMAGE_BYTES),
             SamplesWriter(directory.samples),
             config.broker.spool_ttl_s,
             lambda step, num: self._files.event("samples.lost", step=step, trajectories=num),
@@ -361,6 +365,15 @@ class BrokerActor:
         if self._config.broker.samples and self._tasks:
             self._samples.begin(self._tasks, stepped, groups)
 
+    def _keep_answers(self) -> None:
+        """Write completions of evaluations that have just ended; the next commit may let go of their payloads."""
+        number, schedule = self._config.evaluation.answers, self._config.schedule
+        for evaluation in self._scheduler.evaluation.take_finished():
+            if number and self._tasks:
+                version = evaluation.policy_version
+                steps = min(version * schedule.steps_per_publish, self._config.run.steps)
+                self._samples.begin_answers(self._tasks, steps, version, evaluation.spread(number))
+
     def _sample_earlier_steps(self) -> None:
         """Write the samples that an earlier broker died before writing; the spool still has their payloads."""
         for step, version in self._files.versions.items():
@@ -414,6 +427,7 @@ class BrokerActor:
             if event.kind in ("node.left", "node.lost"):
                 self._departed(event)
         self._unwritten.extend(records)
+        self._keep_answers()
         for outgoing in outbox:
             if outgoing.once_durable:
                 self._unsent.append(outgoing)

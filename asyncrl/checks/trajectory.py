@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.checks.images import BAD_GRIDS, grid_problem_of
 from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 
 HIGHEST_LOGPROB = 0.01
@@ -54,6 +55,7 @@ CAUSES = (
     BAD_TIME,
     BAD_TEXT,
     BAD_SUMMARY,
+    BAD_GRIDS,
 )
 
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
@@ -77,6 +79,7 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         or _route_problem(trajectory, limits)
         or _span_problem(trajectory, limits)
         or _other_problem(trajectory)
+        or grid_problem_of(trajectory)
         or _identity_problem(trajectory, unit, summary)
     )
 

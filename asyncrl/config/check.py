@@ -48,6 +48,11 @@ def check(config: Config) -> None:
     _check_reward_names(config)
     _check_trainer(config)
     _check_evaluation(config.evaluation)
+    if config.evaluation.answers and not config.data.held_out_files:
+        raise ConfigError(
+            f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
+            f"evaluations; name a file, or remove it"
+        )
     _check_best(config)
     _check_weights(config)
     check_broker_addresses(config.broker)

@@ -29,6 +29,7 @@ def check_algorithm(config: Config) -> None:
     _check_kl(algorithm)
     _check_kl_horizon(config)
     _check_correction(algorithm)
+    _check_anchor(config)
     if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
         raise ConfigError(
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
@@ -146,6 +147,22 @@ def _check_correction(algorithm: Algorithm) -> None:
         raise ConfigError(
             "algorithm.correction.importance_normalize needs the mean weight over a step, but with mode='bypass' "
             "weights change during the step; use mode='decoupled'"
+        )
+
+
+def _check_anchor(config: Config) -> None:
+    correction, steps = resolved(config.algorithm.correction), config.schedule.steps_per_publish
+    if correction.anchor == "step":
+        return
+    if correction.mode != "decoupled":
+        raise ConfigError(
+            "algorithm.correction.anchor='publish' is only read with mode='decoupled': in bypass mode ratios are taken "
+            "against the policy that sampled; remove it"
+        )
+    if steps == 1:
+        raise ConfigError(
+            "algorithm.correction.anchor='publish' has no effect with schedule.steps_per_publish=1: every step begins "
+            "with published weights; remove it"
         )
 
 

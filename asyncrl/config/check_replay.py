@@ -1,10 +1,12 @@
 """
-Checks of truncated sampling: without the sampler's masks, the trainer's log-probs are of another distribution.
+Checks of what the sampler records for the trainer to replay: sampling masks, and experts.
 
     top_p < 1 or top_k > 0    sampling.replay_mask    any                     log-probs of one distribution
                               without, decoupled      ratios of the trainer alone; importance weights begin below 1
                               without, synchronous    every ratio begins below 1
                               without, asynchronous   refused: age and truncation cannot be told apart
+    mixture of experts        rollout.replay_routes   any                     tokens take the experts they took
+                              without, asynchronous   advised against
 """
 
 from asyncrl.config.correction import resolved
@@ -35,6 +37,26 @@ def replay_advice(config: Config) -> list[str]:
     return [
         f"{cut}: the sampler renormalises over the ids that are left, and the trainer over the whole vocabulary, so "
         f"{which} begin below 1; sampling.replay_mask = true has both renormalise over the same ids"
+    ]
+
+
+def check_experts(config: Config, num_experts: int) -> list[str]:
+    """
+    A sentence on routes that are not replayed and hardly anybody wants so.
+
+    Raises `ConfigError` if routes are to be replayed of a model without experts; ``num_experts`` is 0 of such a one.
+    """
+    model, is_replayed = f"model.path={config.model.path}", config.rollout.replay_routes
+    if is_replayed and not num_experts:
+        raise ConfigError(
+            f"rollout.replay_routes is only read with a mixture of experts, and {model} is none; remove it"
+        )
+    if is_replayed or not num_experts or not config.schedule.staleness:
+        return []
+    return [
+        f"{model} is a mixture of {num_experts} experts and schedule.staleness is {config.schedule.staleness:g}: where "
+        f"experts are nearly tied, sampler and trainer choose different ones, and log-probs jump as if the policy had "
+        f"moved; rollout.replay_routes = true sends each token to the experts that it took"
     ]
 
 

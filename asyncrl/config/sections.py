@@ -91,6 +91,11 @@ class Data(Section, frozen=True, kw_only=True):
     """Column of the prompt: a text or a list of chat messages [prompt_key]."""
     answer_column: str = "answer"
     """Column of the reference answer that the reward function gets."""
+    image_column: str = "images"
+    """
+    Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
+    The prompt has a mark ``<image>`` for each [image_key].
+    """
     data_source_column: str = "data_source"
     """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True
@@ -315,11 +320,16 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; no other may be set with it."""
+    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
     with, whose log-probs are computed first; weights and rejections then compare that policy with the sampler.
+    """
+    anchor: Literal["step", "publish"] = "step"
+    """
+    With ``decoupled`` and ``schedule.steps_per_publish`` above 1: the policy that all log-probs before a step are of.
+    ``step``: the one the step begins with. ``publish``: the one published last, kept on the host.
     """
     importance: Literal["none", "token", "sequence"] = "none"
     """Weight each token by the ratio of trainer to sampler, of the token or of its sequence [rollout_is]."""
@@ -390,9 +400,9 @@ class Algorithm(Section, frozen=True, kw_only=True):
     the next two settings those in the reward [use_kl_loss, use_kl_in_reward].
     """
     kl_reward_coef: NonNegative = 0.0
-    """With ``kl_in = "both"``: weight of the KL in the reward [kl_ctrl.kl_coef]."""
+    """With ``kl_in = "both"``: weight of the KL in the reward."""
     kl_reward: str = "k1"
-    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl`` [kl_penalty]."""
+    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl``."""
     kl_target: NonNegative = 0.0
     """KL per token, in nats, to which the weight of the KL in the reward adapts; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
@@ -573,6 +583,11 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
     """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
+    answers: Natural = 0
+    """
+    Completions to keep of each evaluation, in ``samples/held_out/``: evenly spread over the prompts, and of the same
+    ones each time [log_val_generations].
+    """
     temperature: NonNegative = 0.0
     """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0

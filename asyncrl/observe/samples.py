@@ -1,7 +1,8 @@
 """
 Every trajectory the trainer consumed, for people to read: one parquet file per optimizer step.
 
-    samples/step_000041.parquet     one row per trajectory: prompt, completion, reward, versions, log-probs
+    samples/step_000041.parquet                 one row per trajectory: prompt, completion, reward, versions, ids
+    samples/held_out/version_000040.parquet     the same of held-out completions, with evaluation.answers
 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
 """
@@ -14,17 +15,23 @@ import msgspec
 from msgspec import Struct, structs
 
 from asyncrl.errors import LedgerError
+from asyncrl.evaluation.image_column import image_cell, image_type
 from asyncrl.files.atomic import replacing
-from asyncrl.messages import FinishReason, Prompt, Span
+from asyncrl.messages import FinishReason, Image, Prompt, Span
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa
 
 
+HELD_OUT = "held_out"
+"""Folder of the files of evaluations."""
+
+
 class SampleRow(Struct, frozen=True, kw_only=True):
-    """One consumed trajectory. T is the number of completion tokens."""
+    """One consumed trajectory, or one held-out completion. T is the number of completion tokens."""
 
     step: int
+    """Number of the step; for a held-out completion, the steps trained before it."""
     group_id: int
     index: int
     prompt: str
@@ -45,6 +52,10 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """[T] int32, little-endian. Borrowed until `SamplesWriter.write` returns."""
     behavior_logprobs: bytes | memoryview
     """[T] float32, nats. Borrowed until `SamplesWriter.write` returns."""
+    images: Sequence[Image] = ()
+    """Pictures of the prompt."""
+    image_files: Sequence[bytes] = ()
+    """Their files; empty in all rows of a group but one."""
 
 
 class SampleFacts(Struct, frozen=True, kw_only=True):
@@ -76,7 +87,7 @@ def _spans(found: list[dict[str, int]]) -> list[Span]:
 
 
 class SamplesWriter:
-    """Writes one file per step into ``folder``. A repeated step replaces its file."""
+    """Writes files below ``folder``, one per step and one per evaluation. A repeated one replaces its file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,11 +96,15 @@ class SamplesWriter:
         """File of a step, whether it exists or not."""
         return self._folder / f"step_{step:06d}.parquet"
 
-    def write(self, step: int, rows: Sequence[SampleRow]) -> Path:
-        """Write one step's file. Blocks (2 ms for 128 rows of 128 tokens, 50 ms for 1,280): call it in a thread."""
+    def answers_path(self, policy_version: int) -> Path:
+        """File of the evaluation of a version, whether it exists or not."""
+        return self._folder / HELD_OUT / f"version_{policy_version:06d}.parquet"
+
+    def write(self, path: Path, rows: Sequence[SampleRow]) -> Path:
+        """Write one of the files. Blocks (2 ms for 128 rows of 128 tokens, 50 ms for 1,280): call it in a thread."""
         import pyarrow.parquet as pq  # noqa: PLC0415 - see above
 
-        path = self.path(step)
+        path.parent.mkdir(exist_ok=True)
         # Not durable: a power cut may lose the rows of one step, but syncing would slow down every step.
         with replacing(path, durable=False) as unfinished:
             pq.write_table(_table(rows), unfinished, compression="zstd")
@@ -123,6 +138,7 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "node": pa.array([row.node for row in rows], pa.string()),
             "completion_ids": _lists([row.completion_ids for row in rows], pa.int32()),
             "behavior_logprobs": _lists([row.behavior_logprobs for row in rows], pa.float32()),
+            "images": pa.array([image_cell(row.images, row.image_files) for row in rows], image_type()),
         }
     )
 

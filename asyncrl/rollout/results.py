@@ -112,6 +112,8 @@ def to_put_item(
             mask_counts=_little_endian(array.array("i", completion.mask_counts)),
             mask_ids=_little_endian(array.array("i", completion.mask_ids)),
             routing=completion.routing,
+            images=lease.prompt.images,
+            grids=completion.grids,
         )
         _check(trajectory, unit, limits_of(lease, unit.index, vocab_size))
         payload = memoryview(_encoder.encode(trajectory))
@@ -148,6 +150,7 @@ def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) 
         mask_counts=_unpacked("i", trajectory.mask_counts),
         mask_ids=_unpacked("i", trajectory.mask_ids),
         routing=trajectory.routing,
+        grids=trajectory.grids,
     )
 
 

@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.algo.routing import expert_modules
@@ -38,14 +37,14 @@ from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
-from asyncrl.trainer.packing.packed_attention import of_text, packed_attention
+from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
 from asyncrl.trainer.planned_pictures import AllOnMeta, pictured_states
 from asyncrl.trainer.ranks.experts import Routes, compute
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 META = torch.device("meta")
-PLANNED, PLANNED_PICTURES = "asyncrl_planned", "asyncrl_planned_pictures"
-"""Names of the attention functions, of text and of a vision tower, in transformers."""
+PLANNED, PLANNED_PICTURES = "asyncrl_planned", "asyncrl_flash_planned_pictures"
+"""Names of the attention functions in transformers; see `PICTURES`."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -175,7 +174,7 @@ def pass_bytes(
     inputs = LayerInputs(leave=offload)
     AttentionInterface.register(PLANNED, _planned_attention)
     AttentionInterface.register(PLANNED_PICTURES, _planned_picture_attention)
-    model.set_attn_implementation(of_text(PLANNED) | {"vision_config": PLANNED_PICTURES})
+    set_attention(model, PLANNED, PLANNED_PICTURES)
     if checkpointing:
         enable_checkpointing(model, "model.path", checkpointing, inputs=inputs)
     for parameter in model.parameters():
@@ -248,10 +247,9 @@ def _planned_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Te
 
 
 def _planned_picture_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """Attention within a picture, with one kernel as above."""
+    """`picture_attention`, with one kernel as above."""
     with _OneKernel():
-        out: tuple[Tensor, None] = sdpa_attention_forward(module, *args, **kwargs)
-        return out
+        return picture_attention(module, *args, **kwargs)
 
 
 def _spread_experts(model: Any, ranks: int) -> None:

@@ -193,7 +193,7 @@ class TrainerMemory:
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     def _state(self) -> list[Part]:
-        return [*self._weights(), self._gradients(), self._moments()]
+        return [*self._weights(), self._gradients(), self._moments(), self._anchor()]
 
     def _weights(self) -> list[Part]:
         found = [self._kept("weights", "parameters", FLOAT32 * self.sizes.own)]
@@ -209,6 +209,12 @@ class TrainerMemory:
     def _moments(self) -> Part:
         home = "parameters" if "parameters" in self._offload else "moments"
         return self._kept("moments", home, MOMENTS * self._own_trained)
+
+    def _anchor(self) -> Part:
+        """Weights of the last publish, on the host."""
+        num_bytes = FLOAT32 * self.sizes.own_trained if self._recipe.keeps_anchor else 0
+        setting = 'algorithm.correction.anchor = "step"'
+        return Part(name="anchor", host=self._per_machine(num_bytes), setting=setting)
 
     def _kept(self, name: str, home: str, num_bytes: int) -> Part:
         """A part that is on the host if ``trainer.offload`` names ``home``."""

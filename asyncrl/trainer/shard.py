@@ -25,6 +25,7 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
@@ -76,6 +77,7 @@ class ShardActor:
         self._device = device
         self._on_failure = on_failure
         self._payloads = PayloadClient(spools)
+        self._images = ImageCache(spools)
         self._occupancy = Occupancy()
         self._steps: dict[int, asyncio.Task[Step]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
@@ -128,6 +130,7 @@ class ShardActor:
             batch,
             self._learner,
             self._payloads,
+            images=self._images,
             rank=self._rank,
             config=self._config,
             limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),

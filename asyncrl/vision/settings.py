@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from asyncrl.config.model.weights import CONFIG
+from asyncrl.config.model.weights import CONFIG, read_config
 from asyncrl.errors import ConfigError
 
 T = TypeVar("T")
@@ -27,20 +27,22 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 """Colours of CLIP's training data (Radford et al. 2021, arXiv:2103.00020), the default of the processor."""
 
 
-class Size(Struct, frozen=True):
-    """Limits of a resized picture's area, square pixels, under the names that the files have for them."""
+class Size(Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of a resized picture's area, pixels, under the names that the files have for them, newer ones first."""
 
-    shortest_edge: int = 56 * 56
-    longest_edge: int = 28 * 28 * 1280
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
 
 
 class Processing(Struct, frozen=True):
     """Treatment of a picture before it is cut; the defaults are those of transformers' Qwen2-VL processor."""
 
     image_processor_type: str = PROCESSORS[0]
-    size: Size | None = None
+    size: Size = field(default_factory=Size)
     min_pixels: int | None = None
-    """An older name of ``size.shortest_edge``, which goes before it."""
+    """Goes before those in ``size``."""
     max_pixels: int | None = None
     patch_size: int = 14
     temporal_patch_size: int = 2
@@ -58,8 +60,9 @@ class Processing(Struct, frozen=True):
     @property
     def limits(self) -> tuple[int, int]:
         """Least and most pixels of a resized picture."""
-        size = self.size or Size()
-        return self.min_pixels or size.shortest_edge, self.max_pixels or size.longest_edge
+        size = self.size
+        least = self.min_pixels or size.shortest_edge or size.min_pixels or 56 * 56
+        return least, self.max_pixels or size.longest_edge or size.max_pixels or 28 * 28 * 1280
 
 
 class _Vision(Struct, frozen=True):
@@ -86,7 +89,7 @@ def read_settings(model: Path) -> tuple[ModelConfig, Processing] | None:
 
     Raises `ConfigError` if a file is missing, has invalid values, or asks for what is not supported.
     """
-    found = _read(model / CONFIG)
+    found = read_config(model)
     if found.get("model_type") not in FAMILIES:
         return None
     config = _convert(found, ModelConfig, model / CONFIG)

@@ -79,14 +79,15 @@ def test_banned_tokens_have_no_probability_and_the_others_have_all_of_it(inputs:
         tensors = [
             torch.tensor(array, requires_grad=array.dtype == np.float64) for array in (states, weight, bias, ids)
         ]
-        exact = {"temperature": 0.7, "dtype": torch.float64, "entropy": True, "sum_pi_squared": True}
-        scores = score_states(*tensors, **exact, **options)
+        exact: dict[str, Any] = {"temperature": 0.7, "dtype": torch.float64, "entropy": True, "sum_pi_squared": True}
+        score: Any = score_states
+        scores: Scores = score(*tensors, **exact, **options)
         assert scores.entropy is not None
         (scores.logprobs @ push + scores.entropy @ push_entropy).backward()
         return scores, [grad_of(tensor) for tensor in tensors[:3]]
 
     got, grads = scored(weight, bias, ids, banned=torch.tensor(banned), chunk=rows * V)
-    expected, (of_states, of_weight, of_bias) = scored(weight[kept], bias[kept], np.searchsorted(kept, ids))
+    expected, (of_states, of_weight, of_bias) = scored(weight[kept], bias[kept], np.asarray(np.searchsorted(kept, ids)))
     for name in Scores._fields:
         np.testing.assert_allclose(getattr(got, name).detach(), getattr(expected, name).detach(), rtol=1e-10)
     np.testing.assert_allclose(grads[0], of_states, rtol=1e-9, atol=1e-11)

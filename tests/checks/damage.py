@@ -10,10 +10,23 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks import trajectory as check
-from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.checks.images import BAD_GRIDS
+from asyncrl.messages import (
+    FinishReason,
+    RouteShape,
+    Routing,
+    Span,
+    Trajectory,
+    TrajectoryLimits,
+    TrajectorySummary,
+    Unit,
+)
 
 VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
-LIMITS = TrajectoryLimits(VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION, replay_mask=True)
+ROUTES = RouteShape(layers=3, top_k=2, num_experts=5)
+LIMITS = TrajectoryLimits(
+    VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION, replay_mask=True, replay_routes=True, routes=ROUTES
+)
 
 Stored = tuple[Trajectory, TrajectorySummary]
 Damage = Callable[[Stored, Random], Stored]
@@ -37,7 +50,15 @@ def sound(dice: Random) -> Trajectory:
         generate_s=dice.choice([0.0, dice.expovariate(0.1)]),
         **_masks(ids, dice),
     )
-    return through_the_wire(made)
+    num_tokens = (made.prompt_ids.nbytes + made.completion_ids.nbytes) // 4 - 1
+    return through_the_wire(replace(made, routing=_routing(num_tokens, dice)))
+
+
+def _routing(num_tokens: int, dice: Random) -> Routing:
+    num_ids = num_tokens * ROUTES.layers * ROUTES.top_k
+    experts = dice.choices(range(ROUTES.num_experts), k=num_ids)
+    width = dice.choice([1, 2])
+    return Routing(as_bytes("B" if width == 1 else "h", experts), ROUTES.layers, ROUTES.top_k, width)
 
 
 def _masks(ids: list[int], dice: Random) -> dict[str, Any]:
@@ -87,6 +108,14 @@ def _mask(change: Callable[[list[int], int, Random], list[int]]) -> Damage:
         return replace(stored[0], **raw), stored[1]
 
     return damaged
+
+
+def _routes(change: Callable[[Routing, Random], Routing]) -> Damage:
+    def damaged(trajectory: Trajectory, dice: Random) -> Routing:
+        assert trajectory.routing
+        return change(trajectory.routing, dice)
+
+    return _field("routing", damaged)
 
 
 def _field(name: str, change: Callable[[Trajectory, Random], object]) -> Damage:
@@ -193,6 +222,25 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "mask with an id twice": (check.BAD_MASK, _mask(lambda ids, _token, _dice: [*ids, ids[-1]])),
     "mask backwards": (check.BAD_MASK, _mask(lambda ids, _token, _dice: [*ids, ids[0]])),
     "mask id": (check.BAD_ID, _mask(lambda ids, _token, dice: [*ids[:-1], dice.choice(BAD_IDS)])),
+    "no experts": (check.BAD_ROUTES, _field("routing", lambda _t, _dice: None)),
+    "experts cut": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, experts=_cut(r.experts, dice)))),
+    "experts grown": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, experts=_grown(r.experts, dice)))),
+    "layers with experts": (
+        check.BAD_ROUTES,
+        _routes(lambda r, dice: replace(r, layers=dice.choice([-3, 0, 1, 2, 4, 6, 2**40]))),
+    ),
+    "layers for experts": (check.BAD_ROUTES, _routes(lambda r, _dice: replace(r, layers=r.top_k, top_k=r.layers))),
+    "experts of a token": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, top_k=dice.choice([-2, 0, 1, 3, 6])))),
+    "width of an expert": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, width=dice.choice([-1, 0, 3, 4])))),
+    "other width": (check.BAD_ROUTES, _routes(lambda r, _dice: replace(r, width=3 - r.width))),
+    "expert": (
+        check.BAD_ROUTES,
+        _routes(
+            lambda r, dice: replace(
+                r, experts=with_value(r.experts, "B" if r.width == 1 else "h", dice.choice([5, 100]), dice)
+            )
+        ),
+    ),
     "no spans": (check.BAD_SPANS, _field("spans", lambda t, dice: [])),
     "span start": (
         check.BAD_SPANS,
@@ -222,6 +270,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         check.BAD_TEXT,
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
     ),
+    "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
     "finish reason": (
         check.BAD_SUMMARY,
         _field("finish_reason", lambda t, dice: "unfinished"),

@@ -146,3 +146,12 @@ def test_contradictory_corrections_are_refused_in_one_sentence(algorithm: dict[s
 )
 def test_consistent_corrections_are_accepted(algorithm: dict[str, Any]) -> None:
     made(algorithm=algorithm)
+
+
+def test_an_anchor_that_nothing_would_read_is_refused() -> None:
+    several = {"steps_per_publish": 2}
+    anchored = {"correction": {"mode": "decoupled", "anchor": "publish"}}
+    assert made(algorithm=anchored, schedule=several).algorithm.correction.anchor == "publish"
+    assert "no effect with schedule.steps_per_publish=1" in refused(algorithm=anchored)
+    bypass = {"correction": {"anchor": "publish"}}
+    assert "anchor='publish' is only read with mode='decoupled'" in refused(algorithm=bypass, schedule=several)

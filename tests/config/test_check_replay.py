@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.check import advice
+from asyncrl.config.check_replay import check_experts
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
@@ -58,3 +59,19 @@ def test_without_replay_truncated_sampling_that_is_allowed_is_advised_against(
     assert sentence.startswith("sampling.top_p is 0.9: ")
     assert which in sentence
     assert "sampling.replay_mask = true" in sentence
+
+
+def test_asynchronous_training_of_experts_without_replay_is_advised_against() -> None:
+    (sentence,) = check_experts(made(), 128)
+    assert sentence.startswith("model.path=m is a mixture of 128 experts and schedule.staleness is 1: ")
+    assert "rollout.replay_routes = true" in sentence
+    assert check_experts(made(rollout={"replay_routes": True}), 128) == []
+    assert check_experts(made(**SYNCHRONOUS), 128) == []
+    assert check_experts(made(), 0) == []
+
+
+def test_routes_of_a_dense_model_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"replay_routes is only read with a mixture of experts, and model\.path=m is"
+    ):
+        check_experts(made(rollout={"replay_routes": True}), 0)

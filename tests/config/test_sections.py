@@ -37,6 +37,7 @@ def test_sampling_travels_as_it_was_set() -> None:
     given = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "replay_mask": True, "stop": ["x"]}
     sampling = made(sampling=given).sampling
     travels = msgspec.structs.asdict(sampling.sampling())
+    assert not travels.pop("replay_routes"), "that is a setting of rollouts"
     assert travels | {"seeded": True} == msgspec.structs.asdict(sampling), "whether it has a seed, the lease says"
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
+from asyncrl.messages import Image, Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_completion, to_put_item
@@ -130,6 +130,17 @@ def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
     cut = msgspec.structs.replace(stored, behavior_logprobs=stored.behavior_logprobs[:4])
     with pytest.raises(EngineError, match="arrays of wrong lengths"):
         to_completion(cut, UNIT, limits)
+
+
+def test_a_trajectory_has_the_pictures_of_its_prompt_and_the_grids_of_the_engine():
+    lease = msgspec.structs.replace(LEASE, prompt=Prompt(text="<image> how many", images=[Image(bytes(32), 8, 8, 3)]))
+    whole = completion(grids=[(1, 2, 4)])
+    put = to_put_item(lease, UNIT, [7, 7], whole, text="", node="r-0")
+    stored = msgspec.msgpack.decode(put.payload, type=Trajectory)
+    assert (stored.images, stored.grids) == (lease.prompt.images, [(1, 2, 4)])
+    assert to_completion(stored, UNIT, limits_of(lease, UNIT.index, 100)) == whole
+    with pytest.raises(EngineError, match="impossible grids of pictures: 0, expected one for each of 1 pictures"):
+        to_put_item(lease, UNIT, [7, 7], completion(), text="", node="r-0")
 
 
 def test_a_trajectory_too_large_to_be_stored_is_refused_with_size_limit_and_setting(monkeypatch):

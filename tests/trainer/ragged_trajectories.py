@@ -20,8 +20,8 @@ def ragged_trajectories(
         for index in range(group_size):
             length = int(random.integers(1, 20))
             experts = None if routes is None else _experts(random, len(prompt) + length - 1, routes)
-            if experts is not None and index == 1:
-                experts[: len(prompt)] = trajectories[-1].experts[: len(prompt)]
+            if experts is not None and index == 1 and (first := trajectories[-1].experts) is not None:
+                experts[: len(prompt)] = first[: len(prompt)]
             trajectories.append(
                 TrainingTrajectory(
                     group_id=group_id,

@@ -41,6 +41,12 @@ def test_older_names_of_the_limits_go_first(qwen3_vl: Path) -> None:
     assert processing.limits == (256, 1024)
 
 
+def test_the_oldest_names_of_the_limits_are_read(qwen3_vl: Path) -> None:
+    edit(qwen3_vl / "preprocessor_config.json", size={"min_pixels": 256, "max_pixels": 1024})
+    _, processing = read_settings(qwen3_vl) or pytest.fail("no settings")
+    assert processing.limits == (256, 1024)
+
+
 def test_settings_nested_by_newer_versions_go_first(qwen3_vl: Path) -> None:
     fields = json.loads((qwen3_vl / "preprocessor_config.json").read_text())
     nested = {"image_processor": fields | {"size": {"shortest_edge": 64, "longest_edge": 640}, "min_pixels": None}}
@@ -70,6 +76,7 @@ def test_missing_settings_are_refused(qwen3_vl: Path) -> None:
         ({"do_resize": False}, "has do_resize = false, which is not supported"),
         ({"patch_size": 14}, r"patches of \(14, 2, 2\).*but the model in config.json reads \(4, 2, 2\)"),
         ({"size": {"shortest_edge": 99, "longest_edge": 9}}, "limits of 99 to 9 pixels"),
+        ({"size": {"height": 8, "width": 8}}, "unknown field `height`"),
         ({"resample": 9}, "resample 9: expected"),
         ({"image_mean": [0.5]}, "is not as expected of a model that reads pictures"),
     ],

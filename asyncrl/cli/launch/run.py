@@ -24,7 +24,9 @@ from asyncrl.cli.launch.screen import Screen, failure_list
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
+from asyncrl.config.check_replay import check_experts
 from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
@@ -143,6 +145,8 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     check_trackers(config.trackers)
     check_functions(config)
     check_model(config.model.path)
+    for sentence in check_experts(config, num_experts(Path(config.model.path))):
+        _print(console, f"note: {sentence}")
     if config.critic.path:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     check_data(config, console)

@@ -13,12 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncrl.algo.routing import expert_modules, gates
+from asyncrl.algo.routing import expert_modules, gates, route_shape
 from asyncrl.errors import ConfigError
-from asyncrl.messages import RouteShape
-
-TOLERANCE = 0.02
-"""Rounding of gates in bfloat16."""
 
 
 class RouteReplay:
@@ -37,15 +33,14 @@ class RouteReplay:
         self.routes: Tensor | None = None
         """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
         self._renormalised: dict[int, bool] = {}
-        """By layer, as found in the first forward pass."""
-        routers = _routers(model)
-        if not routers or None in routers:
+        """True for layers whose gates sum to 1; found in the first forward pass."""
+        routers, shape = _routers(model), route_shape(model)
+        if shape is None or None in routers:
             raise ConfigError(
                 f"{source}: {type(model).__name__} has no mixture of experts behind a router of its own, which "
                 f"rollout.replay_routes needs; set it to false"
             )
-        top_k, num_experts = (min(getattr(router, name, 0) for router in routers) for name in ("top_k", "num_experts"))
-        self.shape = RouteShape(layers=len(routers), top_k=top_k, num_experts=num_experts)
+        self.shape = shape
         for layer, router in enumerate(routers):
             router.register_forward_hook(partial(self._replay, layer))
 
@@ -65,7 +60,7 @@ class RouteReplay:
             logits, own, experts = (part.detach() for part in output)
             for renormalised in (True, False):
                 found = gates(logits, experts, renormalised=renormalised)
-                if torch.allclose(found, own.float(), rtol=TOLERANCE, atol=1e-4):
+                if torch.allclose(found.to(own.dtype), own, rtol=8 * torch.finfo(own.dtype).eps, atol=1e-6):
                     return renormalised
         raise ConfigError(
             f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its logits, which "

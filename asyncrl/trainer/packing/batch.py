@@ -66,6 +66,18 @@ class TrainingTrajectory:
                 f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
                 f"behavior_logprobs (expected as many)"
             )
+        length = len(self.completion_ids)
+        if len(self.mask_counts) not in (0, length) or self.mask_counts.sum() != len(self.mask_ids):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has {len(self.mask_counts)} sampling masks of "
+                f"{self.mask_counts.sum()} ids for {length} completion tokens, but {len(self.mask_ids)} mask_ids "
+                f"(expected none, or a mask for each token)"
+            )
+        if self.experts is not None and len(self.experts) != (num_read := len(self.prompt_ids) + length - 1):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has experts of {len(self.experts)} tokens, expected those of all "
+                f"{num_read} but the last"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +166,7 @@ def collate(
 
 
 class _Layout:
-    """Where the tokens of a row are: prompts and completions in the order in which they are added."""
+    """Row in the making: prompts and completions in the order in which they are added."""
 
     def __init__(self, processor: ImageProcessor | None) -> None:
         self.pictures = PictureTokens(processor) if processor else None

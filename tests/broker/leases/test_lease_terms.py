@@ -33,6 +33,18 @@ def test_training_uses_the_sampling_of_the_run() -> None:
     assert (lease.group_id, lease.indices, lease.prompt.text) == (3, [0, 1], "how many?")
 
 
+def test_only_what_is_trained_on_records_experts() -> None:
+    config = a_config(rollout={"replay_routes": True})
+
+    def is_recorded(split: Split) -> bool:
+        group = Group(3, Prompt(text="how many?"), 2, min_version=0, split=split)
+        lease = lease_message(config, group, LeaseBook(1, 60.0).grant("ann", 3, split, [1, 0], now_s=0.0))
+        return lease.sampling.replay_routes
+
+    assert is_recorded("train")
+    assert not is_recorded("held_out")
+
+
 def test_an_evaluation_is_greedy_over_everything_and_stops_at_the_same_strings() -> None:
     assert lease_on("held_out").sampling == Sampling(20, 0.0, 1.0, 0, ["."])
 

@@ -241,7 +241,7 @@ class TransformersEngine:
         with current(self.device):
             self._forget()
             weights = [*self._model.parameters(), *self._model.buffers()]
-            return self._parking.park(weights, [self._table.cache.storage])
+            return self._parking.park(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
         with current(self.device):

@@ -35,6 +35,10 @@ class KVCache:
     def num_bytes(self) -> int:
         return self.storage.nbytes
 
+    def memory(self) -> list[Tensor]:
+        """All tensors that it has allocated. Borrowed."""
+        return [self.storage] if self.routes is None else [self.storage, self.routes.storage]
+
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2 * kv_heads * head_dim], keys first, at [N] cells ``slot * positions + position``."""
         self._cells[layer].index_copy_(0, cells, keys_values)

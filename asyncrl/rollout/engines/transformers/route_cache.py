@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from asyncrl.algo.routing import Experts, expert_modules
+from asyncrl.algo.routing import Experts, expert_modules, route_shape
 from asyncrl.errors import ConfigError
 
 
@@ -21,23 +21,26 @@ class RouteCache:
     """Raises `ConfigError` if the model has no experts."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int, positions: int) -> None:
-        modules = expert_modules(model)
-        top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", 0)
-        if not modules or not top_k:
+        shape = route_shape(model)
+        if shape is None:
             raise ConfigError(
                 f"rollout.replay_routes is true, but {type(model).__name__} has no mixture of experts; set it to false"
             )
-        most = max(len(experts.get_parameter("down_proj")) for experts in modules)
         self._positions = positions
         self.storage = torch.zeros(
-            (slots * positions, len(modules), top_k),
-            dtype=torch.uint8 if most <= 256 else torch.int16,
+            (slots * positions, shape.layers, shape.top_k),
+            dtype=torch.uint8 if shape.num_experts <= 256 else torch.int16,
             device=model.device,
         )
         self.cells = torch.empty(0)
         """[N] cells of the tokens of the next forward pass."""
-        for layer, experts in enumerate(modules):
+        for layer, experts in enumerate(expert_modules(model)):
             experts.register_forward_pre_hook(partial(self._record, layer))
+
+    @staticmethod
+    def num_bytes(config: PreTrainedConfig, slots: int, positions: int) -> int:
+        """Bytes of a storage at most: as if every layer had experts."""
+        return 2 * slots * positions * int(config.num_hidden_layers) * getattr(config, "num_experts_per_tok", 0)
 
     def _record(self, layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
         """``args`` are states [N, H], and indices [N, K] and weights of the experts of each token."""

@@ -9,7 +9,8 @@ from asyncrl.errors import ConfigError
 
 WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"
 LOGPROBS_MODE = "processed_logprobs"
-MASKS = "return_sampling_mask"
+MASKS, ROUTES = "return_sampling_mask", "enable_return_routed_experts"
+"""vLLM's arguments to record what the trainer replays; older releases have none."""
 
 FIXED: Mapping[str, tuple[Any, str]] = {
     "logprobs_mode": (LOGPROBS_MODE, "log-probs are those of the distribution sampled from, filters included"),
@@ -33,7 +34,8 @@ CONFIGURED: Mapping[str, str] = {
     "enable_chunked_prefill": "rollout.vllm.enable_chunked_prefill",
     "data_parallel_size": "rollout.replicas",
     "enable_sleep_mode": "rollout.colocated",
-    "return_sampling_mask": "sampling.replay_mask",
+    MASKS: "sampling.replay_mask",
+    ROUTES: "rollout.replay_routes",
 }
 """vLLM's argument: the asyncrl setting for it."""
 
@@ -76,9 +78,10 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
                 "rollout.engine='transformers'"
             )
         args["enable_sleep_mode"] = True
-    if config.sampling.replay_mask:
-        _require_runner(MASKS, "sampling.replay_mask", names, is_cpu=is_cpu)
-        args[MASKS] = True
+    for argument, is_wanted in ((MASKS, config.sampling.replay_mask), (ROUTES, config.rollout.replay_routes)):
+        if is_wanted:
+            _require_runner(argument, names, is_cpu=is_cpu)
+            args[argument] = True
     if vllm.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = vllm.kv_cache_bytes
     args |= {name: value for name, (value, _) in FIXED.items()}
@@ -88,8 +91,9 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
     return args | vllm.engine_args
 
 
-def _require_runner(argument: str, setting: str, names: Collection[str], *, is_cpu: bool) -> None:
+def _require_runner(argument: str, names: Collection[str], *, is_cpu: bool) -> None:
     """Raise `ConfigError` unless vLLM can have an argument that its Model Runner V2 alone honours."""
+    setting = CONFIGURED[argument]
     if argument not in names:
         raise ConfigError(
             f"{setting} needs vLLM's {argument!r}, which the installed vLLM has not; install vLLM 0.28 or newer"

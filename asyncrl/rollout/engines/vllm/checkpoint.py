@@ -1,6 +1,7 @@
 """Facts about the model of a directory, read without loading weights."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
@@ -23,12 +25,17 @@ from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
 
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+"""Index of a layer in the name of a module."""
+
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
     specs: list[TensorSpec]
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
     vocab_size: int
+    expert_layers: list[int] = []
+    """Indices of the layers that have experts."""
 
 
 def read(
@@ -44,7 +51,14 @@ def read(
         specs=checkpoint_specs(model, dtype),
         eos_ids=text.eos_ids(model, tokenizer),
         vocab_size=model.get_input_embeddings().weight.shape[0],
+        expert_layers=_expert_layers(model),
     )
+
+
+def _expert_layers(model: PreTrainedModel) -> list[int]:
+    experts = {id(module) for module in expert_modules(model)}
+    names = [name for name, module in model.named_modules() if id(module) in experts]
+    return [int(found[1]) for name in names if (found := LAYER.search(name))]
 
 
 def _without_weights(model_path: str, overrides: Mapping[str, Any]) -> PreTrainedModel:

@@ -148,7 +148,7 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
-        vllm_request = VllmRequest(request, placed(request, self._processor))
+        vllm_request = VllmRequest(request, placed(request, self._processor), self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
             await self._workers_checked()
@@ -188,9 +188,10 @@ class VllmEngine:
             never=self._processor.vision_token_ids if self._processor else (),
         )
         while True:
-            vllm_request.begin(self.policy_version)
+            prompt = await self._adapter.prepare(vllm_request.prompt)
+            vllm_request.begin(self.policy_version)  # Nothing is awaited until vLLM has the request.
             output = await self._adapter.sample(
-                vllm_request.id, vllm_request.prompt, params, self._salt, vllm_request.request.priority
+                vllm_request.id, prompt, params, self._salt, vllm_request.request.priority
             )
             if output.finish_reason in ("stop", "length"):
                 _check_prompt(vllm_request, output)

@@ -1,6 +1,9 @@
 """Requests with pictures through the built-in engine, against transformers' own full forward pass."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.conftest import draw_picture, make_model, make_vision_model
 from tests.rollout.engines.vision_models import FAMILIES, full_logprobs, load, picture_request
+from tests.weights.groups.fake_npu import installed_at
 
+ROOT = Path(__file__).parents[4]
 SIZES = [(24, 16), (48, 8), (40, 40)]
 
 
@@ -59,6 +64,13 @@ def test_behavior_logprobs_are_those_of_the_full_forward_pass(path: Path, proces
 def test_the_fast_forward_serves_qwen3_vl_and_the_models_own_the_rest(path: Path) -> None:
     kind = type(make_engine(path)._table._forward)
     assert kind is (Qwen3VLForward if path.name.startswith("qwen3_vl") else PictureForward)
+
+
+def test_a_bfloat16_model_reads_pictures(path: Path, processor: ImageProcessor) -> None:
+    request = picture_request(processor, (24, 16), (8, 8), max_tokens=8)
+    (rounded,) = run(make_engine(path, dtype="bfloat16"), request)
+    exact = full_logprobs(path, load(path)[0], request, rounded.completion_ids)
+    assert rounded.behavior_logprobs == pytest.approx(exact, abs=0.5)
 
 
 def test_samples_depend_on_the_pixels(path: Path, processor: ImageProcessor) -> None:
@@ -220,3 +232,17 @@ def test_specs_have_the_names_and_shapes_of_the_models_files(path: Path) -> None
     with safe_open(path / "model.safetensors", "pt") as file:
         saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
     assert {spec.name: spec.shape for spec in make_engine(path).specs()} == saved
+
+
+@pytest.mark.slow
+def test_on_a_device_of_its_own_it_decodes_the_same(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.rollout.engines.transformers.npu_process", str(path), "float32"]
+    environment = installed_at(tmp_path)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["strays"], facts["current"]) == ([], 0)
+    assert len(facts["npu:1"]) == 6
+    for (tokens, logprobs, _), expected in zip(facts["npu:1"], facts["cpu"], strict=True):
+        assert tokens == expected[0]
+        assert logprobs == pytest.approx(expected[1], abs=2e-5)

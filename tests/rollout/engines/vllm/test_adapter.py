@@ -129,6 +129,8 @@ def test_masks_are_asked_of_a_vllm_that_records_them_which_decodes_greedily_by_t
     assert Adapter(llm()).params(Sampling(5, temperature=0.0), max_tokens=5, seed=0, eos_ids=[]).temperature == 0
     with pytest.raises(EngineError, match="vLLM records no sampling masks: start it with return_sampling_mask"):
         Adapter(llm()).params(asked, max_tokens=5, seed=0, eos_ids=[])
+    with pytest.raises(EngineError, match="vLLM records no experts: start it with enable_return_routed_experts"):
+        Adapter(llm()).params(Sampling(max_tokens=5, replay_routes=True), max_tokens=5, seed=0, eos_ids=[])
 
 
 def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
@@ -137,6 +139,7 @@ def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
         detokenizer=SimpleNamespace(output_token_ids=[7, 9, 4]),
         logprobs_processor=SimpleNamespace(logprobs=SimpleNamespace(logprobs=[-0.5] * 3)),
         sampling_mask_chunks=chunks,
+        routed_experts_chunks=[np.zeros((4, 2, 2)), np.ones((1, 2, 2))],
     )
     started = llm(return_sampling_mask=True)
     started.output_processor = SimpleNamespace(request_states={"a": state})
@@ -153,8 +156,9 @@ def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
 
     assert running is not None
     assert running.masks == [[2, 7], [9], [1, 4]]
+    assert running.experts.shape == (5, 2, 2)
     params: Any = None
-    assert asyncio.run(adapter.sample("a", [1], params, "")).masks == [[2, 7], [9], [1, 4]]
+    assert asyncio.run(adapter.sample("a", {"prompt_token_ids": [1]}, params, "")).masks == [[2, 7], [9], [1, 4]]
 
 
 def test_vllm_detokenizes_for_stop_strings_only():

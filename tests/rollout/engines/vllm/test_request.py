@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
+from asyncrl.algo.routing import from_routing, to_routing
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm.request import VllmRequest
@@ -52,6 +54,25 @@ def test_masks_of_resumed_tokens_come_first_and_unasked_ones_are_left_out():
     unasked = make()
     unasked.begin(policy_version=4)
     assert unasked.completion(output, "stop").mask_counts == []
+
+
+def test_experts_are_those_of_layers_that_have_some_and_of_resumed_tokens_the_ones_recorded_before():
+    """Three prompt tokens, two resumed ones and one of vLLM, which read the first five."""
+    experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[], experts=experts)
+    before = np.full((4, 2, 2), 99, np.uint8)
+    asked = replace(make().request.sampling, replay_routes=True)
+
+    def completed(prefix: Completion) -> np.ndarray:
+        request = VllmRequest(replace(make(prefix).request, sampling=asked), expert_layers=[0, 2])
+        routing = request.completion(output, "stop").routing
+        assert routing
+        return from_routing(routing)
+
+    np.testing.assert_array_equal(completed(PREFIX), experts[:, [0, 2]])
+    resumed = completed(replace(PREFIX, routing=to_routing(before)))
+    np.testing.assert_array_equal(resumed[:4], before)
+    np.testing.assert_array_equal(resumed[4:], experts[4:, [0, 2]])
 
 
 def test_a_resumed_request_has_another_seed():
