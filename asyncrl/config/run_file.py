@@ -4,7 +4,6 @@ Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and return
 `explain` gives the origin of each value.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from asyncrl.config.correction import resolved
 from asyncrl.config.sections import Config, leaves
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
+from asyncrl.files.toml_text import toml_key, toml_value
 
 
 class Origin(Struct, frozen=True):
@@ -41,10 +41,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The file cannot be read, or `decode` refuses it.
     """
+    return decode(read_raw(path, overrides))
+
+
+def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a run file with ``overrides`` as a nested dict, unchecked; raises `ConfigError` if it is not TOML."""
     raw = read(path, "config file")
     for override in overrides:
         override_one(raw, override)
-    return decode(raw)
+    return raw
 
 
 def override_one(raw: dict[str, Any], override: str) -> None:
@@ -125,29 +130,8 @@ LENGTHS = {"run.steps", "run.epochs"}
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
     values = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}  # TOML has no null.
     if where and (values or not table):
-        lines.append(f"\n[{'.'.join(map(_toml_key, where))}]")
-    lines.extend(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items())
+        lines.append(f"\n[{'.'.join(map(toml_key, where))}]")
+    lines.extend(f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items())
     for key, value in table.items():
         if isinstance(value, dict):
             _write_table(value, (*where, key), lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(key)} = {_toml(item)}' for key, item in value.items())} }}"
-    if isinstance(value, str):
-        return _toml_string(value)
-    return repr(value)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
-
-
-def _toml_string(text: str) -> str:
-    """Quoted string: JSON's escapes are valid TOML, but TOML also requires DEL to be escaped."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")

@@ -52,7 +52,18 @@ def _commands(group: str) -> set[str]:
 
 def test_the_commands_are_these():
     looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
-    assert set(main.commands) == {"run", "resume", "drain", "plan", "toy", "data", "services", "keys", *looking}
+    assert set(main.commands) == {
+        "run",
+        "resume",
+        "drain",
+        "plan",
+        "toy",
+        "data",
+        "services",
+        "keys",
+        "import-verl",
+        *looking,
+    }
     assert (_commands("config")) == {"show"}
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
@@ -63,6 +74,8 @@ def test_the_commands_are_these():
         "--set",
         "--dry-run",
         "--device-memory",
+        "--host-memory",
+        "--scale",
     ]
 
 
