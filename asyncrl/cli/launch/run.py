@@ -31,6 +31,7 @@ from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
+from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
@@ -235,13 +236,14 @@ def check_data(config: Config, console: Console) -> None:
     Check every row of the datasets, and print how many cannot be used.
 
     Raises `ConfigError` if a row cannot be used (unless bad rows are skipped), if a data source has no reward
-    function, or if the model's chat template does not fit the prompts or its arguments.
+    function, if the model's chat template does not fit the prompts or its arguments, or if it reads no pictures.
     """
     streams = {"train": train_stream(config.data, config.run.seed)}
     if config.data.held_out_files:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
     has_chats = any(stream.summary.has_chats for stream in streams.values())
     check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
+    check_model_reads(Path(config.model.path), sum(stream.summary.num_images for stream in streams.values()))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         if stream.summary.bad:
