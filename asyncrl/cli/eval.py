@@ -37,8 +37,6 @@ from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.spool.images import ImageStore
 
-NO_LIMIT = 1 << 62
-"""Default of ``max_prompts``."""
 REASONS_SHOWN = 5
 """Most frequent reasons of failures that are listed; the others are counted."""
 
@@ -91,7 +89,7 @@ def eval_config(
         "evaluation.temperature": temperature,
         "evaluation.top_p": top_p,
         "evaluation.max_tokens": max_tokens,
-        "evaluation.max_prompts": max_prompts or NO_LIMIT,
+        "evaluation.max_prompts": max_prompts or 0,
         "rollout.engine": engine,
         "run.seed": seed,
     }

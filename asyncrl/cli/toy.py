@@ -1,15 +1,19 @@
 """`asyncrl toy`: small models made on the spot, for first runs, tests and measurements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from asyncrl.cli.terminal import report_errors
+from asyncrl.config.run_file import read_raw
+from asyncrl.config.sections import Config
 
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
+TINY = Path("cache/tiny")
+"""Folder of the models and data of ``--scale tiny``."""
 
 
 def _size_options(**defaults: int) -> Callable[[Any], Any]:
@@ -67,6 +71,14 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
     from asyncrl.toy.models import Sizes, make_random
 
     make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=click.echo)
+
+
+def tiny(path: Path, overrides: Sequence[str]) -> Config:
+    """Configuration of a run file for ``--scale tiny``; prints each value that it changes."""
+    _prepare()
+    from asyncrl.toy.tiny.scale import scaled
+
+    return scaled(read_raw(path, overrides), TINY, click.echo)
 
 
 def _prepare() -> None:

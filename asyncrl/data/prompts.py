@@ -109,10 +109,14 @@ def train_stream(data: Data, seed: int, keep: Keep = keep_nothing) -> PromptStre
 
 
 def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> PromptStream:
-    """Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``; raises as `train_stream`."""
+    """
+    Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``, or of all rows if it is 0.
+
+    Gives the pictures of all rows to ``keep``, and raises, as `train_stream`.
+    """
     dataset = Dataset.open(data.held_out_files, data, keep)
     summary = _summary(dataset, data)
-    rows = [row for part in dataset.by_file(summary.usable) for row in part[:max_prompts]]
+    rows = [row for part in dataset.by_file(summary.usable) for row in part[: max_prompts or None]]
     return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
 
 

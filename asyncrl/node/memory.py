@@ -36,7 +36,7 @@ LIBRARIES_DEVICE = 1 << 30
 SAMPLING_COPIES = 4
 """Tensors of the size of the logits, as float32, that are alive while the built-in engine draws tokens."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-UNITS = {"MB": 1000**2, "GB": 1000**3, "MiB": 1024**2, "GiB": 1024**3}
+UNITS = {"MB": 1000**2, "GB": 1000**3, "TB": 1000**4, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
         host=host,
         problem=_device_problem(kind, phases, "the trainer", room)
         or _device_problem(rollout_kind, [rollout], "a rollout", room)
-        or _host_problem(host, kind, phases, rollout, room),
+        or _host_problem(host, [(kind, _fullest(phases, kind)), (rollout_kind, rollout)], room),
         assumptions=list(_assumptions(config, trainer)),
     )
 
@@ -139,42 +139,53 @@ def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -
     if kind == "cpu" or room.device is None or fullest.device <= room.device:
         return ""
     need = f"{who} needs {format_bytes(fullest.device)} on each {kind} device ({fullest.name})"
-    return f"{need}, but a device has {format_bytes(room.device)}; {_remedy(fullest.parts)}"
+    remedy = _remedy([(part, part.device) for part in fullest.parts])
+    return f"{need}, but a device has {format_bytes(room.device)}; {remedy}"
 
 
-def _host_problem(host: int, kind: Kind, trainer: Sequence[Phase], rollout: Phase, room: Room) -> str:
+def _fullest(phases: Sequence[Phase], kind: Kind) -> Phase:
+    """The phase that needs most memory of the host, of which devices of kind ``cpu`` are a part."""
+    return max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
+
+
+def _host_problem(host: int, phases: Iterable[tuple[Kind, Phase]], room: Room) -> str:
+    """``phases`` are the fullest of the trainer and a rollout, each with the kind of its devices."""
     if room.host is None or host <= room.host:
         return ""
-    fullest = max(trainer, key=lambda each: each.device if kind == "cpu" else each.host)
-    remedy = _remedy([*fullest.parts, *rollout.parts])
+    remedy = _remedy(
+        [(part, part.host + (part.device if kind == "cpu" else 0)) for kind, phase in phases for part in phase.parts]
+    )
     return (
         f"the run needs {format_bytes(host)} of this machine's memory, but it has {format_bytes(room.host)}; {remedy}"
     )
 
 
-def _remedy(parts: Sequence[Part]) -> str:
-    """The setting of the largest part that a setting makes smaller."""
-    largest = max((part for part in parts if part.setting), key=lambda part: part.device + part.host, default=None)
-    if largest is None:
+def _remedy(parts: Sequence[tuple[Part, int]]) -> str:
+    """The setting of the part with the most bytes that a setting makes smaller; parts have their bytes beside them."""
+    settable = [(part, num_bytes) for part, num_bytes in parts if part.setting and num_bytes]
+    if not settable:
         return "use a smaller model"
-    return f"change {largest.setting} first: its {largest.name} take {format_bytes(largest.device + largest.host)}"
+    largest, num_bytes = max(settable, key=lambda pair: pair[1])
+    return f"change {largest.setting} first: {format_bytes(num_bytes)} of it are {largest.name}"
 
 
 # ── what there is ───────────────────────────────────────────────────────────────────────────
 
 
-def room_here(config: Config, device_memory: str = "") -> Room:
+def room_here(config: Config, device_memory: str = "", host_memory: str = "") -> Room:
     """
     The memory of this machine and of its devices.
 
     Args:
         device_memory: Memory of each device in place of that of the devices here, such as ``80GB``.
+        host_memory: Memory of the machine in place of that of this one.
     """
+    host = parse_bytes(host_memory, "--host-memory") if host_memory else _memory_here()
     if device_memory:
-        return Room(device=parse_bytes(device_memory, "--device-memory"), host=_memory_here())
+        return Room(device=parse_bytes(device_memory, "--device-memory"), host=host)
     kinds = {config.trainer.device, _rollout_kind(config)} - {"cpu"}
     found = [num_bytes for kind in sorted(kinds) if (num_bytes := _device_bytes(kind)) is not None]
-    return Room(device=min(found, default=None), host=_memory_here())
+    return Room(device=min(found, default=None), host=host)
 
 
 def parse_bytes(text: str, option: str) -> int:

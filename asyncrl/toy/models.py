@@ -73,7 +73,7 @@ def make_step_sums(
     warm_up = WarmUp(model, tokenizer, schedule, seed=seed, report=report)
     warm_up.train_chains()
     warm_up.train_guessing()
-    _save(directory / "model", model, tokenizer, report)
+    save_model(directory / "model", model, tokenizer, report)
 
 
 def make_random(directory: Path, text: Path, sizes: Sizes, *, vocab_size: int, seed: int = 0, report: Report) -> None:
@@ -88,7 +88,7 @@ def make_random(directory: Path, text: Path, sizes: Sizes, *, vocab_size: int, s
         return
     _check_sizes(sizes)
     tokenizer = tokenizer_from_texts(_texts(open_rows(text)), vocab_size)
-    _save(directory, random_model(sizes, tokenizer, seed), tokenizer, report)
+    save_model(directory, random_model(sizes, tokenizer, seed), tokenizer, report)
 
 
 def random_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -151,7 +151,8 @@ def _texts(rows: Rows) -> Iterator[str]:
         yield from (row[column] for column in columns if isinstance(row[column], str))
 
 
-def _save(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, report: Report) -> None:
+def save_model(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, report: Report) -> None:
+    """Write a model directory, whole or not at all."""
     with _written_whole(directory) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)

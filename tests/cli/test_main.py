@@ -62,6 +62,8 @@ def test_the_commands_are_these():
         "--set",
         "--dry-run",
         "--device-memory",
+        "--host-memory",
+        "--scale",
     ]
 
 

@@ -123,7 +123,7 @@ def test_a_run_that_fits_is_accepted(run: Any) -> None:
         (
             {"trainer": {"device": "cuda"}},
             Room(device=1 << 20),
-            r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB; change trainer\..* first: its",
+            r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB; change trainer\..* first: ",
         ),
         (
             {"rollout": {"engine": "vllm", "device": "cuda", "slots": 1}},
@@ -147,6 +147,18 @@ def test_the_memory_of_devices_may_be_given(run: Any) -> None:
     room = room_here(run(trainer={"device": "cuda"}), "80GB")
     assert room.device == 80_000_000_000
     assert room.host is not None
+
+
+def test_the_memory_of_the_machine_may_be_given(run: Any) -> None:
+    assert room_here(run(), host_memory="2TB").host == 2 * 10**12
+
+
+def test_what_is_too_much_for_a_host_is_not_changed_on_a_device(run: Any) -> None:
+    """vLLM's cache is the largest part of all, and no part of the host's memory."""
+    config = run(rollout={"engine": "vllm"}, trainer={"device": "cuda"})
+    problem = plan_memory(config, Room(device=80 * 10**9, host=1 << 20)).problem
+    assert "this machine's memory" in problem
+    assert "gpu_memory_utilization" not in problem
 
 
 def test_a_container_has_the_memory_of_its_limit(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,12 @@ def prepare(
     )
 
 
+def written_row(dataset: PublishedDataset, problem: Problem, *, split: str, number: int) -> Row:
+    """The row of a problem: a chat of one message, with the dataset's instruction."""
+    prompt = _prompt(problem.prompt, dataset.instruction, is_chat=True)
+    return _row(dataset, problem, prompt, {"split": split, "index": number})
+
+
 def text_of(row: Row, *keys: str) -> list[str]:
     """Values of columns; raises `DataError` for one that is missing, empty or not text."""
     for key in keys:
