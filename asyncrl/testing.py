@@ -48,13 +48,15 @@ class RunningRequest:
         self._spans.append(Span(policy_version, start, end))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`."""
+        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`, and alone in a sampling mask."""
         return Completion(
             completion_ids=list(range(self.num_tokens)),
             behavior_logprobs=[LOGPROB] * self.num_tokens,
             spans=list(self._spans),
             finish_reason=finish_reason,
             generate_s=0.0,
+            mask_counts=[1] * self.num_tokens if self.request.sampling.replay_mask else [],
+            mask_ids=list(range(self.num_tokens)) if self.request.sampling.replay_mask else [],
             grids=[IMAGE_GRID] * len(self.request.images),
         )
 

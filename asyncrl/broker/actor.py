@@ -365,6 +365,15 @@ class BrokerActor:
         if self._config.broker.samples and self._tasks:
             self._samples.begin(self._tasks, stepped, groups)
 
+    def _keep_answers(self) -> None:
+        """Write completions of evaluations that have just ended; the next commit may let go of their payloads."""
+        number, schedule = self._config.evaluation.answers, self._config.schedule
+        for evaluation in self._scheduler.evaluation.take_finished():
+            if number and self._tasks:
+                version = evaluation.policy_version
+                steps = min(version * schedule.steps_per_publish, self._config.run.steps)
+                self._samples.begin_answers(self._tasks, steps, version, evaluation.spread(number))
+
     def _sample_earlier_steps(self) -> None:
         """Write the samples that an earlier broker died before writing; the spool still has their payloads."""
         for step, version in self._files.versions.items():
@@ -418,6 +427,7 @@ class BrokerActor:
             if event.kind in ("node.left", "node.lost"):
                 self._departed(event)
         self._unwritten.extend(records)
+        self._keep_answers()
         for outgoing in outbox:
             if outgoing.once_durable:
                 self._unsent.append(outgoing)

@@ -168,9 +168,9 @@ def aggregation_path(name: str) -> str:
     return _find("aggregation", name, AGGREGATIONS)
 
 
-def kl_path(name: str) -> str:
-    """Import path of the function that ``algorithm.kl`` names, without its ``+``, or `ConfigError`."""
-    return _find("kl", name.removesuffix("+"), KL_ESTIMATORS, " (any of them may end in '+')")
+def kl_path(name: str, key: str = "kl") -> str:
+    """Import path of the function that ``algorithm.kl``, or ``key``, names, without its ``+``, or `ConfigError`."""
+    return _find(key, name.removesuffix("+"), KL_ESTIMATORS, " (any of them may end in '+')")
 
 
 def _find(key: str, name: str, table: Mapping[str, T], also: str = "") -> T:

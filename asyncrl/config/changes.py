@@ -8,7 +8,8 @@ from asyncrl.errors import ConfigError
 MAY_CHANGE = (
     "run.dir", "run.name", "broker.", "supervisor.", "trackers.", "checkpoint.", "rollout.", "weights.",
     "reward.workers", "reward.timeout_s", "trainer.nodes", "trainer.min_nodes", "trainer.wait_s", "trainer.ranks",
-    "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel",
+    "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel", "trainer.collective_timeout_s",
+    "evaluation.answers",
 )  # fmt: skip
 """Settings, and beginnings of settings, that do not change what the records of a run mean."""
 STEPS = "run.steps"

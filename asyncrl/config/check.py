@@ -7,6 +7,8 @@ import msgspec
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
 from asyncrl.config.check_addresses import check_broker_addresses, check_interface
 from asyncrl.config.check_algorithm import check_algorithm
+from asyncrl.config.check_replay import check_replay, replay_advice
+from asyncrl.config.model.overrides import check_overrides
 from asyncrl.config.sections import (
     Broker,
     Checkpoint,
@@ -36,14 +38,21 @@ MAX_OPEN = 4_000_000
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first contradiction between values."""
     _refuse_infinite(config)
+    check_overrides(config.model.overrides)
     _check_data(config)
     _check_schedule(config)
     _check_rollout(config)
+    check_replay(config)
     _check_reward(config.reward)
     check_algorithm(config)
     _check_reward_names(config)
     _check_trainer(config)
     _check_evaluation(config.evaluation)
+    if config.evaluation.answers and not config.data.held_out_files:
+        raise ConfigError(
+            f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
+            f"evaluations; name a file, or remove it"
+        )
     _check_best(config)
     _check_weights(config)
     check_broker_addresses(config.broker)
@@ -59,7 +68,7 @@ def advice(config: Config) -> list[str]:
             f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
             f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
         )
-    return sentences
+    return sentences + replay_advice(config)
 
 
 def _devices(config: Config) -> dict[str, str]:
@@ -222,7 +231,7 @@ def _check_trainer(config: Config) -> None:
     if config.critic != Critic() and not is_path(advantage) and "values" not in estimator_entry(advantage).needs:
         readers = " or ".join(repr(name) for name, entry in ADVANTAGES.items() if "values" in entry.needs)
         raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
-    if trainer.warmup_steps > config.run.steps:
+    if config.run.epochs is None and trainer.warmup_steps > config.run.steps:
         raise ConfigError(
             f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
         )

@@ -29,6 +29,7 @@ def check_algorithm(config: Config) -> None:
     _check_kl(algorithm)
     _check_kl_horizon(config)
     _check_correction(algorithm)
+    _check_anchor(config)
     if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
         raise ConfigError(
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
@@ -85,18 +86,34 @@ def _check_kl(algorithm: Algorithm) -> None:
         for key in ("kl", "kl_in", "kl_target"):
             if getattr(algorithm, key) != getattr(plain, key):
                 raise ConfigError(f"algorithm.{key} is only read with algorithm.kl_coef above 0; set it")
-    if algorithm.kl_in == "reward" and not estimator_entry(algorithm.advantage).counts_penalties:
+    _check_kl_reward(algorithm)
+    if algorithm.kl_in != "loss" and not estimator_entry(algorithm.advantage).counts_penalties:
         raise ConfigError(
-            f"algorithm.kl_in='reward' has no effect with advantage={algorithm.advantage!r}, which compares metrics "
-            f"of the verdict; use kl_in='loss'"
+            f"algorithm.kl_in={algorithm.kl_in!r} has no effect with advantage={algorithm.advantage!r} on rewards: "
+            f"it compares metrics of the verdict; use kl_in='loss'"
         )
     if algorithm.kl_in == "loss" and algorithm.kl_target:
-        raise ConfigError("algorithm.kl_target is only read with kl_in='reward'; remove it")
+        raise ConfigError("algorithm.kl_target is only read with kl_in='reward' or 'both'; remove it")
     if not algorithm.kl_target and algorithm.kl_horizon != plain.kl_horizon:
         raise ConfigError("algorithm.kl_horizon is only read with kl_target; remove it")
-    if algorithm.kl_in == "reward" and algorithm.kl.endswith("+"):
+
+
+def _check_kl_reward(algorithm: Algorithm) -> None:
+    plain, is_both = Algorithm(), algorithm.kl_in == "both"
+    for key in ("kl_reward_coef", "kl_reward"):
+        if not is_both and getattr(algorithm, key) != getattr(plain, key):
+            raise ConfigError(f"algorithm.{key} is only read with kl_in='both'; remove it, or set kl_in")
+    if is_both and not algorithm.kl_reward_coef:
         raise ConfigError(
-            f"algorithm.kl is {algorithm.kl!r}: the '+' chooses a gradient, and a reward has none; remove it"
+            "algorithm.kl_in is 'both', but the KL in the reward has no weight; set algorithm.kl_reward_coef, or "
+            "kl_in='loss'"
+        )
+    key = "kl_reward" if is_both else "kl"
+    kl_path(getattr(algorithm, key), key)
+    if algorithm.kl_in != "loss" and getattr(algorithm, key).endswith("+"):
+        raise ConfigError(
+            f"algorithm.{key} is {getattr(algorithm, key)!r}: the '+' chooses a gradient, and a reward has none; "
+            f"remove it"
         )
 
 
@@ -106,7 +123,7 @@ def _check_kl_horizon(config: Config) -> None:
     if algorithm.kl_target and num_trajectories >= 5 * algorithm.kl_horizon:
         raise ConfigError(
             f"algorithm.kl_horizon is {algorithm.kl_horizon}, but a step has {num_trajectories} trajectories and could "
-            f"reduce algorithm.kl_coef to 0; use more than {num_trajectories // 5}"
+            f"reduce the weight of the KL to 0; use more than {num_trajectories // 5}"
         )
 
 
@@ -130,6 +147,22 @@ def _check_correction(algorithm: Algorithm) -> None:
         raise ConfigError(
             "algorithm.correction.importance_normalize needs the mean weight over a step, but with mode='bypass' "
             "weights change during the step; use mode='decoupled'"
+        )
+
+
+def _check_anchor(config: Config) -> None:
+    correction, steps = resolved(config.algorithm.correction), config.schedule.steps_per_publish
+    if correction.anchor == "step":
+        return
+    if correction.mode != "decoupled":
+        raise ConfigError(
+            "algorithm.correction.anchor='publish' is only read with mode='decoupled': in bypass mode ratios are taken "
+            "against the policy that sampled; remove it"
+        )
+    if steps == 1:
+        raise ConfigError(
+            "algorithm.correction.anchor='publish' has no effect with schedule.steps_per_publish=1: every step begins "
+            "with published weights; remove it"
         )
 
 

@@ -96,14 +96,16 @@ def resolved(correction: Correction) -> Correction:
     if not correction.preset:
         return correction
     chosen = preset(correction.preset)
-    if correction != Correction(preset=correction.preset):
+    if correction != Correction(preset=correction.preset, anchor=correction.anchor):
         plain, given = Correction(), structs.asdict(correction)
-        others = [key for key, value in given.items() if key != "preset" and value != getattr(plain, key)]
+        others = [
+            key for key, value in given.items() if key not in ("preset", "anchor") and value != getattr(plain, key)
+        ]
         raise ConfigError(
             f"{SECTION}.preset={correction.preset!r} sets the whole section, but {', '.join(others)} "
             f"{'is' if len(others) == 1 else 'are'} set beside it; remove one or the other"
         )
-    return chosen.correction
+    return structs.replace(chosen.correction, anchor=correction.anchor)
 
 
 SIGNED, UNSIGNED = ("k1", "k2", "k3"), ("k2", "k3")

@@ -3,14 +3,17 @@ Settings that only the broker's machine can resolve, so that all nodes read the 
 
     paths                      made absolute: nodes have working directories of their own
     weights.backend = "auto"   one library, for the trainer and all rollouts
+    run.epochs                 run.steps, by the rows of the dataset
 """
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from asyncrl.config.check import check
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 
@@ -46,6 +49,29 @@ def with_backend(config: Config, *, shares_device: bool = False) -> Config:
     wanted = config.rollout.wanted_device
     chosen = LIBRARIES.get(kind, "gloo") if (kind if wanted == "auto" else wanted) == kind else "gloo"
     return replace(config, weights=replace(config.weights, backend=chosen))
+
+
+def with_steps(config: Config, num_rows: int) -> Config:
+    """
+    The same configuration with ``run.epochs`` replaced by the steps that take as many groups: floor(E rows / P).
+
+    ``E`` counts as the decimal number that was written, so that 0.29 epochs of 100 rows are 29 groups.
+
+    Raises:
+        ConfigError: They are less than one step, or contradict another setting.
+    """
+    epochs, size = config.run.epochs, config.schedule.groups_per_step
+    if epochs is None:
+        return config
+    steps = int(Fraction(str(epochs)) * num_rows / size)
+    if not steps:
+        raise ConfigError(
+            f"run.epochs is {epochs:g} and data.train has {num_rows} rows: that is less than the {size} groups of one "
+            f"step (schedule.groups_per_step); raise epochs, or lower groups_per_step"
+        )
+    resolved = replace(config, run=replace(config.run, steps=steps, epochs=None))
+    check(resolved)
+    return resolved
 
 
 def with_absolute_paths(config: Config, base: Path) -> Config:

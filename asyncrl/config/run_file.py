@@ -4,8 +4,7 @@ Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and return
 `explain` gives the origin of each value.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from asyncrl.config.check import check
 from asyncrl.config.correction import resolved
 from asyncrl.config.sections import Config, leaves
 from asyncrl.config.toml import convert, put, read, split_override
+from asyncrl.errors import ConfigError
+from asyncrl.files.toml_text import toml_key, toml_value
 
 
 class Origin(Struct, frozen=True):
@@ -24,7 +25,10 @@ class Origin(Struct, frozen=True):
     key: str
     value: Any
     source: str
-    """``default``, the name of the file, ``--set``, or ``preset`` for a value set by a correction preset."""
+    """
+    ``default``, the name of the file, ``--set``, ``preset`` for a value set by a correction preset, or ``run.epochs``
+    for the steps that follow from it.
+    """
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -44,8 +48,17 @@ def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a run file with ``overrides`` as a nested dict, unchecked; raises `ConfigError` if it is not TOML."""
     raw = read(path, "config file")
     for override in overrides:
-        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+        override_one(raw, override)
     return raw
+
+
+def override_one(raw: dict[str, Any], override: str) -> None:
+    """Apply one ``--set``; a length of the run replaces the other one of the file. Raises as `load_config`."""
+    key, value = split_override(override, SHORTHANDS)
+    put(raw, key, value, where=f"--set {override}")
+    if key in LENGTHS:
+        for other in LENGTHS - {key}:
+            raw["run"].pop(other.removeprefix("run."), None)
 
 
 def decode(raw: dict[str, Any]) -> Config:
@@ -56,19 +69,30 @@ def decode(raw: dict[str, Any]) -> Config:
         ConfigError: A key is unknown or missing, a value has the wrong type or range, or values contradict each other.
     """
     config = convert(raw, Config)
+    if {"steps", "epochs"} <= raw.get("run", {}).keys():
+        raise ConfigError(
+            f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: both say how long to train; "
+            f"remove one"
+        )
     check(config)
     return config
 
 
-def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
-    """Every value that applies, with its source."""
+def explain(
+    path: Path, overrides: Sequence[str] = (), resolve_steps: Callable[[Config], Config] = lambda config: config
+) -> list[Origin]:
+    """Every value that applies, with its source; ``resolve_steps`` turns ``run.epochs`` into steps."""
     config = load_config(path, overrides)
     given = dict(leaves(msgspec.to_builtins(config)))
     in_file = dict(leaves(read(path, "config file")))
     in_set = {split_override(override, SHORTHANDS)[0] for override in overrides}
-    applied = leaves(msgspec.to_builtins(_without_preset(config)))
+    has_epochs = config.run.epochs is not None
+    steps = resolve_steps(config).run.steps
+    applied = _without_preset(structs.replace(config, run=structs.replace(config.run, steps=steps)))
 
     def source(key: str, value: Any) -> str:
+        if has_epochs and key == "run.steps":
+            return "run.epochs"
         if value != given[key]:
             return "preset"
         if any(key == k or key.startswith(k + ".") for k in in_set):
@@ -77,13 +101,16 @@ def explain(path: Path, overrides: Sequence[str] = ()) -> list[Origin]:
             return path.name
         return "default"
 
-    return [Origin(key, value, source(key, value)) for key, value in applied]
+    return [Origin(key, value, source(key, value)) for key, value in leaves(msgspec.to_builtins(applied))]
 
 
 def to_toml(config: Config) -> str:
     """TOML text of a config, as stored in the run directory; `load_config` reads it back to an equal config."""
     lines: list[str] = []
-    _write_table(msgspec.to_builtins(config), (), lines)
+    values = msgspec.to_builtins(config)
+    if config.run.epochs is not None:
+        del values["run"]["steps"]
+    _write_table(values, (), lines)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -96,34 +123,15 @@ def _without_preset(config: Config) -> Config:
 
 SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "staleness": "schedule.staleness"}
 """Short forms of frequent keys, for ``--set`` only."""
+LENGTHS = {"run.steps", "run.epochs"}
+"""Settings of which exactly one decides how long a run is."""
 
 
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:
     values = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}  # TOML has no null.
     if where and (values or not table):
-        lines.append(f"\n[{'.'.join(map(_toml_key, where))}]")
-    lines.extend(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items())
+        lines.append(f"\n[{'.'.join(map(toml_key, where))}]")
+    lines.extend(f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items())
     for key, value in table.items():
         if isinstance(value, dict):
             _write_table(value, (*where, key), lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(key)} = {_toml(item)}' for key, item in value.items())} }}"
-    if isinstance(value, str):
-        return _toml_string(value)
-    return repr(value)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
-
-
-def _toml_string(text: str) -> str:
-    """Quoted string: JSON's escapes are valid TOML, but TOML also requires DEL to be escaped."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")

@@ -51,7 +51,12 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     """Folder of all run directories."""
     steps: Count = 60
-    """Optimizer steps to train."""
+    """Optimizer steps to train, unless ``epochs`` decides."""
+    epochs: Positive | None = None
+    """
+    Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
 
@@ -63,6 +68,11 @@ class Model(Section, frozen=True, kw_only=True):
     """Hugging Face model directory: config, safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
+    overrides: dict[str, Any] = {}
+    """
+    Values in place of those in the config.json of ``path``, such as ``max_position_embeddings = 32768``; tables, such
+    as ``rope_scaling``, are merged. Trainer and rollouts use them, and checkpoints have them [override_config].
+    """
 
 
 class Data(Section, frozen=True, kw_only=True):
@@ -173,6 +183,11 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Limit = 0
     """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
+    replay_mask: bool = False
+    """
+    With ``top_p`` or ``top_k``: record which ids they left for each token, and have the trainer renormalise its
+    log-probs over the same ids, so that ratios compare like with like. About 4 bytes for each id.
+    """
     stop: list[str] = []
     """Texts that end a completion."""
     seeded: bool = True
@@ -190,6 +205,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
+            replay_mask=self.replay_mask,
         )
 
 
@@ -234,6 +250,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
+    replay_routes: bool = False
+    """
+    With a mixture of experts: record which experts each token takes in each layer, and have the trainer send it to the
+    same ones. A byte for each, two with more than 256 experts [enable_rollout_routing_replay].
+    """
     threads: Count = 1
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
@@ -267,12 +288,13 @@ class RewardPart(Section, frozen=True, kw_only=True):
 class Reward(Section, frozen=True, kw_only=True):
     """Rewards of completions."""
 
-    function: str = "gsm8k"
+    function: str = "auto"
     """
-    ``gsm8k``, ``math``, ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``,
-    ``remote``, ``reward_model`` (asyncrl/reward/verifiers); ``auto`` chooses by the row's data source;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score`` [reward.custom_reward_function].
+    ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
+    (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
+    function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
+    [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
@@ -298,11 +320,16 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; no other may be set with it."""
+    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
     with, whose log-probs are computed first; weights and rejections then compare that policy with the sampler.
+    """
+    anchor: Literal["step", "publish"] = "step"
+    """
+    With ``decoupled`` and ``schedule.steps_per_publish`` above 1: the policy that all log-probs before a step are of.
+    ``step``: the one the step begins with. ``publish``: the one published last, kept on the host.
     """
     importance: Literal["none", "token", "sequence"] = "none"
     """Weight each token by the ratio of trainer to sampler, of the token or of its sequence [rollout_is]."""
@@ -367,12 +394,19 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"
     """KL estimator: ``k1``, ``abs``, ``k2`` or ``k3``; a ``+`` at the end takes the gradient of k2 [kl_loss_type]."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss, or subtract it from the reward [use_kl_loss, use_kl_in_reward]."""
+    kl_in: Literal["loss", "reward", "both"] = "loss"
+    """
+    Add the KL to the loss, or subtract it from the reward. ``both``: ``kl_coef`` and ``kl`` are those in the loss, and
+    the next two settings those in the reward [use_kl_loss, use_kl_in_reward].
+    """
+    kl_reward_coef: NonNegative = 0.0
+    """With ``kl_in = "both"``: weight of the KL in the reward."""
+    kl_reward: str = "k1"
+    """With ``kl_in = "both"``: estimator of the KL in the reward, as ``kl``."""
     kl_target: NonNegative = 0.0
-    """KL per token, in nats, to which ``kl_coef`` adapts, with ``kl_in = "reward"``; 0 is off [kl_ctrl.target_kl]."""
+    """KL per token, in nats, to which the weight of the KL in the reward adapts; 0 is off [kl_ctrl.target_kl]."""
     kl_horizon: Count = 10_000
-    """Trajectories over which ``kl_coef`` changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
+    """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
     correction: Correction = Correction()
@@ -443,6 +477,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Seconds to wait for missing machines before training with fewer of them, if they are at least ``min_nodes``."""
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     """Device of the trainer, one per rank, the first ones available; rollouts get the others [trainer.device]."""
+    collective_timeout_s: Positive = 600.0
+    """
+    Seconds that a rank waits for the others in one collective, and to form their groups; then the trainer starts again.
+    A rank that hangs is found much sooner. More is for ranks that save or load for long [nccl_timeout].
+    """
     max_tokens_per_micro_batch: Count = 16384
     """
     Tokens of one forward and backward pass on a rank; a shared prompt counts once. The row that ``sequence_parallel``
@@ -544,6 +583,11 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
     """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
+    answers: Natural = 0
+    """
+    Completions to keep of each evaluation, in ``samples/held_out/``: evenly spread over the prompts, and of the same
+    ones each time [log_val_generations].
+    """
     temperature: NonNegative = 0.0
     """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0

@@ -69,6 +69,11 @@ class PromptStream:
         self.limit = limit
         self.summary = summary
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of one epoch, over all parts."""
+        return sum(map(len, self._parts))
+
     def at(self, group_id: int) -> Draw:
         """
         Return the prompt of ``group_id``.

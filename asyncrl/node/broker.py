@@ -36,6 +36,7 @@ from asyncrl.node.consistency import require_consistent_files
 from asyncrl.node.model_files import model_files
 from asyncrl.node.service_manager import service_manager
 from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.reward.routing import check_routes
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
@@ -86,6 +87,7 @@ async def run_broker(
 
     Raises:
         RunFailed: The run ended early; the message is the cause.
+        ConfigError: A data source of the prompts has no reward.
         DataError, LinkError, LedgerError: The broker could not start, or the files of the run are damaged.
     """
     with contextlib.ExitStack() as files:
@@ -102,6 +104,8 @@ async def run_broker(
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
         _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+        for stream in filter(None, (prompts, held_out)):
+            check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None
         if config.broker.spool:
             segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)

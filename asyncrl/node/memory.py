@@ -22,6 +22,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import format_bytes
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.trainer.memory import Part, Phase, TrainerMemory, phase
 from asyncrl.trainer.model.architecture import read_architecture
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
@@ -253,9 +254,11 @@ def _built_in_cache(config: Config) -> list[Part]:
     model, slots = _text_config(config), config.rollout.slots
     cache = _cache(config, slots, config.longest_request).num_bytes
     logits = SAMPLING_COPIES * ITEM_BYTES["float32"] * slots * int(model.vocab_size)
+    routes = RouteCache.num_bytes(model, slots, config.longest_request) if config.rollout.replay_routes else 0
     return [
         Part(name="KV cache", device=cache, setting="rollout.slots"),
         Part(name="logits", device=logits, setting="rollout.slots"),
+        *([Part(name="recorded experts", device=routes, setting="rollout.replay_routes")] if routes else []),
     ]
 
 
@@ -291,7 +294,7 @@ def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> li
 
 
 def _text_config(config: Config) -> Any:
-    return read_architecture(Path(config.model.path), "model.path").get_text_config()
+    return read_architecture(Path(config.model.path), "model.path", config.model.overrides).get_text_config()
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,8 @@
 """
 Every trajectory the trainer consumed, for people to read: one parquet file per optimizer step.
 
-    samples/step_000041.parquet     one row per trajectory: prompt, pictures, completion, reward, versions, log-probs
+    samples/step_000041.parquet                 one row per trajectory: prompt, completion, reward, versions, ids
+    samples/held_out/version_000040.parquet     the same of held-out completions, with evaluation.answers
 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
 """
@@ -22,10 +23,15 @@ if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl
     import pyarrow as pa
 
 
+HELD_OUT = "held_out"
+"""Folder of the files of evaluations."""
+
+
 class SampleRow(Struct, frozen=True, kw_only=True):
-    """One consumed trajectory. T is the number of completion tokens."""
+    """One consumed trajectory, or one held-out completion. T is the number of completion tokens."""
 
     step: int
+    """Number of the step; for a held-out completion, the steps trained before it."""
     group_id: int
     index: int
     prompt: str
@@ -81,7 +87,7 @@ def _spans(found: list[dict[str, int]]) -> list[Span]:
 
 
 class SamplesWriter:
-    """Writes one file per step into ``folder``. A repeated step replaces its file."""
+    """Writes files below ``folder``, one per step and one per evaluation. A repeated one replaces its file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,11 +96,15 @@ class SamplesWriter:
         """File of a step, whether it exists or not."""
         return self._folder / f"step_{step:06d}.parquet"
 
-    def write(self, step: int, rows: Sequence[SampleRow]) -> Path:
-        """Write one step's file. Blocks (2 ms for 128 rows of 128 tokens, 50 ms for 1,280): call it in a thread."""
+    def answers_path(self, policy_version: int) -> Path:
+        """File of the evaluation of a version, whether it exists or not."""
+        return self._folder / HELD_OUT / f"version_{policy_version:06d}.parquet"
+
+    def write(self, path: Path, rows: Sequence[SampleRow]) -> Path:
+        """Write one of the files. Blocks (2 ms for 128 rows of 128 tokens, 50 ms for 1,280): call it in a thread."""
         import pyarrow.parquet as pq  # noqa: PLC0415 - see above
 
-        path = self.path(step)
+        path.parent.mkdir(exist_ok=True)
         # Not durable: a power cut may lose the rows of one step, but syncing would slow down every step.
         with replacing(path, durable=False) as unfinished:
             pq.write_table(_table(rows), unfinished, compression="zstd")

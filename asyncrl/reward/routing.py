@@ -1,19 +1,19 @@
 """
 Routing of rows to verifiers by ``data_source``.
 
+    reward.function = "auto"                     by ROUTES; the default
     reward.function = "gsm8k"                    every row to gsm8k
-    reward.function = "auto"                     by ROUTES
     [[reward.parts]] data_sources = ["aime*"]    each part gets the rows that match; without patterns, every row
 
 A row without a verifier never gets a reward of zero: `unrouted` finds it before the run starts, and its verdict fails.
 """
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError
-from asyncrl.plug_in import hint
 
 AUTO = "auto"
 
@@ -59,11 +59,26 @@ def check_routes(reward: Reward, data_sources: Iterable[str]) -> None:
     """Raise `ConfigError` if a data source has no verifier."""
     if left := unrouted(reward, data_sources):
         names = ", ".join(map(repr, left[:5])) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-        raise ConfigError(f"no reward is for rows with data_source {names}: {_advice(reward, left[0])}")
+        which = f"with data_source {names}" if any(left) else "without a data_source"
+        raise ConfigError(f"no reward is for rows {which}: {_advice(reward, left[0])}")
+
+
+def auto_routed(reward: Reward, data_sources: Collection[str]) -> list[str]:
+    """Names of the verifiers that ``auto`` applies to rows with these data sources, sorted."""
+    used = {source for source in data_sources if not reward.parts and reward.function == AUTO}
+    for part in reward.parts:
+        used |= {source for source in data_sources if part.function == AUTO and applies(part, source)}
+    return sorted({name for source in used if (name := route(source))})
 
 
 def no_route(data_source: str) -> str:
-    return f"reward function 'auto' knows no verifier for data_source {data_source!r}: {hint(data_source, ROUTES)}"
+    return f"reward function 'auto' knows no verifier for data_source {data_source!r}: {_known(data_source)}"
+
+
+def _known(data_source: str) -> str:
+    close = difflib.get_close_matches(data_source, ROUTES, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}it knows {', '.join(ROUTES)}"
 
 
 def _is_routed(reward: Reward, source: str) -> bool:
@@ -77,4 +92,4 @@ def _advice(reward: Reward, source: str) -> str:
     parts = [part for part in reward.parts if applies(part, source)]
     if reward.parts and not parts:
         return "add it to data_sources of one of reward.parts, or add a part without data_sources"
-    return f"{no_route(source)}; set reward.function, or reward.parts with data_sources, yourself"
+    return f"reward.function = 'auto': {_known(source)}; set reward.function, or reward.parts with data_sources"

@@ -251,7 +251,7 @@ class RolloutActor:
         if problem := image_problem_of(trajectory, lease.prompt.images):
             raise EngineError(f"the stored part to resume from is damaged: {problem}")
         unit = Unit(lease.group_id, item.index, lease.split)
-        return to_completion(trajectory, unit, limits_of(lease, self._generations.vocab_size))
+        return to_completion(trajectory, unit, limits_of(lease, item.index, self._generations.vocab_size))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)

@@ -364,4 +364,5 @@ class Generations:
 def _sampling(lease: Lease, index: int) -> Sampling:
     if index not in lease.greedy:
         return lease.sampling
-    return structs.replace(lease.sampling, temperature=0.0, top_p=1.0, top_k=0)
+    plain = {"top_p": 1.0, "top_k": 0, "replay_mask": False, "replay_routes": False}
+    return structs.replace(lease.sampling, temperature=0.0, **plain)

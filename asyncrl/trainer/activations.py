@@ -29,6 +29,7 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
+from asyncrl.algo.routing import expert_modules
 from asyncrl.config.sections import Config
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
@@ -38,7 +39,7 @@ from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collat
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
 from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
 from asyncrl.trainer.planned_pictures import AllOnMeta, pictured_states
-from asyncrl.trainer.ranks.experts import Routes, compute, expert_modules
+from asyncrl.trainer.ranks.experts import Routes, compute
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 META = torch.device("meta")

@@ -56,6 +56,7 @@ from asyncrl.messages import (
     Ready,
     Refusal,
     Reject,
+    RouteShape,
     Spools,
     Stepped,
     Stop,
@@ -160,6 +161,7 @@ class TrainerActor:
         self._device = device
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
@@ -380,7 +382,6 @@ class TrainerActor:
         batch = await future
         del self._batches[step]
         self._others.broadcast(batch)
-        limits = limits_of(self._config, self._vocab_size, step)
         own = await fetch_step(
             batch,
             self._learner,
@@ -388,7 +389,7 @@ class TrainerActor:
             images=self._images,
             rank=0,
             config=self._config,
-            limits=limits,
+            limits=limits_of(self._config, self._vocab_size, step, self._routes),
         )
         found = own.refused + await self._others.refused(step)
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same

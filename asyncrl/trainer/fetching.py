@@ -17,12 +17,13 @@ import numpy as np
 from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
 from asyncrl.errors import DecodeError, LinkError, NotATrajectory
-from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
+from asyncrl.messages import Batch, Refusal, RouteShape, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.batch import TrainingImage, TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
@@ -41,13 +42,20 @@ class FetchedStep(Struct, frozen=True):
     """Trajectories of this rank that are damaged."""
 
 
-def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
-    """Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it."""
+def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:
+    """
+    Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it.
+
+    ``routes`` are the experts of the model; None if they are not replayed.
+    """
     return TrajectoryLimits(
         vocab_size=vocab_size,
         max_tokens=config.sampling.max_tokens,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
+        replay_mask=config.sampling.replay_mask,
+        replay_routes=config.rollout.replay_routes,
+        routes=routes,
     )
 
 
@@ -77,7 +85,7 @@ async def fetch_step(
     impossible = _impossible(batch, limits)  # Arrays are as long as the summaries say: check these first.
     left_out = {refusal.unit.group_id for refusal in impossible}
     sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
-    infos = [_info(scored, greedy.get(scored.unit.group_id)) for scored in sampled]
+    infos = [_info(scored, greedy.get(scored.unit.group_id), config) for scored in sampled]
     owners = learner.assign_ranks(infos) if infos else []
     first = first_sharing(rank, config.trainer.sequence_parallel)
     own = {place: sampled[place] for place, owner in enumerate(owners) if owner == first}
@@ -88,7 +96,7 @@ async def fetch_step(
     except TimeoutError:
         raise LinkError(f"the spools did not send the batch of step {batch.step} within {patience_s:g} s") from None
     trajectories = {
-        place: _training_trajectory(trajectory, own[place], contents[place])
+        place: training_trajectory(trajectory, own[place], limits, contents[place])
         for place, trajectory in sound.items()
         if place in contents
     }
@@ -144,7 +152,7 @@ async def _fetch_images(
     return contents, missing
 
 
-def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
+def _info(scored: ScoredTrajectory, baseline: float | None, config: Config) -> TrajectoryInfo:
     outcome = Outcome(
         group_id=scored.unit.group_id,
         length=scored.summary.num_tokens,
@@ -152,12 +160,19 @@ def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
         metrics=scored.metrics,
         baseline=baseline,
     )
-    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome)
+    shares_prompt = not config.rollout.replay_routes
+    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome, shares_prompt)
 
 
-def _training_trajectory(
-    trajectory: Trajectory, scored: ScoredTrajectory, contents: Sequence[bytes]
+def training_trajectory(
+    trajectory: Trajectory, scored: ScoredTrajectory, limits: TrajectoryLimits, contents: Sequence[bytes] = ()
 ) -> TrainingTrajectory:
+    """
+    A sound trajectory and its verdict as the trainer's arrays, with what the ``limits`` want to be replayed.
+
+    ``contents`` are the files of its pictures.
+    """
+    masks = (trajectory.mask_counts, trajectory.mask_ids) if limits.replay_mask else (b"", b"")
     return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
@@ -167,6 +182,9 @@ def _training_trajectory(
         spans=trajectory.spans,
         index=scored.unit.index,
         metrics=scored.metrics,
+        mask_counts=np.frombuffer(masks[0], "<i4"),
+        mask_ids=np.frombuffer(masks[1], "<i4"),
+        experts=from_routing(trajectory.routing) if trajectory.routing and limits.replay_routes else None,
         images=[
             TrainingImage(image.digest, content, grid)
             for image, content, grid in zip(trajectory.images, contents, trajectory.grids, strict=True)

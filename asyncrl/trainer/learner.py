@@ -13,6 +13,7 @@ Log-probs before the step and under the reference, and values, cost a forward pa
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -23,11 +24,13 @@ from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
 from asyncrl.config.sections import Config
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
 from asyncrl.trainer.algorithm.selecting import select_tokens
 from asyncrl.trainer.algorithm.step_metrics import merged
+from asyncrl.trainer.anchor import Anchor
 from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part, divide
 from asyncrl.trainer.checkpoints.snapshot import OwnPart, Snapshot, emptied, gathered, num_bytes
 from asyncrl.trainer.checkpoints.stored import Stored
@@ -67,10 +70,13 @@ class Learner:
         self._recipe = Recipe(config)
         self._num_steps = 0
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
+        self._anchor: Anchor | None = None
+        if self._recipe.keeps_anchor:
+            self._anchor = Anchor(self.policy.parameters(), config.schedule.steps_per_publish)
         self._parking = Parking()
         self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
-            config.algorithm.kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
+            self._recipe.reward_kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
         )
 
     @property
@@ -86,6 +92,11 @@ class Learner:
     def vocab_size(self) -> int:
         """Rows of the token embedding: every token id is below it."""
         return int(self.policy.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Experts that trajectories must have taken to be replayed; None without ``rollout.replay_routes``."""
+        return self.policy.route_shape
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""
@@ -121,6 +132,8 @@ class Learner:
         """
         if not isinstance(step, Step):
             step = local_step(step)
+        if self._anchor:
+            self._anchor.begin(self._num_steps)
         if not step.infos:
             return self._skip()
         per_token = self._score(step)
@@ -220,13 +233,14 @@ class Learner:
         own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
         own[BEHAVIOR] = {place: trajectory.behavior_logprobs for place, trajectory in step.trajectories.items()}
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
-        for places in step.micro_batches(everything, self._ranks, max_tokens):
-            batch = self._models.collate(step.at(places))
-            with collective():
-                found = self._models.score(batch, wanted)
-            for name, values in found.items():
-                parts = torch.split(values.float().cpu(), list(batch.lengths))
-                own[name] |= {place: part.numpy() for place, part in zip(places, parts, strict=True)}
+        with self._anchor.applied() if self._anchor else nullcontext():
+            for places in step.micro_batches(everything, self._ranks, max_tokens):
+                batch = self._models.collate(step.at(places))
+                with collective():
+                    found = self._models.score(batch, wanted)
+                for name, values in found.items():
+                    parts = torch.split(values.float().cpu(), list(batch.lengths))
+                    own[name] |= {place: part.numpy() for place, part in zip(places, parts, strict=True)}
         lengths = [outcome.length for outcome in step.outcomes]
         return all_gather_per_token(own, lengths=lengths, owners=step.owners, ranks=self._ranks)
 
@@ -240,7 +254,7 @@ class Learner:
             estimates=estimates,
             token_weight=recipe.token_weights([estimates.num_kept(place) for place in places]),
             old_logprobs=per_token[LOGPROBS] if recipe.is_decoupled else None,
-            ref_logprobs=per_token[REFERENCE] if recipe.has_reference and not recipe.penalises_reward else None,
+            ref_logprobs=per_token[REFERENCE] if recipe.penalises_loss else None,
             old_values=per_token.get(VALUES),
             selected=select_tokens(recipe, step, places, per_token, estimates, seed=self._num_steps),
         )

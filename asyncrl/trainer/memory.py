@@ -104,8 +104,9 @@ class TrainerMemory:
         self._item = ITEM_BYTES[config.model.dtype]
         self._offload = trainer.offload
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
-        source = f"model.path={path}"
-        model = meta_model(path, language_model(read_architecture(path, "model.path"), source), "model.path")
+        source, overrides = f"model.path={path}", config.model.overrides
+        kind = language_model(read_architecture(path, "model.path", overrides), source)
+        model = meta_model(path, kind, "model.path", overrides)
         self.reads_pictures = vision_tower(model) is not None
         """True for a model with a vision tower."""
         check_sequence_parallel(model.config, trainer.sequence_parallel, source)
@@ -192,7 +193,7 @@ class TrainerMemory:
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     def _state(self) -> list[Part]:
-        return [*self._weights(), self._gradients(), self._moments()]
+        return [*self._weights(), self._gradients(), self._moments(), self._anchor()]
 
     def _weights(self) -> list[Part]:
         found = [self._kept("weights", "parameters", FLOAT32 * self.sizes.own)]
@@ -208,6 +209,12 @@ class TrainerMemory:
     def _moments(self) -> Part:
         home = "parameters" if "parameters" in self._offload else "moments"
         return self._kept("moments", home, MOMENTS * self._own_trained)
+
+    def _anchor(self) -> Part:
+        """Weights of the last publish, on the host."""
+        num_bytes = FLOAT32 * self.sizes.own_trained if self._recipe.keeps_anchor else 0
+        setting = 'algorithm.correction.anchor = "step"'
+        return Part(name="anchor", host=self._per_machine(num_bytes), setting=setting)
 
     def _kept(self, name: str, home: str, num_bytes: int) -> Part:
         """A part that is on the host if ``trainer.offload`` names ``home``."""
@@ -334,7 +341,8 @@ class TrainerMemory:
 
 def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> Sizes:
     path = Path(config.critic.path) if config.critic.path else base_path
-    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", num_labels=1)
+    overrides = {} if config.critic.path else config.model.overrides
+    critic = meta_model(path, AutoModelForTokenClassification, "critic.path", overrides, num_labels=1)
     return measure(critic, critic, [], **gathering)
 
 

@@ -46,12 +46,16 @@ class Models:
         trainer, dtype = config.trainer, config.model.dtype
         critic_path = Path(config.critic.path) if config.critic.path else base_path
         has_critic = VALUES in recipe.wanted
+        overrides = config.model.overrides
         for setting, path in [("model.path", model_path), ("critic.path", critic_path)][: 1 + has_critic]:
-            check_sequence_parallel(read_architecture(path, setting), ranks.sequence.size, f"{setting}={path}")
+            of_model = {} if setting == "critic.path" and config.critic.path else overrides
+            check_sequence_parallel(
+                read_architecture(path, setting, of_model), ranks.sequence.size, f"{setting}={path}"
+            )
         self._ranks = ranks
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
-        place: dict[str, Any] = {"dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
+        place: dict[str, Any] = {"overrides": overrides, "dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
         place |= {"expert_parallel": trainer.expert_parallel}
         offload = trainer.offload
         self.policy = Policy(
@@ -61,6 +65,7 @@ class Models:
             freeze_vision=trainer.freeze_vision,
             lora=trainer.lora,
             offload=offload,
+            replay_routes=config.rollout.replay_routes,
         )
         if has_critic:
             refuse_critic(self.policy.model, f"model.path={model_path}")

@@ -31,7 +31,7 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Batch, Beat, Checked, PartWritten, Spools, Stop, Work
+from asyncrl.messages import Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.compute import compute_thread
@@ -71,6 +71,7 @@ class ShardActor:
         self._rank = rank
         self._config = config
         self._vocab_size = vocab_size_of(learner)
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._link = link
         self._spools = spools
         self._device = device
@@ -132,7 +133,7 @@ class ShardActor:
             images=self._images,
             rank=self._rank,
             config=self._config,
-            limits=limits_of(self._config, self._vocab_size, batch.step),
+            limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
         )
         await self._link.send(Checked(batch.step, fetched.refused))
         return fetched.step

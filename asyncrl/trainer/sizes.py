@@ -4,6 +4,7 @@ Numbers of elements of a model that is sharded by rows: of all, of a rank, and o
     config.json ─ meta_model ─▶ model without weights ─ measure ─▶ Sizes
 """
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from msgspec import Struct
 from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import read_architecture
 from asyncrl.trainer.model.slices import held
-from asyncrl.trainer.ranks.experts import expert_modules
 from asyncrl.trainer.ranks.sharding import chunk
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.names import View
 
 
@@ -90,9 +92,13 @@ def measure(
     )
 
 
-def meta_model(path: Path, kind: Any, setting: str, **options: object) -> Any:
-    """A transformers model of a config.json, without weights or buffers; raises `ConfigError` if there is none."""
-    config = read_architecture(path, setting)
+def meta_model(path: Path, kind: Any, setting: str, overrides: Mapping[str, Any] = NONE, **options: object) -> Any:
+    """
+    A transformers model of a config.json with ``model.overrides``, without weights or buffers.
+
+    Raises `ConfigError` if there is none.
+    """
+    config = read_architecture(path, setting, overrides)
     config.update(options)
     try:
         with torch.device("meta"):

@@ -140,7 +140,7 @@ def test_check_of_a_run_file_reads_its_datasets_as_the_run_would(tmp_path, model
     config = tmp_path / "run.toml"
     config.write_text(
         f'[model]\npath = "{model}"\n[data]\ntrain = "{train}"\nheld_out = "{held_out}"\nprompt_column = "q"\n'
-        f"max_prompt_tokens = 5\nchat_template_kwargs = {{enable_thinking = true}}\n"
+        f"max_prompt_tokens = 5\nchat_template_kwargs = {{enable_thinking = true}}\n[reward]\nfunction = 'gsm8k'\n"
     )
 
     result = asyncrl("check", config)
@@ -154,13 +154,13 @@ def test_check_of_a_run_file_reads_its_datasets_as_the_run_would(tmp_path, model
 def test_check_of_a_run_file_names_rows_that_no_reward_is_for(tmp_path):
     train = jsonl(tmp_path / "train.jsonl", {"prompt": "one", "answer": 1, "data_source": "mine"})
     config = tmp_path / "run.toml"
-    config.write_text(f'[model]\npath = "model"\n[data]\ntrain = "{train}"\n[reward]\nfunction = "auto"\n')
+    config.write_text(f'[model]\npath = "model"\n[data]\ntrain = "{train}"\n')
 
     result = asyncrl("check", config)
 
     assert result.exit_code != 0
     assert "no reward is for rows with data_source 'mine'" in result.stderr
-    config.write_text(config.read_text().replace("auto", "gsm8k"))
+    config.write_text(config.read_text() + '[reward]\nfunction = "gsm8k"\n')
     assert asyncrl("check", config).exit_code == 0
 
 

@@ -35,6 +35,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(
         f'[run]\nsteps = 3\ndir = "{tmp_path}/runs"\n[model]\npath = "{tmp_path}/model"\n'
         f'[data]\ntrain = "{tmp_path}/train.parquet"\n[schedule]\ngroups_per_step = 2\ngroup_size = 4\n'
+        '[reward]\nfunction = "gsm8k"\n'
     )
     return path
 
@@ -51,7 +52,18 @@ def _commands(group: str) -> set[str]:
 
 def test_the_commands_are_these():
     looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
-    assert set(main.commands) == {"run", "resume", "drain", "plan", "toy", "data", "services", "keys", *looking}
+    assert set(main.commands) == {
+        "run",
+        "resume",
+        "drain",
+        "plan",
+        "toy",
+        "data",
+        "services",
+        "keys",
+        "import-verl",
+        *looking,
+    }
     assert (_commands("config")) == {"show"}
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
@@ -75,6 +87,16 @@ def test_config_show_names_the_origin_of_each_value(config):
     assert lines["run.steps"] == ["3", "toy.toml"]
     assert lines["trainer.lr"] == ["1e-06", "default"]
     assert lines["schedule.max_staleness"] == ["unset", "default"]
+
+
+def test_epochs_are_shown_as_steps(config):
+    settings = ("--set", "run.epochs=5")
+    shown = asyncrl("config", "show", config, *settings).output.splitlines()
+    lines = {line.split()[0]: line.split()[1:] for line in shown}
+    assert (lines["run.steps"], lines["run.epochs"]) == (["10", "run.epochs"], ["5.0", "--set"])
+    dry = asyncrl("run", config, "--dry-run", *settings).output
+    assert "run.epochs = 5 is 10 steps with the rows of data.train" in dry
+    assert "10 steps of 2 groups of 4 trajectories" in dry
 
 
 def test_config_show_refuses_a_misspelt_key(config):

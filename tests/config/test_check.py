@@ -220,6 +220,11 @@ from tests.config.configs import made, refused
             "checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file",
         ),
         (
+            {"evaluation": {"answers": 8}},
+            "evaluation.answers is 8, but data.held_out is empty, so there are no evaluations; name a file, or remove "
+            "it",
+        ),
+        (
             {"checkpoint": {"keep_best": True, "every_steps": 10, "keep": 1}, "data": {"held_out": "h"}},
             "checkpoint.keep is 1: with keep_best a checkpoint would be deleted before its evaluation; use at least 2",
         ),

@@ -16,6 +16,7 @@ from tests.config.configs import made, refused
         {"loss": "my.py:loss", "tau_pos": 2.0},
         {"kl_coef": 0.1, "kl": "k3+"},
         {"kl_coef": 0.1, "kl": "k1", "kl_in": "reward", "kl_target": 0.05, "kl_horizon": 500},
+        {"kl_coef": 0.1, "kl": "k3+", "kl_in": "both", "kl_reward_coef": 0.2, "kl_reward": "k1", "kl_target": 0.05},
         {"advantage": "reinforce_plus_plus", "gamma": 0.99},
     ],
     ids=str,
@@ -38,7 +39,18 @@ def test_settings_that_go_together_are_accepted(algorithm: dict[str, Any]) -> No
         ({"advantage": "gdpo"}, "algorithm.reward_weights must be set with 'gdpo'"),
         ({"loss": "gspo", "aggregation": "token-mean"}, "algorithm.aggregation is 'token-mean', but loss='gspo'"),
         ({"kl_in": "reward"}, "algorithm.kl_in is only read with algorithm.kl_coef above 0"),
-        ({"kl_coef": 0.1, "kl_target": 0.1}, "algorithm.kl_target is only read with kl_in='reward'"),
+        ({"kl_coef": 0.1, "kl_target": 0.1}, "algorithm.kl_target is only read with kl_in='reward' or 'both'"),
+        ({"kl_coef": 0.1, "kl_in": "both"}, "algorithm.kl_in is 'both', but the KL in the reward has no weight; set"),
+        ({"kl_coef": 0.1, "kl_reward_coef": 0.1}, "algorithm.kl_reward_coef is only read with kl_in='both'"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_reward": "k2"}, "algorithm.kl_reward is only read with kl_in='both'"),
+        (
+            {"kl_coef": 0.1, "kl_in": "both", "kl_reward_coef": 0.1, "kl_reward": "k3+"},
+            "algorithm.kl_reward is 'k3+': the '+' chooses a gradient, and a reward has none",
+        ),
+        (
+            {"kl_coef": 0.1, "kl_in": "both", "kl_reward_coef": 0.1, "kl_reward": "k4"},
+            "algorithm.kl_reward is 'k4': ",
+        ),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl": "k3+"}, "a reward has none"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl_target": 0.1, "kl_horizon": 25}, "use more than 25"),
         (
@@ -134,3 +146,12 @@ def test_contradictory_corrections_are_refused_in_one_sentence(algorithm: dict[s
 )
 def test_consistent_corrections_are_accepted(algorithm: dict[str, Any]) -> None:
     made(algorithm=algorithm)
+
+
+def test_an_anchor_that_nothing_would_read_is_refused() -> None:
+    several = {"steps_per_publish": 2}
+    anchored = {"correction": {"mode": "decoupled", "anchor": "publish"}}
+    assert made(algorithm=anchored, schedule=several).algorithm.correction.anchor == "publish"
+    assert "no effect with schedule.steps_per_publish=1" in refused(algorithm=anchored)
+    bypass = {"correction": {"anchor": "publish"}}
+    assert "anchor='publish' is only read with mode='decoupled'" in refused(algorithm=bypass, schedule=several)

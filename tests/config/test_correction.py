@@ -74,6 +74,11 @@ def test_a_misspelt_preset_is_one_sentence() -> None:
         resolved(Correction(preset="x"))
 
 
+def test_an_anchor_may_be_set_beside_a_preset() -> None:
+    chosen = resolved(Correction(preset="decoupled_seq_is", anchor="publish"))
+    assert chosen == Correction(mode="decoupled", importance="sequence", importance_threshold="2.0", anchor="publish")
+
+
 def test_nothing_is_set_beside_a_preset() -> None:
     beside = Correction(preset="decoupled_geo_rs", mode="decoupled", importance="token")
     with pytest.raises(ConfigError) as raised:

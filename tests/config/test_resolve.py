@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config.resolve import with_absolute_paths, with_backend
+from asyncrl.config.resolve import with_absolute_paths, with_backend, with_steps
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
@@ -68,3 +68,36 @@ def test_a_trainer_and_rollouts_that_share_devices_share_memory() -> None:
 def test_a_backend_that_is_set_stays() -> None:
     config = devices("cuda", "cuda", backend="gloo")
     assert with_backend(config) is config
+
+
+# ── epochs ──────────────────────────────────────────────────────────────────────────────────
+
+
+def lasting(epochs: float, groups: int = 8, **sections: Any) -> Config:
+    least = {"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"groups_per_step": groups}}
+    return decode({**least, "run": {"epochs": epochs}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "groups", "steps"),
+    [(15, 7473, 1024, 109), (1, 8, 8, 1), (2, 15, 8, 3), (0.5, 100, 8, 6), (0.29, 100, 1, 29)],
+)
+def test_epochs_are_the_whole_steps_that_fit_into_their_rows(epochs: float, rows: int, groups: int, steps: int) -> None:
+    run = with_steps(lasting(epochs, groups), rows).run
+    assert (run.steps, run.epochs) == (steps, None)
+
+
+def test_steps_stay_as_they_are_without_epochs() -> None:
+    config = devices("cuda", "cuda")
+    assert with_steps(config, 10) is config
+
+
+def test_epochs_that_are_no_step_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.epochs is 0\.1 and data\.train has 10 rows: that is less than the 8 "):
+        with_steps(lasting(0.1), 10)
+
+
+def test_the_warm_up_is_compared_with_the_steps_of_the_epochs() -> None:
+    config = lasting(1, trainer={"warmup_steps": 100})
+    with pytest.raises(ConfigError, match=r"warmup_steps is 100, longer than the run \(2 steps\)"):
+        with_steps(config, 16)

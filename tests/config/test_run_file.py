@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.config.resolve import with_steps
 from asyncrl.config.run_file import SHORTHANDS, decode, explain, load_config, to_toml
 from asyncrl.config.sections import Schedule, from_json, to_json
 from asyncrl.errors import ConfigError
@@ -85,6 +86,27 @@ def test_explain_says_what_a_preset_stands_for(file: Path) -> None:
     assert origins[f"{section}.rejection"].source == "default"
 
 
+def test_epochs_round_trip_without_the_steps_that_they_replace(file: Path) -> None:
+    config = load_config(file, ["run.epochs=1.5"])
+    file.write_text(to_toml(config))
+    assert load_config(file) == config
+    assert config.run.epochs == 1.5
+
+
+def test_a_set_of_one_length_replaces_the_other_of_the_file(file: Path) -> None:
+    file.write_text(LEAST + "[run]\nepochs = 15")
+    assert load_config(file, ["steps=3"]).run == load_config(file, ["run.epochs=2", "run.steps=3"]).run
+    assert load_config(file, ["steps=3"]).run.epochs is None
+    file.write_text(LEAST + "[run]\nsteps = 3")
+    assert load_config(file, ["run.epochs=2"]).run.epochs == 2
+
+
+def test_explain_shows_the_steps_that_follow_from_epochs(file: Path) -> None:
+    origins = {origin.key: origin for origin in explain(file, ["run.epochs=2"], lambda config: with_steps(config, 80))}
+    assert (origins["run.steps"].value, origins["run.steps"].source) == (10, "run.epochs")
+    assert (origins["run.epochs"].value, origins["run.epochs"].source) == (2.0, "--set")
+
+
 # ── mistakes ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -149,6 +171,11 @@ def test_a_set_that_cannot_be_read_is_one_sentence(file: Path, override: str, se
     with pytest.raises(ConfigError) as raised:
         load_config(file, [override])
     assert str(raised.value) == sentence
+
+
+def test_two_lengths_of_a_run_are_one_too_many() -> None:
+    sentence = "run.steps is 60 and run.epochs is 2: both say how long to train; remove one"
+    assert refused(run={"steps": 60, "epochs": 2}) == sentence
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:

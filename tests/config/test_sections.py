@@ -34,8 +34,10 @@ def test_the_window_is_exact_where_floating_point_is_not(hundredths: int, groups
 
 
 def test_sampling_travels_as_it_was_set() -> None:
-    sampling = made(sampling={"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "stop": ["x"]}).sampling
+    given = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "replay_mask": True, "stop": ["x"]}
+    sampling = made(sampling=given).sampling
     travels = msgspec.structs.asdict(sampling.sampling())
+    assert not travels.pop("replay_routes"), "that is a setting of rollouts"
     assert travels | {"seeded": True} == msgspec.structs.asdict(sampling), "whether it has a seed, the lease says"
 
 

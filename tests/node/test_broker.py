@@ -13,7 +13,7 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.client.spools import reached_spools
 from asyncrl.config.sections import Data
 from asyncrl.data.prompts import train_stream
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.secret_file import write_secret
 from asyncrl.messages import Fetch, Fetched, SpoolRef
 from asyncrl.node.broker import _report_skipped_rows, _require_same_data, run_broker
@@ -60,6 +60,22 @@ def test_a_run_does_not_continue_with_other_rows(tmp_path: Path) -> None:
         start(2, 1)
 
 
+def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1, "data_source": "mine"}\n')
+    config = made(data={"train": str(tmp_path / "rows.jsonl")})
+    directory = RunDirectory.create(tmp_path, "run")
+
+    async def scene() -> None:
+        keys = BrokerKeys(hub_keys_of(SECRET), directory.secret)
+        never = asyncio.Event()
+        await run_broker(
+            config, directory, bind=[], keys=keys, listening=lambda _: pytest.fail("it listens"), stopping=never
+        )
+
+    with pytest.raises(ConfigError, match="no reward is for rows with data_source 'mine'"):
+        asyncio.run(scene())
+
+
 @pytest.mark.parametrize(
     ("settings", "via", "expected"),
     [
@@ -78,7 +94,7 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
     tmp_path: Path, settings: dict[str, Any], via: str, expected: str
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": 1}\n')
+    rows.write_text('{"prompt": "a", "answer": 1, "data_source": "openai/gsm8k"}\n')
     config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1}, broker=settings)
     directory = RunDirectory.create(tmp_path, "run")
     write_secret(directory.secret, SECRET)

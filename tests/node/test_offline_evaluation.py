@@ -90,8 +90,9 @@ def evaluated(
 def test_a_request_has_the_files_of_its_pictures_and_the_first_row_of_a_prompt_shows_them() -> None:
     image = Image(bytes(32), 24, 16, 3)
     engine = Parrot()
-    fakes: Any = engine, Judge()
-    evaluator = OfflineEvaluator(a_config(), *fakes, {image.digest: b"red"}.__getitem__)
+    fake_engine: Any = engine
+    judge: Any = Judge()
+    evaluator = OfflineEvaluator(a_config(), fake_engine, judge, {image.digest: b"red"}.__getitem__)
     rows = asyncio.run(evaluator.evaluate([Prompt(text="10 11", answer="1", images=[image])]))
     assert [request.images for request in engine.requests] == [(b"red",)] * 2
     assert [cell["bytes"] for row in rows for cell in row.images] == [b"red", None]

@@ -31,8 +31,13 @@ def row(index: int, ids: list[int], *, as_view: bool = False) -> SampleRow:
     )
 
 
+def written(folder: Path, step: int, rows: list[SampleRow]) -> Path:
+    writer = SamplesWriter(folder)
+    return writer.write(writer.path(step), rows)
+
+
 def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
-    path = SamplesWriter(tmp_path / "samples").write(41, [row(0, [9, 2, -1]), row(1, [4], as_view=True), row(2, [])])
+    path = written(tmp_path / "samples", 41, [row(0, [9, 2, -1]), row(1, [4], as_view=True), row(2, [])])
 
     assert path == tmp_path / "samples" / "step_000041.parquet"
     first, second, third = pq.read_table(path).to_pylist()
@@ -65,15 +70,16 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
 def test_the_files_of_pictures_are_in_one_row_of_their_group(tmp_path: Path) -> None:
     images = [Image(bytes(32), 24, 16, 3)]
     rows = [replace(row(0, [1]), images=images, image_files=[b"red"]), replace(row(1, [2]), images=images)]
-    first, second = pq.read_table(SamplesWriter(tmp_path).write(41, rows))["images"].to_pylist()
+    writer = SamplesWriter(tmp_path)
+    first, second = pq.read_table(writer.write(writer.path(41), rows))["images"].to_pylist()
     assert first == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": b"red"}]
     assert second == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": None}]
 
 
 def test_a_step_done_again_replaces_its_file(tmp_path: Path) -> None:
     writer = SamplesWriter(tmp_path)
-    writer.write(41, [row(0, [1]), row(1, [2])])
-    path = writer.write(41, [row(0, [3])])
+    writer.write(writer.path(41), [row(0, [1]), row(1, [2])])
+    path = writer.write(writer.path(41), [row(0, [3])])
 
     assert [path] == list(tmp_path.iterdir())
     assert pq.read_table(path)["completion_ids"].to_pylist() == [[3]]
@@ -81,14 +87,14 @@ def test_a_step_done_again_replaces_its_file(tmp_path: Path) -> None:
 
 def test_a_step_without_rows_is_a_file_with_the_same_columns(tmp_path: Path) -> None:
     writer = SamplesWriter(tmp_path)
-    full, empty = writer.write(1, [row(0, [1])]), writer.write(2, [])
+    full, empty = writer.write(writer.path(1), [row(0, [1])]), writer.write(writer.path(2), [])
 
     assert pq.read_schema(empty) == pq.read_schema(full)
     assert pq.read_table(empty).num_rows == 0
 
 
 def test_the_numbers_of_a_file_are_read_back(tmp_path: Path) -> None:
-    path = SamplesWriter(tmp_path).write(41, [row(0, [9, 2, -1])])
+    path = written(tmp_path, 41, [row(0, [9, 2, -1])])
     (facts,) = read_facts(path)
     assert (facts.step, facts.group_id, facts.index, facts.reward, facts.staleness) == (41, 7, 0, 1.0, 2)
     assert (facts.num_tokens, facts.spans) == (3, [Span(38, 0, 1), Span(39, 1, 3)])
@@ -100,3 +106,11 @@ def test_a_file_that_holds_no_samples_is_named(tmp_path: Path, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(LedgerError, match=r"step_000041\.parquet cannot be read as a samples file"):
         read_facts(path)
+
+
+def test_answers_of_an_evaluation_have_a_file_of_their_own(tmp_path: Path) -> None:
+    writer = SamplesWriter(tmp_path)
+    path = writer.write(writer.answers_path(40), [row(0, [1])])
+    assert path == tmp_path / "held_out" / "version_000040.parquet"
+    assert [facts.index for facts in read_facts(path)] == [0]
+    assert list(tmp_path.glob("*.parquet")) == [], "which readers of trained trajectories look for"

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalogue import BUILT_IN
-from asyncrl.reward.routing import ROUTES, check_routes, route, unrouted
+from asyncrl.reward.routing import ROUTES, auto_routed, check_routes, route, unrouted
 
 SOURCES = ["openai/gsm8k", "aime2024", "mine", "mine"]
 
@@ -62,12 +62,30 @@ def test_rows_that_nothing_could_judge_are_named_once(reward: Reward, left: list
     assert unrouted(reward, SOURCES) == left
 
 
+@pytest.mark.parametrize(
+    ("reward", "used"),
+    [
+        (Reward(), ["gsm8k", "math_dapo"]),
+        (Reward(function="exact"), []),
+        (Reward(parts=[RewardPart(name="a", function="auto", data_sources=["aime*"])]), ["math_dapo"]),
+    ],
+)
+def test_auto_uses_the_verifiers_of_the_data_sources_that_reach_it(reward: Reward, used: list[str]) -> None:
+    assert auto_routed(reward, SOURCES) == used
+
+
 def test_a_dataset_with_such_rows_is_refused_with_advice() -> None:
     part = RewardPart(name="a", function="gsm8k", data_sources=["openai/*"])
 
     check_routes(Reward(function="gsm8k"), SOURCES)
-    with pytest.raises(ConfigError, match=r"data_source 'opena/gsm8k': .*did you mean 'openai/gsm8k'\?; set reward"):
+    with pytest.raises(
+        ConfigError, match=r"'opena/gsm8k': .*did you mean 'openai/gsm8k'\? it knows openai/gsm8k, .*taco; set"
+    ):
         check_routes(Reward(function="auto"), ["opena/gsm8k"])
+    with pytest.raises(
+        ConfigError, match=r"no reward is for rows without a data_source: reward.function = 'auto': it k"
+    ):
+        check_routes(Reward(), [""])
     with pytest.raises(ConfigError, match=r"data_source 'aime2024', 'mine': add it to data_sources of one of"):
         check_routes(Reward(parts=[part]), SOURCES)
     with pytest.raises(ConfigError, match="'4' and 5 more"):

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 
+from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingImage, TrainingTrajectory
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import WORDS, draw_picture
@@ -27,6 +28,12 @@ def prompt_with(processor: ImageProcessor, images: list[TrainingImage], seed: in
     for image in images:
         ids += [start, *[pad] * processor.num_tokens(image.grid), end, *random.integers(2, len(WORDS), 3)]
     return np.array(ids, np.int32)
+
+
+def reader(policy: Policy) -> ImageProcessor:
+    """The processor of a policy that reads pictures."""
+    assert policy.processor is not None
+    return policy.processor
 
 
 def pictured_trajectories(

@@ -104,7 +104,7 @@ def trajectories_for(learner: Learner, seed: int) -> list[TrainingTrajectory]:
     """The step of this seed, with pictures if the model reads them."""
     if processor := learner.policy.processor:
         return pictured_trajectories(processor, num_groups=6, seed=seed)
-    return ragged_trajectories(seed=seed)
+    return ragged_trajectories(seed=seed, routes=learner.route_shape)
 
 
 def open_moments(checkpoints: Path) -> AbstractContextManager[Mapping[str, Stored]]:

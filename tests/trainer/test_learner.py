@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,15 @@ from asyncrl.config.sections import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.step import local_step
 from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model
 from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.weights.groups.fake_npu import installed_at
 
+CPU = torch.device("cpu")
 BETA1 = 0.9
 TAUGHT = [name for name, estimator in ADVANTAGES.items() if "baseline" not in estimator.needs]
 """Estimators that need nothing but the step itself."""
@@ -192,6 +195,50 @@ def test_kl_to_the_reference_starts_at_zero_and_grows(model_path, config, make_t
     assert second["kl_ref"] > 0
 
 
+def test_a_kl_in_both_is_that_in_the_loss_and_that_in_the_reward(save_model, model_path, config, make_trajectories):
+    """Against a reference that differs, so that neither KL is zero."""
+    each: dict[str, dict[str, Any]] = {
+        "loss": {"kl_coef": 0.1},
+        "reward": {"kl_coef": 0.3, "kl_in": "reward", "kl": "k1"},
+    }
+    each["both"] = {"kl_coef": 0.1, "kl_in": "both", "kl_reward_coef": 0.3, "kl_reward": "k1"}
+    reference, found = save_model(seed=7), {}
+    for name, kl in each.items():
+        settings = config(algorithm={"advantage": "dr_grpo", "loss": "reinforce", **kl})
+        found[name] = Learner(settings, model_path, reference_path=reference).train(make_trajectories())
+
+    both, in_loss, in_reward = found["both"], found["loss"], found["reward"]
+    assert both["kl_ref"] == pytest.approx(in_loss["kl_ref"])
+    assert both["advantage_std"] == pytest.approx(in_reward["advantage_std"])
+    assert both["kl_in_reward"] == pytest.approx(in_reward["kl_in_reward"])
+    assert both["kl_coef"] == 0.3
+    without = Learner(config(algorithm={"advantage": "dr_grpo", "loss": "reinforce"}), model_path)
+    in_loss_alone = in_loss["loss"] - without.train(make_trajectories())["loss"]
+    assert both["loss"] == pytest.approx(in_reward["loss"] + in_loss_alone, abs=1e-5)
+
+
+def test_all_steps_of_a_publish_are_compared_with_the_published_policy(model_path, config, make_trajectories):
+    """The same as if the published policy had sampled, and ratios were taken against the sampler."""
+    published = Policy(model_path)
+
+    def sampled_by_it(trajectory: TrainingTrajectory) -> TrainingTrajectory:
+        with torch.no_grad():
+            logprobs = published.score(collate([trajectory], device=CPU), temperature=1.0).logprobs
+        return replace(trajectory, behavior_logprobs=logprobs.numpy())
+
+    weights = {}
+    for name, correction in (("step", {}), ("publish", {"anchor": "publish"}), ("bypass", {"mode": "bypass"})):
+        algorithm = {"loss": "sapo", "correction": {"mode": "decoupled"} | correction}
+        learner = Learner(config(algorithm=algorithm, schedule={"steps_per_publish": 2}), model_path)
+        for seed in range(2):
+            step = make_trajectories(seed=seed)
+            learner.train([sampled_by_it(one) for one in step] if name == "bypass" else step)
+        weights[name] = torch.cat([weight.flatten() for _, weight in learner.named_weights()])
+
+    torch.testing.assert_close(weights["publish"], weights["bypass"], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(weights["publish"], weights["step"], rtol=1e-4, atol=1e-6)
+
+
 def test_a_resumed_learner_goes_on_bit_for_bit(model_path, config, make_trajectories, tmp_path):
     settings = config(trainer={"warmup_steps": 5})
     learner = Learner(settings, model_path)
@@ -236,6 +283,7 @@ EVERYTHING = [
     *({"advantage": name} | ({"reward_weights": {"form": 1.0}} if name == "gdpo" else {}) for name in TAUGHT),
     *({"kl_coef": 0.1, "kl": name} for name in (*KL_ESTIMATORS, "k3+")),
     {"kl_coef": 0.1, "kl_in": "reward", "kl": "k1", "kl_target": 0.01, "kl_horizon": 1000},
+    {"kl_coef": 0.1, "kl": "k3", "kl_in": "both", "kl_reward_coef": 0.3},
     {"entropy_coef": 0.01},
     *({"loss": preset.loss or "gspo", "correction": {"preset": name}} for name, preset in PRESETS.items()),
 ]

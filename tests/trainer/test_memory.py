@@ -278,6 +278,14 @@ def test_experts_that_cannot_be_spread_are_refused_before_a_run(bare: Path, tmp_
         planned(tmp_path / "experts", 3, expert_parallel=True)
 
 
+def test_an_anchor_is_a_copy_of_what_is_trained_on_the_host(bare: Path) -> None:
+    correction = {"mode": "decoupled", "anchor": "publish"}
+    raw = settings(bare, 2) | {"algorithm": {"correction": correction}}
+    raw["schedule"] |= {"steps_per_publish": 4}
+    memory = TrainerMemory(decode(raw), bare)
+    assert part(memory.step(), "anchor") == (0, 2 * 4 * memory.sizes.own)
+
+
 def test_ranks_in_groups_share_a_copy_each(bare: Path) -> None:
     assert planned(bare, 4, shard_size=2)["load"].parts[0].device == planned(bare, 2)["load"].parts[0].device
 

@@ -1,5 +1,6 @@
 """The networks of a trainer: which there are, where they start, what each is asked, and what is saved of them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def moved(models: Models) -> Models:
     if critic:
         critic.step(0.0)
     return models
+
+
+def test_overrides_are_in_every_network_of_the_model_and_in_its_checkpoints(config, model_path, base_path, tmp_path):
+    overrides = {"max_position_embeddings": 128}
+    models = build(config(model={"overrides": overrides}, algorithm=ALL_THREE), model_path, base_path)
+    assert models.reference is not None
+    assert models.critic is not None
+    for network in (models.policy, models.reference, models.critic):
+        assert network.model.config.max_position_embeddings == 128
+    models.policy.configs[0].save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 128
+
+
+def test_overrides_are_not_those_of_a_critic_with_a_path_of_its_own(config, model_path, base_path):
+    settings = {"model": {"overrides": {"max_position_embeddings": 128}}, "critic": {"path": str(base_path)}}
+    critic = build(config(**settings, algorithm=ALL_THREE), model_path, base_path).critic
+    assert critic is not None
+    assert critic.model.config.max_position_embeddings == 64
 
 
 def test_models_that_the_algorithm_does_not_need_are_absent(config, model_path):

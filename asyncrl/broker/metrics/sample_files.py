@@ -1,7 +1,12 @@
-"""Writes the trajectories of each finished step from the spool to a samples file for people to read."""
+"""
+Writes trajectories from the spool to samples files for people to read: those of each finished step, and some of each
+evaluation.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.checks.trajectory import problem_of
@@ -15,11 +20,13 @@ from asyncrl.observe.samples import SampleRow, SamplesWriter, prompt_text
 log = get_logger()
 
 FETCH_S = 30.0
+NO_STEP = -1
+"""Number of a file that belongs to no step."""
 
 
 class SampleFiles:
     """
-    Writes one samples file per step.
+    Writes one samples file per step, and one per evaluation.
 
     Args:
         payloads: Borrowed, and running.
@@ -41,8 +48,8 @@ class SampleFiles:
         self._writer = writer
         self._deadline_s = FETCH_S + patience_s
         self._lost = lost
-        self._writing: dict[int, asyncio.Task[None]] = {}
-        """Files that are being written, by step."""
+        self._writing: dict[Path, tuple[int, asyncio.Task[None]]] = {}
+        """Files that are being written, each with its step."""
 
     def has(self, step: int) -> bool:
         """True if the file of a step is complete."""
@@ -50,19 +57,30 @@ class SampleFiles:
 
     def begin(self, tasks: asyncio.TaskGroup, stepped: Stepped, groups: Sequence[Group]) -> None:
         """Write the file of a step in a task of ``tasks``, unless it is written or being written."""
-        step = stepped.step
-        if groups and step not in self._writing and not self.has(step):
-            task = self._writing[step] = tasks.create_task(self.write(stepped, groups))
-            task.add_done_callback(lambda _: self._writing.pop(step, None))
+        path = self._writer.path(stepped.step)
+        if groups and not path.exists():
+            self._begin(tasks, path, stepped.step, self.write(stepped, groups))
+
+    def begin_answers(
+        self, tasks: asyncio.TaskGroup, steps: int, policy_version: int, stored: Sequence[tuple[Prompt, Slot]]
+    ) -> None:
+        """
+        Write held-out completions of an evaluation in a task of ``tasks``.
+
+        Args:
+            steps: Optimizer steps before ``policy_version``.
+        """
+        path, stepped = self._writer.answers_path(policy_version), Stepped(steps, policy_version, {})
+        self._begin(tasks, path, NO_STEP, self._write(path, stepped, stored))
 
     def being_written(self, step: int) -> list[asyncio.Task[None]]:
-        """Tasks that write the files of the steps up to ``step``."""
-        return [task for number, task in self._writing.items() if number <= step]
+        """Tasks that write the files of the steps up to ``step``, and of evaluations."""
+        return [task for number, task in self._writing.values() if number <= step]
 
     async def wait(self, timeout_s: float | None) -> None:
         """Wait until no file is being written, for at most ``timeout_s``."""
         if self._writing:
-            await asyncio.wait(self._writing.values(), timeout=timeout_s)
+            await asyncio.wait([task for _, task in self._writing.values()], timeout=timeout_s)
 
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         """
@@ -72,7 +90,19 @@ class SampleFiles:
         trajectory that no node has noticed, because nothing was computed from it, is left out, and so is one that was
         lost with its spool.
         """
-        stored = [(group.prompt, slot) for group in groups for slot in group.slots if slot.ref]
+        stored = [(group.prompt, slot) for group in groups for slot in group.slots]
+        await self._write(self._writer.path(stepped.step), stepped, stored)
+
+    def _begin(self, tasks: asyncio.TaskGroup, path: Path, step: int, writing: Coroutine[Any, Any, None]) -> None:
+        if path in self._writing:
+            writing.close()
+            return
+        task = tasks.create_task(writing)
+        self._writing[path] = step, task
+        task.add_done_callback(lambda _: self._writing.pop(path, None))
+
+    async def _write(self, path: Path, stepped: Stepped, slots: Sequence[tuple[Prompt, Slot]]) -> None:
+        stored = [(prompt, slot) for prompt, slot in slots if slot.ref]
         refs = [slot.ref for _, slot in stored if slot.ref]
         try:
             trajectories = await self._payloads.fetch_all(refs, self._deadline_s)
@@ -91,7 +121,7 @@ class SampleFiles:
         if num_damaged := len(stored) - num_lost - len(rows):
             log.warning("samples.damaged", step=stepped.step, left_out=num_damaged)
         try:
-            await asyncio.to_thread(self._writer.write, stepped.step, rows)
+            await asyncio.to_thread(self._writer.write, path, rows)
         except OSError as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
 

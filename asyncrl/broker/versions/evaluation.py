@@ -10,7 +10,7 @@ node is lost, its evaluation ends without a result and starts again on another n
 from collections.abc import Sequence
 
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.config.sections import Evaluation
 from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
@@ -26,6 +26,13 @@ class OngoingEvaluation:
         self.groups = groups
         self.waiting = WaitingGroups(groups)
         """Groups with missing completions."""
+
+    def spread(self, number: int) -> list[tuple[Prompt, Slot]]:
+        """At most ``number`` rewarded completions with their prompts, evenly spread over those of all groups."""
+        all_slots = [(group.prompt, slot) for group in self.groups for slot in group.slots]
+        count = min(number, len(all_slots))
+        chosen = (all_slots[place * len(all_slots) // count] for place in range(count))
+        return [(prompt, slot) for prompt, slot in chosen if slot.state is State.SCORED]
 
     def result(self, samples: int) -> Evaluated:
         """Metrics over all groups, with ``samples`` completions of each prompt."""
@@ -49,6 +56,7 @@ class EvaluationBook:
         """Newest version whose evaluation is due; None if none is."""
         self.ongoing: OngoingEvaluation | None = None
         self.results: list[Evaluated] = []
+        self._finished: list[OngoingEvaluation] = []
 
     @property
     def is_finished(self) -> bool:
@@ -97,9 +105,15 @@ class EvaluationBook:
         if self._groups.held_out:
             return None
         result = self.ongoing.result(self._config.samples)
+        self._finished.append(self.ongoing)
         self.ongoing = None
         self.measured(result)
         return result
+
+    def take_finished(self) -> list[OngoingEvaluation]:
+        """Evaluations that have ended with a result since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def measured(self, result: Evaluated) -> None:
         """Keep the result of an evaluation, of this broker or of an earlier one."""

@@ -28,7 +28,9 @@ def _check(config: Config) -> None:
     from asyncrl.trainer.model import architecture
 
     model = Path(config.model.path)
-    found = architecture.check_architecture(model, check_weights(model, "model.path"), "model.path")
+    found = architecture.check_architecture(
+        model, check_weights(model, "model.path"), "model.path", config.model.overrides
+    )
     if config.rollout.engine == "transformers":
         check_attention(found, config.longest_request)
     check_memory(config, room_here(config, *sys.argv[1:]))

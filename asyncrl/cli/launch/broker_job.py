@@ -28,6 +28,7 @@ def broker_job(
     Raises:
         ConfigError: The run file is missing or wrong, or the address is.
     """
+    from asyncrl.data.run_length import resolve_steps
     from asyncrl.files.atomic import replacing
     from asyncrl.files.disk import needed
     from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
@@ -39,7 +40,7 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = load_config(config_path, overrides)
+    config = resolve_steps(load_config(config_path, overrides))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: asyncio.Event) -> None:

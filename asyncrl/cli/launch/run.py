@@ -24,7 +24,9 @@ from asyncrl.cli.launch.screen import Screen, failure_list
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
+from asyncrl.config.check_replay import check_experts
 from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
@@ -33,6 +35,7 @@ from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
 from asyncrl.node.machine.devices import Devices, apart, find, share
@@ -41,7 +44,8 @@ from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
-from asyncrl.reward.routing import check_routes
+from asyncrl.reward.catalogue import resolve
+from asyncrl.reward.routing import auto_routed, check_routes
 
 
 def run(config: Config, *, name: str = "run") -> RunSummary:
@@ -60,6 +64,7 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
     """
     require_train()
     console = Console()
+    config = resolve_steps(config)
     trainer, shares = _check(config, console)
     config = _resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
@@ -78,6 +83,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
+    epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
     config = _resolved(config, shares)
     if missing := missing_packages(TRAIN):
@@ -86,6 +92,8 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     else:
         check_architecture(config, device_memory, host_memory)
     _print(console, to_toml(config))
+    if epochs is not None:
+        _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
     _print(console, _plan(config, trainer, shares))
 
 
@@ -138,6 +146,8 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     check_trackers(config.trackers)
     check_functions(config)
     check_model(config.model.path)
+    for sentence in check_experts(config, num_experts(Path(config.model.path))):
+        _print(console, f"note: {sentence}")
     if config.critic.path:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     check_data(config, console)
@@ -237,7 +247,8 @@ def check_data(config: Config, console: Console) -> None:
     Check every row of the datasets, and print how many cannot be used.
 
     Raises `ConfigError` if a row cannot be used (unless bad rows are skipped), if a data source has no reward
-    function, if the model's chat template does not fit the prompts or its arguments, or if it reads no pictures.
+    function or one that lacks a library, if the model's chat template does not fit the prompts or its arguments, or if
+    it does not read their pictures.
     """
     streams = {"train": train_stream(config.data, config.run.seed)}
     if config.data.held_out_files:
@@ -247,6 +258,8 @@ def check_data(config: Config, console: Console) -> None:
     check_model_reads(Path(config.model.path), sum(stream.summary.num_images for stream in streams.values()))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
+        for verifier in auto_routed(config.reward, stream.summary.data_sources):
+            resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             _print(console, "\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
 

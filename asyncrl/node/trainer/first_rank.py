@@ -25,8 +25,6 @@ from asyncrl.weights.groups.store import LinkStore
 
 START_S = 120.0
 """Time for all ranks to start and import their libraries."""
-COLLECTIVE_S = 600.0
-"""Timeout of a collective. A hung rank is detected, and killed, much sooner."""
 LET_GO_S = 10.0
 """Time for a library to let go of a thread in an aborted collective."""
 
@@ -40,7 +38,7 @@ def form_group(trainer: Trainer, store: LinkStore, place: RankPlace) -> RankGrou
         store,
         rank=place.rank,
         size=place.size,
-        timeout_s=COLLECTIVE_S,
+        timeout_s=trainer.collective_timeout_s,
         device_index=place.local_rank,
         kind=trainer.device,
         interface=place.interface,

@@ -26,7 +26,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.messages import CODEC, Stop
-from asyncrl.node.trainer.first_rank import COLLECTIVE_S, FirstRank, Work, exit_unless_cancelled
+from asyncrl.node.trainer.first_rank import FirstRank, Work, exit_unless_cancelled
 from asyncrl.node.trainer.place import HubAddress, Place, RankPlace, Session
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
 from asyncrl.trainer.ranks.rank_store import rank_store
@@ -80,7 +80,8 @@ async def with_ranks(
         if announce:
             await announce(address)
         meeting = hub.connect_local(f"{session.who.peer}.store")
-        store = await stack.enter_async_context(rank_store(meeting, place.labels, COLLECTIVE_S))
+        timeout_s = config.trainer.collective_timeout_s
+        store = await stack.enter_async_context(rank_store(meeting, place.labels, timeout_s))
         kind = RankDied if lost is None else MachineLost
         patience = patience_s(config, place)
         watching = [exit_error(child, patience) for child in children]

@@ -20,7 +20,7 @@ from asyncrl.node.model_files import require_same_models, with_copies
 from asyncrl.node.process import run_process
 from asyncrl.node.runner import load_with_beats, serve
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
-from asyncrl.node.trainer.first_rank import COLLECTIVE_S, START_S, end_waits, exit_unless_cancelled, form_group
+from asyncrl.node.trainer.first_rank import START_S, end_waits, exit_unless_cancelled, form_group
 from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.machines import machine_hello
 from asyncrl.node.trainer.place import RankPlace
@@ -52,7 +52,8 @@ async def run_shard(
     groups: list[RankGroup] = []
     names = [f"rank {rank}" for rank in range(place.size)]
     meeting = ZmqLink(first_rank.broker, f"{who.peer}.store", CODEC, keys=first_rank.keys(), is_there=True)
-    async with rank_store(meeting, names, COLLECTIVE_S) as store, _ended_by(stopping, store, groups):
+    timeout_s = config.trainer.collective_timeout_s
+    async with rank_store(meeting, names, timeout_s) as store, _ended_by(stopping, store, groups):
 
         def form() -> RankGroup:
             groups.append(form_group(config.trainer, store, place))

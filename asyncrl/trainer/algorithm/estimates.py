@@ -116,7 +116,7 @@ def _kl_penalties(
     if not recipe.penalises_reward:
         return None, {}
     kl = [
-        recipe.kl(torch.from_numpy(logprobs), torch.from_numpy(reference)).numpy()
+        recipe.reward_kl(torch.from_numpy(logprobs), torch.from_numpy(reference)).numpy()
         for logprobs, reference in zip(per_token[LOGPROBS], per_token[REFERENCE], strict=True)
     ]
     mean = float(np.mean([one.mean() for one in kl if len(one)] or [0.0]))

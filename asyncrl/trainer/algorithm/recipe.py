@@ -5,7 +5,7 @@ Configured algorithm as functions, each bound to the settings it reads.
     algorithm.correction ─▶ correct           over the whole step (decoupled) or a micro-batch (bypass)
     algorithm.loss ─▶ losses                  over a micro-batch
     algorithm.aggregation ─▶ token_weights    per trajectory
-    algorithm.kl ─▶ kl                        in the loss or in the reward
+    algorithm.kl ─▶ kl, reward_kl             in the loss, in the reward, or in both
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,9 +43,12 @@ class Recipe:
         self.estimator = resolve_advantage(algorithm.advantage)
         self.loss = resolve_loss(algorithm.loss)
         self.kl = resolve_kl(algorithm.kl)
+        self.reward_kl = resolve_kl(algorithm.kl_reward) if algorithm.kl_in == "both" else self.kl
         self.correct = Correct(algorithm.correction)
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
         """Ratios compare with the policy before the step, not with the one that sampled."""
+        self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"
+        """That policy is the one published last, for all steps until the next publish."""
         self.advantages = partial(self.estimator.function, **_settings(algorithm, self.estimator.settings))
         self.value_targets: Callable[[Sequence[Outcome]], list[Floats]] = partial(
             value_targets, **_settings(algorithm, {"gamma": 1.0, "lam": 1.0})
@@ -67,13 +70,23 @@ class Recipe:
 
     @property
     def penalises_reward(self) -> bool:
-        """True if the KL to the reference is subtracted from the reward, not added to the loss."""
-        return self.has_reference and self._algorithm.kl_in == "reward"
+        """True if the KL to the reference is subtracted from the reward."""
+        return self.has_reference and self._algorithm.kl_in != "loss"
+
+    @property
+    def penalises_loss(self) -> bool:
+        """True if the KL to the reference is added to the loss."""
+        return self.has_reference and self._algorithm.kl_in != "reward"
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """Initial weight of the KL in the reward."""
+        return self._algorithm.kl_reward_coef if self._algorithm.kl_in == "both" else self._algorithm.kl_coef
 
     @property
     def needs_all(self) -> bool:
         """True if trajectories with an advantage of zero have a gradient too."""
-        regularises = self._algorithm.entropy_coef > 0 or (self.has_reference and self._algorithm.kl_in == "loss")
+        regularises = self._algorithm.entropy_coef > 0 or self.penalises_loss
         return regularises or not self.loss.entry.is_zero_without_advantage
 
     @property

@@ -13,16 +13,16 @@ import transformers
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from asyncrl.config.model.weights import read_config
+from asyncrl.config.model import weights
 from asyncrl.errors import ConfigError
 from asyncrl.vision.settings import FAMILIES
+from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.names import checkpoint_specs
 
 ON_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
@@ -33,16 +33,22 @@ ROPE_OF_THE_ROW = {"dynamic", "longrope"}
 """Types of rotary embeddings that depend on the last position of a row."""
 
 
-def read_architecture(path: Path, setting: str) -> Any:
-    """The config of a model as transformers reads it; raises `ConfigError` if it knows no such model."""
-    kind = read_config(path).get("model_type")
+def read_architecture(path: Path, setting: str, overrides: Mapping[str, Any] = NONE) -> Any:
+    """
+    The config of a model as transformers reads it, with ``model.overrides``.
+
+    Raises `ConfigError` if it knows no such model, or the model no such override.
+    """
+    kind = weights.read_config(path).get("model_type")
     if kind not in CONFIG_MAPPING:
         raise ConfigError(
             f"{setting}={path}: transformers {transformers.__version__} has no model of model_type {kind!r}; use a "
             f"model of a type that it has, without code of its own"
         )
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return read_config(path, overrides)
+    except ConfigError:
+        raise
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(
             f"{setting}={path}: its config.json is not one of model_type {kind!r}: {_first_line(error)}; copy the "
@@ -67,15 +73,18 @@ def language_model(config: Any, source: str) -> Any:
     )
 
 
-def check_architecture(path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str) -> PreTrainedConfig:
+def check_architecture(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str, overrides: Mapping[str, Any] = NONE
+) -> PreTrainedConfig:
     """
     Raise `ConfigError` unless the trainer can compute the language model of a directory.
 
     Args:
         shapes: Shape of each weight in its files, by name.
         setting: Key of the path, for messages.
+        overrides: ``model.overrides``.
     """
-    config = read_architecture(path, setting)
+    config = read_architecture(path, setting, overrides)
     source = f"{setting}={path}"
     kind = language_model(config, source)
     try:

@@ -8,7 +8,7 @@ No process holds more of the model than its part, nor more of a file than one sl
 trainer's checkpoints, such as ones with fused experts, are converted by transformers: each process reads all of them.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from asyncrl.config.model.directory import require_directory
 from asyncrl.config.model.safetensors_header import Shapes
@@ -33,6 +33,7 @@ from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation, local_rows, lone_mesh, shard_model
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
 log = get_logger()
@@ -42,23 +43,24 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 GENERATION = "generation_config.json"
 
 
-def make_model(path: Path, kind: Any, *, setting: str, **options: object) -> Any:
+def make_model(path: Path, kind: Any, *, setting: str, overrides: Mapping[str, Any] = NONE, **options: object) -> Any:
     """
     Make a transformers model without weights; untyped, because transformers has no types.
 
     Args:
         kind: Auto class of transformers.
         setting: Configuration key of ``path``, for messages.
-        options: Settings in place of those in config.json.
+        overrides: ``model.overrides``.
+        options: Further settings in place of those in config.json.
 
     Raises:
         ConfigError: There is no model of this kind.
     """
     source = f"{setting}={path}"
     check_weights(require_directory(str(path), setting), setting)
-    read_architecture(path, setting)
+    config = read_architecture(path, setting, overrides)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+        config.update(options)
         with _parameters_on_meta():
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         if model.can_generate() and (path / GENERATION).is_file():

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
@@ -27,10 +28,12 @@ from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
+from asyncrl.trainer.model.route_replay import RouteReplay
 from asyncrl.trainer.model.vision import ProcessorFiles, freeze_tower, picture_features
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
 from asyncrl.vision.processor import ImageProcessor
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
 
@@ -44,6 +47,7 @@ class Policy:
     Causal language model, which may read pictures, whose log-probs carry gradients.
 
     Args:
+        overrides: ``model.overrides``.
         dtype: Dtype of what is computed with the weights, and of published weights.
         mesh: Ranks to shard over; None for this process alone. With several, every computation and every read of
             weights is collective.
@@ -52,6 +56,7 @@ class Policy:
         freeze_vision: Train no parameter of the vision tower.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
         is_frozen: The model is never trained: its parameters are stored in ``dtype``, and get no gradients.
+        replay_routes: Send tokens to the experts of `MicroBatch.routes`, where there are some.
         offload: What is on the host between its uses: ``parameters`` with their gradients, or ``activations``.
 
     Raises:
@@ -62,6 +67,7 @@ class Policy:
         self,
         path: Path,
         *,
+        overrides: Mapping[str, Any] = NONE,
         dtype: str = "float32",
         device: torch.device = CPU,
         mesh: DeviceMesh | None = None,
@@ -71,11 +77,12 @@ class Policy:
         lora: Lora | None = None,
         is_frozen: bool = False,
         offload: Collection[str] = (),
+        replay_routes: bool = False,
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
-        kind = language_model(read_architecture(path, "model.path"), f"model.path={path}")
-        self.model: Any = make_model(path, kind, setting="model.path")
+        kind = language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
+        self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
         """Reads pictures; None if the model reads none."""
         self._processor_files = ProcessorFiles(path)
@@ -88,6 +95,7 @@ class Policy:
             enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, inputs=inputs)
         if freeze_vision:
             freeze_tower(self.model, f"model.path={path}")
+        self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
         if is_frozen:
             freeze(self.model, self.dtype)
@@ -165,13 +173,21 @@ class Policy:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
 
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Shape of the experts that can be replayed; None if none are."""
+        return None if self._replay is None else self._replay.shape
+
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
         pictures = picture_features(self.model, batch.pictures, self.device)
+        if self._replay is not None:
+            self._replay.routes = batch.routes  # until the next micro-batch: the backward pass may need them again
         return score_states(
             packed_states(self.model.base_model, batch, **pictures)[batch.positions],
             self._head.weight,
             self._head.bias,
             batch.token_ids,
+            mask=batch.mask,
             temperature=temperature,
             dtype=self.dtype,
             entropy=entropy,

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algo.sampling_mask import SamplingMask
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.messages import Span
 from asyncrl.trainer.packing.pictures import Pictures, PictureTokens
@@ -51,6 +52,12 @@ class TrainingTrajectory:
     """Further numbers of the verdict."""
     images: Sequence[TrainingImage] = ()
     """Pictures, in the order of their tokens in ``prompt_ids``."""
+    mask_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[T] ids in the sampling mask of each token; empty leaves the whole vocabulary."""
+    mask_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """The masks, token after token."""
+    experts: NDArray[np.integer] | None = None
+    """[L + T - 1, layers, K] experts of every token but the last; None lets the routers choose."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -58,6 +65,18 @@ class TrainingTrajectory:
                 f"trajectory of group {self.group_id} is inconsistent: {len(self.prompt_ids)} prompt tokens (expected "
                 f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
                 f"behavior_logprobs (expected as many)"
+            )
+        length = len(self.completion_ids)
+        if len(self.mask_counts) not in (0, length) or self.mask_counts.sum() != len(self.mask_ids):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has {len(self.mask_counts)} sampling masks of "
+                f"{self.mask_counts.sum()} ids for {length} completion tokens, but {len(self.mask_ids)} mask_ids "
+                f"(expected none, or a mask for each token)"
+            )
+        if self.experts is not None and len(self.experts) != (num_read := len(self.prompt_ids) + length - 1):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has experts of {len(self.experts)} tokens, expected those of all "
+                f"{num_read} but the last"
             )
 
 
@@ -84,6 +103,10 @@ class MicroBatch:
     """[S] completion tokens of each trajectory."""
     pictures: Pictures | None = None
     """Pictures of this rank's part; None without any."""
+    mask: SamplingMask | None = None
+    """Sampling masks of the N tokens; None if no trajectory has any."""
+    routes: Tensor | None = None
+    """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
 
     @property
     def num_packed(self) -> int:
@@ -104,6 +127,8 @@ def collate(
 ) -> MicroBatch:
     """
     Pack trajectories into one row, in which equal prompts appear once, and take this rank's part of it.
+
+    Prompts are equal if the experts that are recorded for them are; either all trajectories have experts, or none.
 
     The row is filled up with one more sequence until the ranks of ``group`` have equal parts of one token or more.
     Without trajectories that is all of it: N is 0, and a rank takes part in the collectives of the others.
@@ -135,6 +160,8 @@ def collate(
         row=Row(layout.sequences, device, group),
         lengths=[len(trajectory.completion_ids) for trajectory in trajectories],
         pictures=layout.pictures.of_part(own, device) if layout.pictures else None,
+        mask=sampling_mask(trajectories, places, device),
+        routes=layout.routes(own, device),
     )
 
 
@@ -151,6 +178,8 @@ class _Layout:
         """Row indices before the completion tokens of each trajectory."""
         self.width = 0
         self._prompts: dict[tuple[bytes, ...], tuple[NDArray[np.int64], int]] = {}
+        self._experts: list[NDArray[np.integer]] = []
+        """[n, layers, K] for each part of the row but the filling, or nothing."""
 
     def add(self, trajectory: TrainingTrajectory) -> None:
         if self.pictures:
@@ -158,6 +187,8 @@ class _Layout:
         prompt, after = self._prompt(trajectory)
         read = trajectory.completion_ids[:-1]
         indices = np.concatenate((prompt, self._append(read, after + np.arange(len(read)))))
+        if trajectory.experts is not None:
+            self._experts.append(trajectory.experts[len(prompt) :])
         self.sequences.append(indices)
         self.predicting.append(indices[len(prompt) - 1 :][: len(trajectory.completion_ids)])
 
@@ -166,10 +197,20 @@ class _Layout:
         if filling := -self.width % size if self.width else size:
             self.sequences.append(self._append(np.zeros(filling, np.int32), np.arange(filling)))
 
+    def routes(self, own: slice, device: torch.device) -> Tensor | None:
+        """[W, layers, K] experts of a part of the row; its filling takes the first experts. None without any."""
+        if not self._experts:
+            return None
+        _, layers, top_k = self._experts[0].shape
+        filling = self.width - sum(map(len, self._experts))
+        first = np.broadcast_to(np.arange(top_k, dtype=self._experts[0].dtype), (filling, layers, top_k))
+        return torch.from_numpy(np.concatenate([*self._experts, first])[own]).to(device)
+
     def _prompt(self, trajectory: TrainingTrajectory) -> tuple[NDArray[np.int64], int]:
         """Row indices of the prompt, and the position of what comes after it."""
         ids, images = trajectory.prompt_ids, trajectory.images
-        key = (ids.tobytes(), *(image.digest for image in images))
+        experts = None if trajectory.experts is None else trajectory.experts[: len(ids)]
+        key = (ids.tobytes(), b"" if experts is None else experts.tobytes(), *(image.digest for image in images))
         if key in self._prompts:
             return self._prompts[key]
         if self.pictures:
@@ -183,6 +224,8 @@ class _Layout:
             )
         else:
             self._prompts[key] = self._append(ids, np.arange(len(ids))), len(ids)
+        if experts is not None:
+            self._experts.append(experts)
         return self._prompts[key]
 
     def _append(self, part: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -190,6 +233,21 @@ class _Layout:
         self.positions.append(positions)
         self.width += len(part)
         return np.arange(self.width - len(part), self.width)
+
+
+def sampling_mask(
+    trajectories: Sequence[TrainingTrajectory], places: NDArray[np.int64], device: torch.device
+) -> SamplingMask | None:
+    """Sampling masks of the tokens at ``places``, ascending; a trajectory without masks leaves the whole vocabulary."""
+    if not any(len(trajectory.mask_ids) for trajectory in trajectories):
+        return None
+    counts = _joined([one.mask_counts if len(one.mask_ids) else 0 * one.completion_ids for one in trajectories])
+    is_own = np.zeros(len(counts), np.bool_)
+    is_own[places] = True
+    ids = _joined([trajectory.mask_ids for trajectory in trajectories])[np.repeat(is_own, counts)]
+    own = counts[places]
+    ends = [0, *np.cumsum(own).tolist()]
+    return SamplingMask(torch.from_numpy(own).to(device), torch.from_numpy(ids).to(device), ends)
 
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:

@@ -109,6 +109,7 @@ class RankGroup:
         self.device = torch_device(device_name(kind, device_index))
         with _interface(kind, interface):
             try:
+                timeout = timedelta(seconds=timeout_s)
                 make_current(self.device)
                 _wait_for_all(store, rank, size)
                 dist.init_process_group(
@@ -116,10 +117,10 @@ class RankGroup:
                     store=store,
                     rank=rank,
                     world_size=size,
-                    timeout=timedelta(seconds=timeout_s),
+                    timeout=timeout,
                 )
-                self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size)
-                self.sequence = _sequence_group(rank, sequence_parallel, timedelta(seconds=timeout_s))
+                self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size, timeout)
+                self.sequence = _sequence_group(rank, sequence_parallel, timeout)
                 if kind != "cpu":  # Connect now: at its first use, the library would lack variables and store.
                     for group in (None, self.sequence.group):
                         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
@@ -173,11 +174,16 @@ def group_backend(kind: str) -> str:
     return "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{BACKENDS[kind]}"
 
 
-def _mesh(kind: str, size: int, shard_size: int) -> DeviceMesh:
+def _mesh(kind: str, size: int, shard_size: int, timeout: timedelta) -> DeviceMesh:
     """Mesh to shard over; with several copies of the model, its first dimension is over the copies."""
     if shard_size == size:
         return init_device_mesh(kind, (size,))
-    return init_device_mesh(kind, (size // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+    ranks = torch.arange(size).view(size // shard_size, shard_size)
+    groups = [  # Made here, because a mesh gives its groups the timeout of the library.
+        dist.new_subgroups_by_enumeration(part.tolist(), timeout=timeout)[0]  # type: ignore[no-untyped-call]
+        for part in (ranks.T, ranks)
+    ]
+    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _sequence_group(rank: int, size: int, timeout: timedelta) -> SequenceGroup:

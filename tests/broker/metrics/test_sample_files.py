@@ -101,3 +101,16 @@ def test_trajectories_that_were_lost_with_their_spool_are_counted_and_left_out(t
     assert lost == [(3, 1)]
     (file,) = tmp_path.glob("*.parquet")
     assert pq.read_table(file).num_rows == 1
+
+
+def test_answers_of_an_evaluation_are_written_before_the_next_commit(tmp_path: Path) -> None:
+    async def scene() -> None:
+        files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), SamplesWriter(tmp_path))  # type: ignore[arg-type]
+        group = a_group(Prompt(text="2 + 2?"))
+        async with asyncio.TaskGroup() as tasks:
+            files.begin_answers(tasks, 10, 5, [(group.prompt, group.slots[0])])
+            assert len(files.being_written(0)) == 1
+
+    asyncio.run(scene())
+    (row,) = pq.read_table(tmp_path / "held_out" / "version_000005.parquet").to_pylist()
+    assert (row["step"], row["prompt"], row["completion"], row["reward"]) == (10, "2 + 2?", "four", 0.5)

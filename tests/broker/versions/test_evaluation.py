@@ -3,6 +3,7 @@
 import pytest
 
 from asyncrl.broker.groups.book import GroupBook
+from asyncrl.broker.groups.group import Slot
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
 from asyncrl.messages import Evaluated, Prompt, SpoolRef, TrajectorySummary, Unit
@@ -189,3 +190,30 @@ def test_a_result_of_an_earlier_version_leaves_the_later_one_due() -> None:
     book.measured(Evaluated(1, 0.5, 2))
 
     assert book.is_waiting
+
+
+def test_kept_answers_are_spread_over_all_prompts_and_the_same_each_time() -> None:
+    book = a_book(1, at_start=True, num_prompts=6, samples=2)
+    for version in (0, 1):
+        book.version_live(version)
+        ongoing = book.start("a", version)
+        assert ongoing
+        first = ongoing.groups[0].group_id
+        for place in range(6):
+            for index in range(2):
+                unit = a_unit(first + place, index)
+                if (place, index) == (2, 0):
+                    book.settle(unit, failed=True)
+                else:
+                    complete_slot(ongoing.groups[place].slots[index])
+                    book.settle(unit, failed=False)
+        (ended,) = book.take_finished()
+        assert book.take_finished() == []
+        chosen = [(prompt.text, slot.unit.index) for prompt, slot in ended.spread(3)]
+        assert chosen == [("0", 0), ("4", 0)], "of places 0, 4 and 8, the second failed"
+        assert len(ended.spread(100)) == 11
+
+
+def complete_slot(slot: Slot) -> None:
+    slot.store(REF, TrajectorySummary(10, 4, 0, 0, 1, "stop"))
+    slot.score(1.0, {})

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.cli.launch import architecture
 from asyncrl.config.run_file import decode
@@ -45,6 +46,24 @@ def test_a_model_that_cannot_be_computed_is_one_sentence(
         architecture._check(a_run(changed(toy, tmp_path, **settings)))
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_overrides_count_for_the_positions_of_a_slot(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", ""])
+    model = changed(toy, tmp_path, max_position_embeddings=100)
+    architecture._check(with_overrides(a_run(model), max_position_embeddings=128))
+    with pytest.raises(ConfigError, match=r"but the model knows 101 positions"):
+        architecture._check(with_overrides(a_run(model), max_position_embeddings=101))
+    with pytest.raises(
+        ConfigError, match=r"model\.overrides\.position_embeddings: .* has no such setting; did you mean"
+    ):
+        architecture._check(with_overrides(a_run(model), position_embeddings=128))
+
+
+def with_overrides(config: Config, **overrides: object) -> Config:
+    return replace(config, model=replace(config.model, overrides=overrides))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.cli.launch.broker_job import broker_job
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.node import broker
 from asyncrl.node.process import Job
@@ -31,6 +32,19 @@ def job_of(run_file: Path | None, run_dir: Path | None = None, address: str | No
 def test_a_run_file_is_needed() -> None:
     with pytest.raises(ConfigError, match="--config FILE is missing: the broker needs the run's configuration"):
         job_of(None)
+
+
+def test_epochs_are_counted_before_the_run_is_recorded(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run_broker(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(broker, "run_broker", run_broker)
+    monkeypatch.setattr(broker, "raise_gc_threshold", lambda: None)
+    run_file.write_text(run_file.read_text() + "[run]\nepochs = 32\n")
+    asyncio.run(_run(job_of(run_file, tmp_path / "run")))
+    assert load_config(tmp_path / "run" / "config.toml").run.steps == 2
 
 
 def test_an_address_that_cannot_be_bound_is_refused(run_file: Path) -> None:

@@ -63,6 +63,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
     for check in ("check_functions", "check_model", "check_data", "check_architecture"):
         monkeypatch.setattr(run_module, check, lambda *_: None)
+    monkeypatch.setattr(run_module, "num_experts", lambda _: 0)
     return text
 
 
@@ -131,6 +132,16 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(
     assert "steps = 3" in printed.getvalue()
     assert "would start: 1 broker" in printed.getvalue()
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_advises_to_replay_the_routes_of_a_mixture_of_experts(
+    config: Config, printed: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "num_experts", lambda _: 128)
+    dry_run(config)
+    assert "is a mixture of 128 experts" in printed.getvalue()
+    dry_run(structs.replace(config, rollout=structs.replace(config.rollout, replay_routes=True)))
+    assert printed.getvalue().count("is a mixture of 128 experts") == 1
 
 
 def test_on_the_only_device_trainer_and_rollouts_run_together_and_share_memory_for_weights(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -9,11 +10,13 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Trainer
 from asyncrl.errors import RankDied
 from asyncrl.messages import SpoolSet, Welcome
+from asyncrl.node.trainer import first_rank
 from asyncrl.node.trainer.first_rank import FirstRank
 from asyncrl.node.trainer.place import RankPlace
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub
 from asyncrl.trainer.ranks.rank_store import rank_store
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank
+from asyncrl.weights.groups.store import LinkStore
 
 
 def scene(size: int, act: Callable[[FirstRank], None]) -> list[Ranks]:
@@ -43,6 +46,14 @@ def scene(size: int, act: Callable[[FirstRank], None]) -> list[Ranks]:
 def test_the_only_rank_forms_no_group() -> None:
     (ranks,) = scene(1, lambda _: None)
     assert isinstance(ranks, SingleRank)
+
+
+def test_a_group_waits_as_long_as_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(first_rank, "RankGroup", lambda _, **settings: made.append(settings))
+    for trainer in (Trainer(), Trainer(collective_timeout_s=7200.0)):
+        first_rank.form_group(trainer, cast(LinkStore, None), RankPlace(1, 1, 2, "127.0.0.1", "ipc://x"))
+    assert [settings["timeout_s"] for settings in made] == [600.0, 7200.0]
 
 
 def test_the_wait_for_ranks_that_never_come_can_be_ended() -> None:

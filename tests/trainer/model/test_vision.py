@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -25,7 +26,7 @@ from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
-from tests.trainer.pictured_trajectories import pictured_trajectories
+from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 
 CPU = torch.device("cpu")
 TOWER = "model.visual."
@@ -40,7 +41,18 @@ def path(request, tmp_path_factory) -> Path:
 
 
 def batch_of(policy: Policy, trajectories: list[TrainingTrajectory]):
-    return collate(trajectories, device=CPU, processor=policy.processor)
+    return collate(trajectories, device=CPU, processor=reader(policy))
+
+
+def grad_of(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+def tower_of(policy: Policy) -> nn.Module:
+    tower = vision_tower(policy.model)
+    assert tower is not None
+    return tower
 
 
 def alone(model, processor: ImageProcessor, trajectory: TrainingTrajectory, temperature: float = 1.0):
@@ -64,35 +76,36 @@ def alone(model, processor: ImageProcessor, trajectory: TrainingTrajectory, temp
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_packed_logprobs_are_those_of_each_trajectory_alone(path, temperature):
     policy = Policy(path)
-    trajectories = pictured_trajectories(policy.processor)
+    trajectories = pictured_trajectories(reader(policy))
     got = policy.score(batch_of(policy, trajectories), temperature=temperature).logprobs
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
 
     with torch.no_grad():
-        expected = torch.cat([alone(model, policy.processor, one, temperature) for one in trajectories])
+        expected = torch.cat([alone(model, reader(policy), one, temperature) for one in trajectories])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True, "selective"])
 def test_gradients_of_tower_and_language_model_are_those_of_each_trajectory_alone(path, gradient_checkpointing):
     policy = Policy(path, gradient_checkpointing=gradient_checkpointing)
-    trajectories = pictured_trajectories(policy.processor)
+    trajectories = pictured_trajectories(reader(policy))
     policy.score(batch_of(policy, trajectories), temperature=1.0).logprobs.sum().backward()
 
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
-    torch.cat([alone(model, policy.processor, one) for one in trajectories]).sum().backward()
+    torch.cat([alone(model, reader(policy), one) for one in trajectories]).sum().backward()
     expected = dict(model.named_parameters())
-    assert any(weight.grad.any() for name, weight in policy.parameters().items() if name.startswith(TOWER))
+    assert any(grad_of(weight).any() for name, weight in policy.parameters().items() if name.startswith(TOWER))
     for name, weight in policy.parameters().items():
-        scale = max(1.0, float(expected[name].grad.abs().max()))
-        torch.testing.assert_close(weight.grad, expected[name].grad, rtol=1e-4, atol=1e-5 * scale, msg=name)
+        gradient = grad_of(expected[name])
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-5 * scale, msg=name)
 
 
 def test_the_tower_runs_once_for_each_distinct_picture_of_a_row(path):
     policy = Policy(path)
-    trajectories = pictured_trajectories(policy.processor)
+    trajectories = pictured_trajectories(reader(policy))
     seen = []
-    vision_tower(policy.model).register_forward_hook(
+    tower_of(policy).register_forward_hook(
         lambda _, args, kwargs, output: seen.append(len(args[0] if args else kwargs["hidden_states"])), with_kwargs=True
     )
     policy.score(batch_of(policy, trajectories), temperature=1.0)
@@ -104,32 +117,33 @@ def test_the_tower_runs_once_for_each_distinct_picture_of_a_row(path):
 @pytest.mark.parametrize("count", [0, 3], ids=["no trajectories", "text alone"])
 def test_a_row_without_pictures_gives_the_tower_a_gradient_of_zero(path, count):
     policy = Policy(path)
-    batch = batch_of(policy, pictured_trajectories(policy.processor, num_groups=1, group_size=count))
+    batch = batch_of(policy, pictured_trajectories(reader(policy), num_groups=1, group_size=count))
     assert batch.pictures is None
     policy.score(batch, temperature=1.0).logprobs.sum().backward()
 
     for name, weight in policy.parameters().items():
         assert weight.grad is not None, name
-        assert not (name.startswith(TOWER) and weight.grad.any()), name
+        assert not (name.startswith(TOWER) and grad_of(weight).any()), name
 
 
 def test_tokens_of_pictures_have_no_probability(path):
     policy = Policy(path)
-    batch = batch_of(policy, pictured_trajectories(policy.processor))
+    batch = batch_of(policy, pictured_trajectories(reader(policy)))
     scores = policy.score(batch, temperature=0.7, entropy=True, sum_pi_squared=True)
-    every = torch.cat([scores.logprobs, scores.entropy, scores.sum_pi_squared])
-    assert every.isfinite().all()
+    assert scores.entropy is not None
+    assert scores.sum_pi_squared is not None
+    assert torch.cat([scores.logprobs, scores.entropy, scores.sum_pi_squared]).isfinite().all()
     (scores.logprobs.sum() + scores.entropy.sum()).backward()
-    assert all(weight.grad.isfinite().all() for weight in policy.parameters().values())
+    assert all(grad_of(weight).isfinite().all() for weight in policy.parameters().values())
 
 
 def test_a_frozen_tower_is_not_trained_and_still_published_and_saved(path):
     policy = Policy(path, freeze_vision=True)
-    policy.score(batch_of(policy, pictured_trajectories(policy.processor)), temperature=1.0).logprobs.sum().backward()
+    policy.score(batch_of(policy, pictured_trajectories(reader(policy))), temperature=1.0).logprobs.sum().backward()
 
     assert not any(name.startswith(TOWER) for name in policy.parameters())
-    assert all(weight.grad is None for weight in vision_tower(policy.model).parameters())
-    assert all(weight.grad.any() for weight in policy.parameters().values())
+    assert all(weight.grad is None for weight in tower_of(policy).parameters())
+    assert all(grad_of(weight).any() for weight in policy.parameters().values())
     whole = Policy(path)
     assert dict(policy.named_weights()).keys() == dict(whole.named_weights()).keys()
     assert dict(policy.saved_weights()).keys() == dict(whole.saved_weights()).keys()
@@ -146,7 +160,9 @@ def test_a_checkpoint_has_the_files_by_which_pictures_are_read(path, tmp_path):
         config.save_pretrained(tmp_path)
     for name in PROCESSOR_FILES:
         assert (tmp_path / name).is_file() == (path / name).is_file()
-    assert ImageProcessor.load(tmp_path).version == policy.processor.version
+    saved = ImageProcessor.load(tmp_path)
+    assert saved is not None
+    assert saved.version == reader(policy).version
 
 
 # ── sharded ─────────────────────────────────────────────────────────────────────────────────
@@ -163,7 +179,7 @@ def group() -> Iterator[RankGroup]:
 @pytest.mark.parametrize("count", [0, 3], ids=["no trajectories", "pictures"])
 def test_a_sharded_model_computes_the_same_with_sharded_gradients(path, group, freeze_vision, count):
     plain, sharded = (Policy(path, freeze_vision=freeze_vision, mesh=mesh) for mesh in (None, group.mesh))
-    batch = batch_of(plain, pictured_trajectories(plain.processor, group_size=count))
+    batch = batch_of(plain, pictured_trajectories(reader(plain), group_size=count))
     scores = [policy.score(batch, temperature=0.7) for policy in (plain, sharded)]
     for score in scores:
         score.logprobs.square().sum().backward()
@@ -185,7 +201,7 @@ def test_each_block_of_the_tower_is_sharded_separately(path, group):
 def test_bfloat16_features_are_bit_for_bit_those_of_transformers(path):
     """Whose sampler is compared with the trainer: rotations of patches are not rounded."""
     policy, theirs = Policy(path, dtype="bfloat16"), AutoModelForImageTextToText.from_pretrained(path, dtype="bfloat16")
-    batch = batch_of(policy, pictured_trajectories(policy.processor))
+    batch = batch_of(policy, pictured_trajectories(reader(policy)))
 
     def features(model):
         seen = picture_features(model, batch.pictures, CPU)["mm_encoder_outputs"]["image"]
@@ -198,7 +214,7 @@ def test_bfloat16_features_are_bit_for_bit_those_of_transformers(path):
 
 def test_bfloat16_products_stay_near_float32_ones(path):
     exact, rough = Policy(path), Policy(path, dtype="bfloat16")
-    batch = batch_of(exact, pictured_trajectories(exact.processor))
+    batch = batch_of(exact, pictured_trajectories(reader(exact)))
     difference = exact.score(batch, temperature=1.0).logprobs - rough.score(batch, temperature=1.0).logprobs
     assert 0 < difference.abs().mean() < 0.1
 
@@ -213,7 +229,7 @@ def test_log_probs_of_sampler_and_trainer_agree_before_and_after_a_step(family, 
     learner = Learner(settings, tmp_path)
     engine = TransformersEngine.load(str(tmp_path), slots=4, max_tokens_per_slot=128)
     for version in range(2):
-        step = asyncio.run(sampled(engine, learner.policy.processor, version))
+        step = asyncio.run(sampled(engine, reader(learner.policy), version))
         metrics = learner.train(step, version)
         assert metrics["logprob_gap_max"] < 1e-4
         assert any("visual" in name for name, _ in learner.named_weights())

@@ -24,7 +24,7 @@ from asyncrl.trainer.packing.packed_attention import (
 )
 from asyncrl.trainer.packing.row import Row
 from tests.conftest import make_vision_model
-from tests.trainer.pictured_trajectories import pictured_trajectories
+from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -184,13 +184,13 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causa
 def test_patches_see_all_of_their_picture_and_nothing_of_others():
     ends = torch.tensor([0, 4, 10, 12, 16, 17], dtype=torch.int32)
     parts = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
-    got, _ = picture_attention(torch.nn.Module(), *parts, None, scaling=0.3, cu_seq_lens_q=ends)
+    got, _ = picture_attention(torch.nn.Module(), parts[0], parts[1], parts[2], None, scaling=0.3, cu_seq_lens_q=ends)
     got.square().sum().backward()
     found = [part.grad for part in parts]
 
     alone = [part.detach().requires_grad_() for part in parts]
     pictures = zip(*(torch.split(part, ends.diff().tolist(), 2) for part in alone), strict=True)
-    out = torch.cat([F.scaled_dot_product_attention(*picture, scale=0.3) for picture in pictures], 2).transpose(1, 2)
+    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=0.3) for q, k, v in pictures], 2).transpose(1, 2)
     out.square().sum().backward()
     torch.testing.assert_close(got, out, rtol=1e-5, atol=1e-6)
     for gradient, part in zip(found, alone, strict=True):
@@ -208,8 +208,8 @@ def test_a_layer_of_a_tower_attends_to_all_pictures_in_one_call(family, tmp_path
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.picture_attention", counting)
     make_vision_model(tmp_path, family)
     policy = Policy(tmp_path)
-    trajectories = pictured_trajectories(policy.processor, group_size=1)
-    policy.score(collate(trajectories, device=CPU, processor=policy.processor), temperature=1.0)
+    trajectories = pictured_trajectories(reader(policy), group_size=1)
+    policy.score(collate(trajectories, device=CPU, processor=reader(policy)), temperature=1.0)
     depth = policy.model.config.vision_config.depth
     assert len(calls) == depth
     assert len({ends[-1] for ends in calls}) == 1

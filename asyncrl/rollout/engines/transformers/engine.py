@@ -40,10 +40,12 @@ from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, 
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower
+from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
 from asyncrl.vision.processor import ImageProcessor
+from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.groups.device import current, torch_device
 from asyncrl.weights.parking import Parking
@@ -64,6 +66,7 @@ class TransformersEngine:
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
         prefill_tokens: int = PREFILL_TOKENS,
         processor: ImageProcessor | None = None,
+        replay_routes: bool = False,
     ) -> None:
         """
         Allocate the KV cache.
@@ -74,8 +77,10 @@ class TransformersEngine:
             prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
                 its end, so a host that serves users on a CPU takes about 256.
             processor: Reads the pictures of prompts; None if the model reads none.
+            replay_routes: Record which experts tokens take, for requests that ask for it.
 
-        Raises `ConfigError` if the model's attention does not fit the slots, or its weights cannot be replaced.
+        Raises `ConfigError` if the model's attention does not fit the slots, its weights cannot be replaced, or it has
+        no experts to record.
         """
         parameters.check_loadable(model)
         self._model = model.eval()
@@ -105,6 +110,8 @@ class TransformersEngine:
         self._decoding: asyncio.Task[None] | None = None
         self._recomputing: Iterator[int] = iter(())
         """Recomputation of the cache after a swap; it ends before the next step."""
+        if replay_routes:
+            self._table.cache.routes = RouteCache(model, slots=slots, positions=max_tokens_per_slot)
         self._turns = Turns()
         self._parking = Parking()
         self._is_paused = False
@@ -117,10 +124,13 @@ class TransformersEngine:
         *,
         dtype: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
+        overrides: Mapping[str, Any] = NONE,
         **options: Any,
     ) -> "TransformersEngine":
         """
-        Load a model directory onto a device such as ``cuda:0``; ``options`` are those of the constructor.
+        Load a model directory onto a device such as ``cuda:0``, with ``model.overrides``.
+
+        ``options`` are those of the constructor.
 
         Raises `ConfigError` as the constructor does, or if there is no such device.
         """
@@ -132,11 +142,14 @@ class TransformersEngine:
         try:
             model = family.from_pretrained(
                 model_path,
+                config=read_config(Path(model_path), overrides),
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
             )
+        except ConfigError:
+            raise
         except Exception as error:  # a wrong value in config.json may raise anything
             raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
         with current(own):
@@ -172,6 +185,8 @@ class TransformersEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._max_tokens, vocab_size=self._vocab_size)
+        if request.sampling.replay_routes and self._table.cache.routes is None:
+            raise EngineError("this engine records no experts: make it with replay_routes", retryable=False)
         job = SlotJob(request, self._placed(request))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[job] = future
@@ -226,7 +241,7 @@ class TransformersEngine:
         with current(self.device):
             self._forget()
             weights = [*self._model.parameters(), *self._model.buffers()]
-            return self._parking.park(weights, [self._table.cache.storage])
+            return self._parking.park(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
         with current(self.device):

@@ -104,6 +104,8 @@ class ModelForward:
     def _set_target(self, cells: Tensor, length: int | None) -> None:
         for layer in self._layers:
             layer.cells, layer.length = cells, length
+        if self.cache.routes is not None:
+            self.cache.routes.cells = cells
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here

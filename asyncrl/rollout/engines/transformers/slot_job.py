@@ -1,6 +1,8 @@
 """A request while the slot table decodes it."""
 
+from asyncrl.algo.routing import from_routing
 from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 
@@ -23,7 +25,7 @@ class SlotJob:
         self.resumed_s = resumed.generate_s if resumed else 0.0
         self.prompt_tokens = len(request.prompt_ids)
         sampling = request.sampling
-        self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        self.is_filtered = sampling.is_truncated
         """Draws from a part of the vocabulary."""
         self.is_plain = sampling.temperature == 1 and not self.is_filtered
         """Draws from the softmax of the logits, unchanged."""
@@ -35,6 +37,9 @@ class SlotJob:
         self.prefix_version = 0
         """Policy version that computed the keys and values of ``prefix``."""
         self.spans = Spans(resumed.spans if resumed else [])
+        self.masks = Masks(resumed)
+        self.experts = from_routing(resumed.routing) if resumed and resumed.routing else None
+        """Experts of the first tokens, as other nodes or earlier policies have recorded them; None if none have."""
 
     @property
     def num_resumed(self) -> int:

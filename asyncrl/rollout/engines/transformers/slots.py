@@ -18,9 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
@@ -167,10 +169,19 @@ class SlotTable:
         if self._filtered is not None:
             # Only these rows are filtered: a token must not depend on the filters of other rows.
             at = self._filtered
-            tokens[at], logprobs[at] = sampler.draw_filtered(
+            tokens[at], logprobs[at], ranking = sampler.draw_filtered(
                 logits[at], temperatures[at], uniforms[at], self._top_p[at], self._top_k[at]
             )
+            self._record_masks(ranking)
         return tokens, logprobs
+
+    def _record_masks(self, ranking: sampler.Ranking) -> None:
+        if not self._masked:
+            return
+        counts, ids = ranking.masks(self._tensor(list(self._masked)))
+        end = 0
+        for job, count in zip(self._masked.values(), counts, strict=True):
+            job.masks.add(ids[end : (end := end + count)])
 
     def _ended(self, slots: list[int]) -> list[SlotJob]:
         """Jobs in ``slots``, and jobs whose text now contains a stop string."""
@@ -212,7 +223,17 @@ class SlotTable:
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
             grids=list(job.placed.pictures.grids) if job.placed else [],
+            mask_counts=job.masks.counts.copy(),
+            mask_ids=job.masks.ids.copy(),
+            routing=to_routing(self._experts(job)) if job.request.sampling.replay_routes else None,
         )
+
+    def _experts(self, job: SlotJob) -> Experts:
+        """[L + T - 1, layers, K] experts of the tokens that the policy has read, as when it read them first."""
+        assert self.cache.routes is not None  # the engine refuses requests that ask for what it does not record
+        start = 0 if job.experts is None else len(job.experts)
+        newest = self.cache.routes.read(job.slot, start, self._num_tokens(job) - 1)
+        return newest if job.experts is None else np.concatenate((job.experts, newest))
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +242,8 @@ class SlotTable:
         self.policy_version = policy_version
         for job in self.running:
             job.spans.set_version(policy_version, self._steps - job.start_step)
+            if job.request.sampling.replay_routes:
+                job.experts = self._experts(job)  # A recomputation of the cache replaces those in it.
 
     def recompute(self) -> Iterator[int]:
         """
@@ -318,8 +341,10 @@ class SlotTable:
     def _update_summary(self) -> None:
         """Update the properties of all rows together; called when rows are added, removed or moved."""
         jobs = self.running
-        filtered = [job.slot for job in jobs if job.is_filtered]
-        self._filtered = self._tensor(filtered) if filtered else None
+        filtered = [job for job in jobs if job.is_filtered]
+        self._filtered = self._tensor([job.slot for job in filtered]) if filtered else None
+        self._masked = {row: job for row, job in enumerate(filtered) if job.request.sampling.replay_mask}
+        """Jobs that record sampling masks, by their row among the filtered ones."""
         self._is_plain = all(job.is_plain for job in jobs)
         self._has_pictures = any(job.delta for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]

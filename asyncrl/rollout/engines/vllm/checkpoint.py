@@ -1,11 +1,14 @@
 """Facts about the model of a directory, read without loading weights."""
 
 import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import Struct
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     GenerationConfig,
@@ -13,12 +16,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
 from asyncrl.vision.settings import FAMILIES
+from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
+
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+"""Index of a layer in the name of a module."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -26,24 +34,41 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
     vocab_size: int
+    expert_layers: list[int] = []
+    """Indices of the layers that have experts."""
 
 
-def read(model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str) -> Checkpoint:
-    """Read a directory; ``dtype`` is that of transferred weights. `ConfigError` if it has no language model."""
-    model = _without_weights(model_path)
+def read(
+    model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str, overrides: Mapping[str, Any] = NONE
+) -> Checkpoint:
+    """
+    Read a directory with ``model.overrides``; ``dtype`` is that of transferred weights.
+
+    Raises `ConfigError` if it has no causal language model.
+    """
+    model = _without_weights(model_path, overrides)
     return Checkpoint(
         specs=checkpoint_specs(model, dtype),
         eos_ids=text.eos_ids(model, tokenizer),
         vocab_size=model.get_input_embeddings().weight.shape[0],
+        expert_layers=_expert_layers(model),
     )
 
 
-def _without_weights(model_path: str) -> PreTrainedModel:
+def _expert_layers(model: PreTrainedModel) -> list[int]:
+    experts = {id(module) for module in expert_modules(model)}
+    names = [name for name, module in model.named_modules() if id(module) in experts]
+    return [int(found[1]) for name in names if (found := LAYER.search(name))]
+
+
+def _without_weights(model_path: str, overrides: Mapping[str, Any]) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        config = read_config(Path(model_path), overrides)
         family = AutoModelForImageTextToText if config.model_type in FAMILIES else AutoModelForCausalLM
         with torch.device("meta"):
             model = family.from_config(config)
+    except ConfigError:
+        raise
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(f"model.path={model_path} cannot be read: {describe(error, __file__)}") from error
     with contextlib.suppress(OSError):  # Without this file, config.json has the end-of-sequence tokens.

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -38,6 +38,7 @@ from asyncrl.rollout.engines.vllm.pictures import check_torchvision, placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 from asyncrl.vision.processor import ImageProcessor
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.shared import SharedTensors, shared_staging
 
@@ -62,6 +63,7 @@ class VllmEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        overrides: Mapping[str, Any] = NONE,
         owns_llm: bool = False,
     ) -> None:
         """
@@ -71,6 +73,7 @@ class VllmEngine:
             llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too. For runs
                 with ``sampling.seeded = false`` it needs a ``seed`` that no other rollout has: vLLM's default is 0.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
+            overrides: ``model.overrides``, which ``llm`` has as ``hf_overrides``.
             owns_llm: Closing this engine shuts ``llm`` down.
 
         Raises `ConfigError` if ``llm`` has other arguments, or ``model_path`` has no causal language model.
@@ -86,7 +89,7 @@ class VllmEngine:
         self.policy_version = policy_version
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
-        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype)
+        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides)
         self._processor = ImageProcessor.load(Path(model_path))
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
@@ -115,6 +118,7 @@ class VllmEngine:
                 kv=config.rollout.kv,
                 policy_version=policy_version,
                 chat_template_kwargs=config.data.chat_template_kwargs,
+                overrides=config.model.overrides,
                 owns_llm=True,
             )
 
@@ -144,7 +148,7 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
-        vllm_request = VllmRequest(request, placed(request, self._processor))
+        vllm_request = VllmRequest(request, placed(request, self._processor), self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
             await self._workers_checked()
@@ -184,9 +188,10 @@ class VllmEngine:
             never=self._processor.vision_token_ids if self._processor else (),
         )
         while True:
-            vllm_request.begin(self.policy_version)
+            prompt = await self._adapter.prepare(vllm_request.prompt)
+            vllm_request.begin(self.policy_version)  # Nothing is awaited until vLLM has the request.
             output = await self._adapter.sample(
-                vllm_request.id, vllm_request.prompt, params, self._salt, vllm_request.request.priority
+                vllm_request.id, prompt, params, self._salt, vllm_request.request.priority
             )
             if output.finish_reason in ("stop", "length"):
                 _check_prompt(vllm_request, output)
@@ -204,7 +209,11 @@ class VllmEngine:
             decoded = self.decode(resumed[-window:] + output.token_ids[:end])
             if any(string in decoded for string in stop):
                 return replace(
-                    output, token_ids=output.token_ids[:end], logprobs=output.logprobs[:end], finish_reason="stop"
+                    output,
+                    token_ids=output.token_ids[:end],
+                    logprobs=output.logprobs[:end],
+                    masks=output.masks[:end],
+                    finish_reason="stop",
                 )
         return output
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineDied
 from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
+from asyncrl.weights.contents.architecture import config_changes
 
 ON_ASCEND = {"weight_nz_mode": 0}
 """Settings of vllm-ascend that ``engine_args.additional_config`` may replace: no layout but the plain one takes new
@@ -38,6 +40,8 @@ def launch(config: Config, *, reads_pictures: bool = False) -> AsyncLLM:
     if reads_pictures:
         args = {"limit_mm_per_prompt": NO_VIDEOS} | args
     args["seed"] = secrets.randbits(31)  # Requests without a seed draw from it, so no two engines may share one.
+    if config.model.overrides:
+        args["hf_overrides"] = config_changes(Path(config.model.path), config.model.overrides)
     if current_platform.device_type == "npu":
         args["additional_config"] = ON_ASCEND | args.get("additional_config", {})
     # With one worker the engine core is the worker: one process less to start and to message at every step.

@@ -3,10 +3,15 @@
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.messages import FinishReason
+import numpy as np
+
+from asyncrl.algo.routing import from_routing, to_routing
+from asyncrl.messages import FinishReason, Routing
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 
 if TYPE_CHECKING:
@@ -17,7 +22,11 @@ if TYPE_CHECKING:
 class VllmRequest:
     """A request and its id in vLLM. Compared by identity: two requests may be equal."""
 
-    def __init__(self, request: Request, pictures: "VllmPictures | None" = None) -> None:
+    def __init__(
+        self, request: Request, pictures: "VllmPictures | None" = None, expert_layers: Sequence[int] = ()
+    ) -> None:
+        """``expert_layers`` are the layers whose experts are recorded, of all for which vLLM has some."""
+        self._expert_layers = list(expert_layers)
         resumed = request.resume_from
         self.request = request
         self.resumed_ids = resumed.completion_ids if resumed else []
@@ -59,6 +68,9 @@ class VllmRequest:
         """The resumed tokens followed by vLLM's."""
         resumed = self.request.resume_from
         token_ids = self.resumed_ids + output.token_ids
+        masks = Masks(resumed)
+        for mask in output.masks if self.request.sampling.replay_mask else ():
+            masks.add(mask)
         return Completion(
             completion_ids=token_ids,
             behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
@@ -66,4 +78,18 @@ class VllmRequest:
             finish_reason=finish_reason,
             grids=list(self._pictures.grids) if self._pictures else [],
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
+            mask_counts=masks.counts,
+            mask_ids=masks.ids,
+            routing=self._routing(output, len(token_ids)) if self.request.sampling.replay_routes else None,
         )
+
+    def _routing(self, output: "VllmOutput", num_tokens: int) -> Routing | None:
+        """Experts of all tokens but the last; those of resumed tokens as they were recorded before."""
+        if output.experts is None:
+            return None
+        experts = output.experts[: len(self.request.prompt_ids) + num_tokens - 1, self._expert_layers]
+        resumed = self.request.resume_from
+        if resumed and resumed.routing:
+            before = from_routing(resumed.routing)
+            experts = np.concatenate((before, experts[len(before) :].astype(before.dtype)))
+        return to_routing(experts)

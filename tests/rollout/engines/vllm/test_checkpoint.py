@@ -34,13 +34,21 @@ def test_the_dtype_is_that_of_the_transfer(make_model, tokenizer, tmp_path):
 def test_experts_are_separate_as_in_a_checkpoint(tokenizer, tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "head_dim": 8}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 3}
+    heads = {
+        "num_hidden_layers": 2,
+        "mlp_only_layers": [0],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_experts": 3,
+    }
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, num_experts_per_tok=2)).save_pretrained(tmp_path)
 
-    shapes = {spec.name: spec.shape for spec in read(str(tmp_path), tokenizer, "float32").specs}
+    found = read(str(tmp_path), tokenizer, "float32")
+    shapes = {spec.name: spec.shape for spec in found.specs}
 
-    assert shapes["model.layers.0.mlp.experts.2.down_proj.weight"] == (16, 8)
-    assert shapes["model.layers.0.mlp.experts.0.gate_proj.weight"] == (8, 16)
+    assert shapes["model.layers.1.mlp.experts.2.down_proj.weight"] == (16, 8)
+    assert shapes["model.layers.1.mlp.experts.0.gate_proj.weight"] == (8, 16)
+    assert found.expert_layers == [1]
 
 
 def test_every_source_of_end_tokens_counts(make_model, tokenizer, tmp_path):

@@ -1,5 +1,6 @@
 """Arguments that depend on the machine, and errors of vLLM's own check as sentences. No engine is started."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ pytest.importorskip("vllm")
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError, field_validator
+from transformers import Qwen3Config
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
@@ -48,6 +50,18 @@ def test_on_an_npu_weights_keep_the_layout_that_takes_new_ones(
     assert elsewhere == {"enable_cpu_binding": False}
     assert npu == {"weight_nz_mode": 0}
     assert npu_with_theirs == {"weight_nz_mode": 0, "enable_cpu_binding": False}
+
+
+def test_vllm_gets_the_overrides_of_the_model_as_changes_to_its_config(
+    launched: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    Qwen3Config(max_position_embeddings=64, rope_theta=5e5).save_pretrained(tmp_path)
+    linear = {"rope_type": "linear", "factor": 2.0}
+    overrides = {"max_position_embeddings": 128, "rope_scaling": linear}
+    launch.launch(replace(CONFIG, model=Model(path=str(tmp_path), overrides=overrides)))
+    launch.launch(CONFIG)
+    expected = {"max_position_embeddings": 128, "rope_parameters": {"rope_theta": 5e5, **linear}}
+    assert [args.get("hf_overrides") for args in launched] == [expected, None]
 
 
 class Arguments(BaseModel):

@@ -140,6 +140,31 @@ def test_after_new_weights_pictures_are_seen_through_them(
     assert completion.spans == [Span(1, 0, len(completion.completion_ids))]
 
 
+def test_a_request_whose_pictures_are_being_read_meets_new_weights_whole(
+    path: Path, processor: ImageProcessor, engine_and_run: Any
+) -> None:
+    engine, run = engine_and_run
+    request = picture_request(processor, (300, 200), first=50, max_tokens=8)
+    model, weights = new_weights(path)
+    save_file(weights, path / "v2.safetensors")
+
+    async def swapped() -> Completion:
+        task = asyncio.create_task(engine.generate(request))
+        while not engine._requests:
+            await asyncio.sleep(0)
+        await engine.pause()
+        await engine.swap(2, {})
+        await engine.resume()
+        return await task
+
+    completion = run(swapped())
+    expected = full_logprobs(path, model, request, completion.completion_ids)
+    after = [place for span in completion.spans if span.policy_version == 2 for place in range(span.start, span.end)]
+    ours = [completion.behavior_logprobs[place] for place in after]
+    assert ours == pytest.approx([expected[place] for place in after], abs=2e-5)
+    assert len(after) == len(completion.completion_ids)
+
+
 def test_specs_are_those_of_the_loaded_model(path: Path, engine_and_run: Any) -> None:
     engine, _ = engine_and_run
     assert engine.specs() == parameters.specs(load(path)[0])

@@ -1,0 +1,115 @@
+"""`asyncrl import-verl`: translates a launch script of verl, and prints the run file and an account of every option."""
+
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from asyncrl.cli.terminal import aligned
+from asyncrl.config.run_file import decode
+from asyncrl.data.table import open_rows
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.verl.launch import Launch, find_launch, of_options
+from asyncrl.verl.option import Fate
+from asyncrl.verl.options.sampling import files
+from asyncrl.verl.shell.expand import expand
+from asyncrl.verl.translate import Translation, translate
+
+ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
+
+NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
+
+
+def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
+    """
+    Print or write the run file of a launch, and print the accounts to stderr. Exits with 1 if the run cannot work so.
+
+    Args:
+        arguments: A script and its arguments, or options.
+        environment: ``NAME=VALUE`` of each variable that the script gets.
+        rows: Rows of the training data; None counts them, if its files are here.
+
+    Raises:
+        ConfigError: The script or an option is invalid, or the script starts no trainer.
+    """
+    launch, complaints = _launch(arguments, environment)
+    translation = translate(launch, _num_rows(launch) if rows is None else rows)
+    if out:
+        out.write_text(translation.toml, encoding="utf-8")
+    else:
+        click.echo(translation.toml, nl=False)
+    problem = _problem(translation)
+    for line in report(translation, [*complaints, *([problem] if problem else [])]):
+        click.echo(line, err=True)
+    if out:
+        click.echo(out)
+    if problem or translation.verdict == "cannot":
+        sys.exit(1)
+
+
+def report(translation: Translation, notes: Sequence[str] = ()) -> list[str]:
+    """Lines about every option, by fate; then about the script; then the verdict."""
+    lines: list[str] = []
+    for fate in ORDER:
+        if accounts := [account for account in translation.accounts if account.fate == fate]:
+            lines += [fate, *aligned([[f"  {account.option}", account.detail] for account in accounts]), ""]
+    lines += [f"note: {note}" for note in (*translation.notes, *notes)]
+    lines += [f"missing: {sentence}" for sentence in translation.missing]
+    counts = Counter(account.fate for account in translation.accounts)
+    return [*lines, f"{translation.verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
+
+
+def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launch, list[str]]:
+    first, *rest = arguments
+    script = Path(first)
+    if "=" in first and not script.is_file():
+        return of_options(arguments), []
+    npu = ["trainer.device=npu"] if _is_for_npu(script) else []
+    expansion = expand(script, rest, dict(_variables(environment)))
+    complaints = [f"the script's shell says: {complaint}" for complaint in expansion.complaints]
+    try:
+        return find_launch(expansion.commands, rest, npu), complaints
+    except ConfigError as error:
+        raise ConfigError("; ".join([str(error), *complaints])) from error
+
+
+def _is_for_npu(script: Path) -> bool:
+    """True if a script is for Ascend NPUs, which verl finds out where it runs."""
+    return bool(script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace")))
+
+
+def _variables(environment: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for variable in environment:
+        name, equals, value = variable.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--env {variable!r}: expected NAME=VALUE")
+        yield name, value
+
+
+def _num_rows(launch: Launch) -> int | None:
+    """Rows of the training data; None if a file of it is not here."""
+    train, most = launch.overrides.get("data.train_files"), launch.overrides.get("data.train_max_samples")
+    if train is None:
+        return None
+    named = files(train.value)
+    try:
+        count = sum(len(open_rows(Path(path))) for path in ([named] if isinstance(named, str) else named))
+    except DataError:
+        return None
+    return min(count, most.value) if most and isinstance(most.value, int) and most.value > 0 else count
+
+
+def _problem(translation: Translation) -> str:
+    """Sentence of the check that the run file does not pass; empty if it does, or if something is missing anyway."""
+    raw: Mapping[str, object] = tomllib.loads(translation.toml)
+    if translation.missing:
+        return ""
+    try:
+        decode(dict(raw))
+    except ConfigError as error:
+        return f"the run file does not pass the check of asyncrl run: {error}"
+    return ""

@@ -1,0 +1,110 @@
+"""
+Hydra's overrides, as verl's launch commands have them.
+
+    key=1e-6   +key=[a,b]   ++key={a: 1}   ~key   key='["a", "b"]'   key=null   key=True
+
+Values become None, bool, int, float, str, list and dict. Sweeps and functions are not values of a training run, and an
+interpolation ``${...}`` is resolved by Hydra: both stay text, which `Override.is_open` tells.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from asyncrl.errors import ConfigError
+
+WORDS: Mapping[str, Any] = {"null": None, "none": None, "true": True, "false": False}
+OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?", re.DOTALL)
+CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+class Override(Struct, frozen=True):
+    """One option of a command."""
+
+    key: str
+    value: Any
+    text: str
+    """The option as the command has it."""
+
+    @property
+    def is_open(self) -> bool:
+        """The value refers to something else: an interpolation."""
+        return "${" in self.text
+
+
+def is_override(argument: str) -> bool:
+    """Tell an override from flags, paths and other arguments of a command."""
+    match = OVERRIDE.fullmatch(argument)
+    return bool(match and (match["value"] is not None or match["sign"]) and not argument.startswith("-"))
+
+
+def parse_override(argument: str) -> Override:
+    """Parse one override; raises `ConfigError` if it is none. ``~key`` removes an option: its value is None."""
+    match = OVERRIDE.fullmatch(argument)
+    if not is_override(argument) or not match:
+        raise ConfigError(f"{argument!r} is no option: expected KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY")
+    value = None if match["sign"] == "~" else parse_value(match["value"] or "")
+    return Override(match["key"].replace("/", "."), value, argument)
+
+
+def given(overrides: Sequence[Override]) -> dict[str, Override]:
+    """Overrides by key, with each key of a ``{...}`` by itself; of several for one key the last counts."""
+    found: dict[str, Override] = {}
+    for override in overrides:
+        for key, value in _leaves(override.key, override.value):
+            found.pop(key, None)
+            found[key] = Override(key, value, override.text)
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """Value of the text after an equals sign; a list in quotes is the list."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        inner = text[1:-1].replace(f"\\{text[0]}", text[0])
+        return parse_value(inner) if inner.startswith("[") and inner.endswith("]") else inner
+    if text.startswith("[") and text.endswith("]"):
+        return [parse_value(part) for part in _split(text[1:-1])]
+    if text.startswith("{") and text.endswith("}"):
+        pairs = (part.partition(":") for part in _split(text[1:-1]))
+        return {str(parse_value(key)): parse_value(value) for key, _, value in pairs}
+    return _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    if re.fullmatch(r"[+-]?\d+(_\d+)*", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?", text):
+        return float(text)
+    return text
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parts between the commas that are in no quotes and no brackets."""
+    start, quote, closing = 0, "", ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in CLOSING:
+            closing = CLOSING[letter] + closing
+        elif closing and letter == closing[0]:
+            closing = closing[1:]
+        elif letter == "," and not closing:
+            yield text[start:place]
+            start = place + 1
+    if text[start:].strip():
+        yield text[start:]
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value

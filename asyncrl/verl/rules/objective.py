@@ -1,0 +1,211 @@
+"""Objective: advantage, policy loss, KL and off-policy correction. Settings that a loss does not read are left out."""
+
+from collections.abc import Mapping
+
+from asyncrl.verl.recipe import Recipe
+
+A, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+CLIPS = ("clip_low", "clip_high")
+LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "vanilla": ("clipped", (*CLIPS, "dual_clip")),
+    "gspo": ("gspo", CLIPS),
+    "cispo": ("cispo", CLIPS),
+    "sapo": ("sapo", ("tau_pos", "tau_neg")),
+    "geo_mean": ("gmpo", CLIPS),
+    "clip_cov": ("clip_cov", (*CLIPS, "cov_ratio", "cov_low", "cov_high")),
+    "kl_cov": ("kl_cov", ("cov_ratio", "cov_kl_coef")),
+    "dppo_tv": ("dppo_tv", (*CLIPS, "ratio_cap")),
+    "dppo_kl": ("dppo_kl", (*CLIPS, "ratio_cap")),
+    "dro": ("dro", ("dro_beta",)),
+    "gpg": ("reinforce", ()),
+}
+"""verl's loss: its name here, and the settings that it reads."""
+BY_SEQUENCE = ("gspo", "gmpo", "sapo")
+"""Losses with an aggregation of their own."""
+VALUES: Mapping[str, tuple[str, float | None]] = {
+    "clip_low": (f"{A}.clip_ratio_low", 0.2),
+    "clip_high": (f"{A}.clip_ratio_high", 0.2),
+    "dual_clip": (f"{A}.clip_ratio_c", 3.0),
+    "ratio_cap": (f"{A}.clip_ratio_c", 20.0),
+    "tau_pos": (f"{A}.tau_pos", 1.0),
+    "tau_neg": (f"{A}.tau_neg", 1.05),
+    "cov_low": (f"{A}.policy_loss.clip_cov_lb", 1.0),
+    "cov_high": (f"{A}.policy_loss.clip_cov_ub", 5.0),
+    "cov_kl_coef": (f"{A}.policy_loss.ppo_kl_coef", 0.1),
+    "dro_beta": (f"{A}.policy_loss.dro_beta", None),
+}
+"""Setting: verl's option and its default there."""
+ADVANTAGES: Mapping[str, str] = {
+    **{
+        name: name
+        for name in (
+            "gae", "grpo", "grpo_passk", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo",
+            "opo", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline",
+        )
+    },
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+}  # fmt: skip
+
+
+def objective(recipe: Recipe) -> None:
+    """Set the advantage, the loss, the KL, the correction, and the critic if there is one."""
+    _advantage(recipe)
+    _loss(recipe)
+    _kl(recipe)
+    _correction(recipe)
+    _critic(recipe)
+
+
+def _advantage(recipe: Recipe) -> None:
+    name = recipe.get("algorithm.adv_estimator", "gae")
+    if name not in ADVANTAGES:
+        recipe.say(
+            "algorithm.adv_estimator", "not supported", "write it as a function: algorithm.advantage = 'file.py:name'"
+        )
+        return
+    divides = recipe.get("algorithm.norm_adv_by_std_in_grpo", True)
+    here = "dr_grpo" if ADVANTAGES[name] == "grpo" and not divides else ADVANTAGES[name]
+    recipe.put("algorithm.advantage", here, "" if recipe.has("algorithm.adv_estimator") else "verl's default")
+    for setting, readers in (("gamma", ("gae", "reinforce_plus_plus")), ("lam", ("gae",))):
+        if here in readers:
+            recipe.put(f"algorithm.{setting}", float(recipe.get(f"algorithm.{setting}", 1.0)))
+        else:
+            recipe.say(f"algorithm.{setting}", "not needed", f"the advantage {here!r} does not read it")
+    if here == "gdpo":
+        keys = recipe.get("algorithm.gdpo_reward_keys", ["reward"])
+        recipe.put("algorithm.reward_weights", dict.fromkeys(keys, 1.0))
+
+
+def _loss(recipe: Recipe) -> None:
+    key = f"{A}.policy_loss.loss_mode"
+    mode = recipe.get(key, "vanilla")
+    if mode not in LOSSES:
+        recipe.say(key, "not supported", "write it as a function: algorithm.loss = 'file.py:name'")
+        return
+    loss, reads = LOSSES[mode]
+    recipe.put("algorithm.loss", loss)
+    cov = f"{A}.policy_loss.{'kl_cov_ratio' if mode == 'kl_cov' else 'clip_cov_ratio'}"
+    values = {**VALUES, "cov_ratio": (cov, 0.0002)}
+    for setting in reads:
+        option, default = values[setting]
+        value = recipe.get(option, default)
+        if setting in CLIPS and option in recipe.given and recipe.given[option].value is None:
+            value = recipe.get(f"{A}.clip_ratio", 0.2)
+        recipe.put(f"algorithm.{setting}", value, "" if recipe.has(option) else "verl's default")
+    for setting, (option, _) in values.items():
+        if setting not in reads and not any(values[read][0] == option for read in reads):
+            recipe.say(option, "not needed", f"the loss {loss!r} does not read it")
+    _aggregation(recipe, loss)
+
+
+def _aggregation(recipe: Recipe, loss: str) -> None:
+    key, wanted = f"{A}.loss_agg_mode", recipe.get(f"{A}.loss_agg_mode", "token-mean")
+    if loss in BY_SEQUENCE:
+        recipe.say(key, "not needed", f"the loss {loss!r} is the mean over trajectories in both")
+        return
+    recipe.put("algorithm.aggregation", wanted)
+    factor = recipe.get(f"{A}.loss_scale_factor")
+    if factor and wanted == "seq-mean-token-sum-norm":
+        recipe.put("algorithm.aggregation_norm", float(factor))
+    else:
+        recipe.say(f"{A}.loss_scale_factor", "not needed", f"{wanted!r} does not read it")
+
+
+def _kl(recipe: Recipe) -> None:
+    in_loss = bool(recipe.get(f"{A}.use_kl_loss", False)) and float(recipe.get(f"{A}.kl_loss_coef", 0.001))
+    in_reward = bool(recipe.get("algorithm.use_kl_in_reward", False)) and float(
+        recipe.get("algorithm.kl_ctrl.kl_coef", 0.001)
+    )
+    if in_loss:
+        recipe.put("algorithm.kl_coef", in_loss)
+        recipe.put("algorithm.kl", str(recipe.get(f"{A}.kl_loss_type", "low_var_kl")))
+    else:
+        for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"):
+            recipe.say(
+                f"{A}.{name}", "not needed", "there is no KL in the loss: use_kl_loss, or its coefficient, is off"
+            )
+    if in_reward:
+        _kl_in_reward(recipe, in_reward, is_second=bool(in_loss))
+        return
+    for name in (
+        "use_kl_in_reward",
+        "kl_penalty",
+        "kl_ctrl.type",
+        "kl_ctrl.kl_coef",
+        "kl_ctrl.target_kl",
+        "kl_ctrl.horizon",
+    ):
+        recipe.say(
+            f"algorithm.{name}", "not needed", "there is no KL in the reward: use_kl_in_reward, or kl_coef, is off"
+        )
+
+
+def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> None:
+    """Settings of the KL in the reward, alone or as the second of both."""
+    recipe.put("algorithm.kl_in", "both" if is_second else "reward")
+    recipe.put("algorithm.kl_reward_coef" if is_second else "algorithm.kl_coef", coefficient)
+    estimator = str(recipe.get("algorithm.kl_penalty", "kl"))
+    recipe.put("algorithm.kl_reward" if is_second else "algorithm.kl", estimator)
+    if recipe.get("algorithm.kl_ctrl.type", "fixed") == "adaptive":
+        recipe.put("algorithm.kl_target", float(recipe.get("algorithm.kl_ctrl.target_kl", 0.1)))
+        recipe.put("algorithm.kl_horizon", int(recipe.get("algorithm.kl_ctrl.horizon", 10_000)))
+    else:
+        for name in ("type", "target_kl", "horizon"):
+            recipe.say(f"algorithm.kl_ctrl.{name}", "not needed", "the weight of the KL does not adapt")
+
+
+def _correction(recipe: Recipe) -> None:
+    bypass = recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous")
+    importance = str(recipe.get(f"{CORRECTION}.rollout_is", "none"))
+    if recipe.get(f"{CORRECTION}.loss_type", "ppo_clip") == "reinforce" and bypass:
+        recipe.put("algorithm.loss", "reinforce", "rollout_correction.loss_type")
+        for setting in ("clip_low", "clip_high", "dual_clip"):
+            recipe.settings.pop(f"algorithm.{setting}", None)
+    elif bypass:
+        why = "with bypass_mode verl computes these weights for its metrics only: the loss has the ratio already"
+        for name in ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize"):
+            recipe.say(f"{CORRECTION}.{name}", "not needed", why)
+        importance = "none"
+    recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+    if not bypass and recipe.settings["schedule.steps_per_publish"] > 1:
+        recipe.put(
+            "algorithm.correction.anchor", "publish", "verl keeps the weights of the last sync for all its steps"
+        )
+    if importance != "none":
+        recipe.put("algorithm.correction.importance", importance)
+        threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold", 2.0)
+        recipe.put("algorithm.correction.importance_threshold", str(threshold))
+        if recipe.get(f"{CORRECTION}.rollout_is_batch_normalize", False) and not bypass:
+            recipe.put("algorithm.correction.importance_normalize", True)
+    else:
+        for name in ("rollout_is_threshold", "rollout_is_batch_normalize"):
+            if f"{CORRECTION}.{name}" not in recipe.fates:
+                recipe.say(f"{CORRECTION}.{name}", "not needed", "there are no importance weights: rollout_is is off")
+    _rejection(recipe)
+
+
+def _rejection(recipe: Recipe) -> None:
+    criteria, bounds = recipe.get(f"{CORRECTION}.rollout_rs"), recipe.get(f"{CORRECTION}.rollout_rs_threshold")
+    if not criteria:
+        recipe.say(f"{CORRECTION}.rollout_rs_threshold", "not needed", "nothing is rejected: rollout_rs is off")
+        return
+    comment = "verl's default" if bounds is None else ""
+    recipe.put("algorithm.correction.rejection", str(criteria))
+    recipe.put("algorithm.correction.rejection_threshold", str(bounds or 2.0), comment)
+
+
+def _critic(recipe: Recipe) -> None:
+    options = {
+        "path": ("critic.model.path", str),
+        "lr": ("critic.optim.lr", float),
+        "weight_decay": ("critic.optim.weight_decay", float),
+        "grad_clip": ("critic.optim.clip_grad", float),
+        "value_clip": ("critic.cliprange_value", float),
+    }
+    has_critic = recipe.settings.get("algorithm.advantage") == "gae"
+    for setting, (option, convert) in options.items():
+        if not has_critic:
+            recipe.say(option, "not needed", "only the advantage 'gae' has a critic")
+        elif (value := recipe.get(option)) is not None:
+            recipe.put(f"critic.{setting}", convert(value))

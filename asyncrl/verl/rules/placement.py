@@ -1,0 +1,166 @@
+"""
+Placement: devices of trainer and rollouts, and what is spread over them.
+
+FSDP2 takes the place of every way to spread a model's weights. Ranks that shared a row's activations, in tensor or
+context parallelism, become sequence parallel ranks, with the same tokens of a micro-batch in all.
+"""
+
+from math import ceil, gcd
+from typing import Any
+
+from asyncrl.verl.recipe import Recipe
+
+A, R, M, F = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
+MACHINES = "further machines join with asyncrl-node: docs/cluster.md"
+FSDP = "FSDP2 shards the weights over all ranks instead"
+
+
+def placement(recipe: Recipe) -> None:
+    """Set devices, parallelism, precision and memory."""
+    device = recipe.get("trainer.device", "cuda")
+    recipe.put("trainer.device", device)
+    recipe.put("rollout.device", device)
+    recipe.put("model.dtype", _dtype(recipe), "weights and activations; the optimizer's state is float32")
+    recipe.put("trainer.nodes", recipe.get("trainer.nnodes", 1))
+    recipe.put("trainer.ranks", recipe.get("trainer.n_gpus_per_node", 8))
+    _replicas(recipe)
+    if recipe.is_megatron:
+        recipe.say("model_engine", "substituted", FSDP)
+        recipe.say(f"{A}.strategy", "substituted", FSDP)
+    _sequence_parallel(recipe)
+    _shards(recipe)
+    _offload(recipe)
+    _gradient_checkpointing(recipe)
+    if recipe.settings["trainer.nodes"] > 1:
+        recipe.comments["trainer.nodes"] = MACHINES
+
+
+def _dtype(recipe: Recipe) -> str:
+    config = f"{A}.{'megatron' if recipe.is_megatron else 'fsdp_config'}"
+    named = str(recipe.get(f"{config}.dtype", recipe.get(f"{R}.dtype", "bfloat16")))
+    return "float32" if named in ("fp32", "float32", "float") else "bfloat16"
+
+
+def _replicas(recipe: Recipe) -> None:
+    size = recipe.get(f"{R}.tensor_model_parallel_size", 2)
+    recipe.put("rollout.vllm.tensor_parallel_size", size)
+    if _is_colocated(recipe):
+        _colocate(recipe, size)
+        return
+    recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")
+    nodes, devices = recipe.get("rollout.nnodes", 1), recipe.get("rollout.n_gpus_per_node", 8)
+    comment = f"{nodes} x {devices} devices / {size}"
+    recipe.put("rollout.replicas", max(1, nodes * devices // size), f"{comment}; {MACHINES}" if nodes > 1 else comment)
+
+
+def _is_colocated(recipe: Recipe) -> bool:
+    if recipe.mode != "synchronous":
+        return bool(recipe.get("rollout.nnodes", 1) == 0)
+    is_v1 = recipe.get("trainer.use_v1", True)
+    return not (is_v1 and recipe.get("trainer.v1.trainer_mode", "sync") == "separate_async")
+
+
+def _colocate(recipe: Recipe, size: int) -> None:
+    """Trainer and rollouts take turns at one machine's devices; of several machines, each has a half."""
+    nodes, ranks = recipe.settings["trainer.nodes"], recipe.settings["trainer.ranks"]
+    if nodes == 1:
+        recipe.put("rollout.colocated", True, "trainer and rollouts take turns at the same devices")
+        recipe.put("rollout.replicas", max(1, ranks // size))
+        return
+    comment = f"half of {nodes} machines: turns at shared devices (rollout.colocated) are for one machine; {MACHINES}"
+    recipe.put("trainer.nodes", ceil(nodes / 2))
+    recipe.put("rollout.replicas", max(1, nodes // 2 * ranks // size), comment)
+    for key in ("trainer.nnodes", "actor_rollout_ref.hybrid_engine"):
+        recipe.say(key, "substituted", "half of the machines train and half sample, which wait for each other")
+
+
+def _sequence_parallel(recipe: Recipe) -> None:
+    """Ranks that share a row, and the tokens of each, which must hold the longest trajectory together."""
+    ranks = recipe.settings["trainer.ranks"]
+    wanted, context = _row_ranks(recipe)
+    shared = gcd(wanted, ranks)
+    if wanted > 1:
+        recipe.put("trainer.sequence_parallel", shared, "" if shared == wanted else f"{wanted} does not divide {ranks}")
+    longest = recipe.settings["data.max_prompt_tokens"] + recipe.settings["sampling.max_tokens"]
+    tokens = _tokens(recipe, longest) * context // shared
+    needed = ceil(longest / shared)
+    comment = f"{tokens:,} in verl; one trajectory may have {longest:,} tokens" if tokens < needed else ""
+    recipe.put("trainer.max_tokens_per_micro_batch", max(tokens, needed), comment)
+
+
+def _row_ranks(recipe: Recipe) -> tuple[int, int]:
+    """Ranks that share a row, and those of them for which verl's budget of tokens counts each by itself."""
+    config = f"{A}.fsdp_config.ulysses_sequence_parallel_size"
+    wanted = recipe.get(f"{A}.ulysses_sequence_parallel_size", recipe.get(config, 1))
+    if not recipe.is_megatron:
+        return wanted, wanted
+    megatron = f"{A}.megatron"
+    tensor, context = (recipe.get(f"{megatron}.{name}_parallel_size", 1) for name in ("tensor_model", "context"))
+    if tensor > 1:
+        why = f"{FSDP}, and trainer.sequence_parallel ranks share each row"
+        recipe.say(f"{megatron}.tensor_model_parallel_size", "substituted", why)
+    return tensor * context, context
+
+
+def _tokens(recipe: Recipe, longest: int) -> int:
+    """verl's tokens of a micro-batch on a device; without dynamic batches, so many whole trajectories."""
+    if recipe.get(f"{A}.use_dynamic_bsz", False):
+        return int(recipe.get(f"{A}.ppo_max_token_len_per_gpu", 16384))
+    recipe.say(f"{A}.ppo_max_token_len_per_gpu", "not needed", "verl reads it only with use_dynamic_bsz")
+    return int(recipe.get(f"{A}.ppo_micro_batch_size_per_gpu", recipe.get(f"{A}.ppo_micro_batch_size", 1)) * longest)
+
+
+def _shards(recipe: Recipe) -> None:
+    total = recipe.settings["trainer.nodes"] * recipe.settings["trainer.ranks"]
+    size = recipe.get(f"{A}.fsdp_config.fsdp_size", -1)
+    if 0 < size < total and total % size == 0:
+        recipe.put("trainer.shard_size", size, "a copy of the model and its optimizer on each so many ranks")
+    else:
+        recipe.say(f"{A}.fsdp_config.fsdp_size", "not needed", "the model is sharded over all ranks")
+    experts = recipe.get(f"{A}.megatron.expert_model_parallel_size", 1)
+    if experts == 1:
+        recipe.say(f"{A}.megatron.expert_model_parallel_size", "not needed", "experts are gathered layer by layer")
+        return
+    if {"parameters", "reference"} & set(_parts_on_host(recipe)):
+        why = "experts are gathered layer by layer, because those on the host cannot compute where they are"
+        recipe.say(f"{A}.megatron.expert_model_parallel_size", "substituted", why)
+        return
+    recipe.put("trainer.expert_parallel", True, "each rank keeps its experts; the ranks must divide their number")
+    if total & (total - 1) and "trainer.shard_size" not in recipe.settings:
+        power = total & -total
+        recipe.put("trainer.shard_size", power, f"{total} ranks do not divide a number of experts that is a power of 2")
+
+
+def _offload(recipe: Recipe) -> None:
+    if parts := _parts_on_host(recipe):
+        recipe.put("trainer.offload", parts)
+    if not recipe.settings.get("algorithm.kl_coef"):
+        for name in ("fsdp_config", "megatron"):
+            recipe.say(f"{F}.{name}.param_offload", "not needed", "without a KL there is no reference model")
+
+
+def _parts_on_host(recipe: Recipe) -> list[str]:
+    """Values of ``trainer.offload``; ``parameters`` includes gradients and moments."""
+
+    def is_on(*keys: str) -> bool:
+        return any(recipe.get(key, False) not in (False, 0) for key in keys)
+
+    config = f"{A}.{'megatron' if recipe.is_megatron else 'fsdp_config'}"
+    parts: list[str] = []
+    if is_on(f"{config}.param_offload", f"{config}.offload_policy"):
+        parts.append("parameters")
+    elif is_on(f"{config}.optimizer_offload", f"{A}.optim.override_optimizer_config.optimizer_cpu_offload"):
+        parts.append("moments")
+    if recipe.settings.get("algorithm.kl_coef") and is_on(
+        f"{F}.fsdp_config.param_offload", f"{F}.megatron.param_offload"
+    ):
+        parts.append("reference")
+    if is_on(f"{M}.enable_activation_offload"):
+        parts.append("activations")
+    return parts
+
+
+def _gradient_checkpointing(recipe: Recipe) -> None:
+    wanted: Any = recipe.get(f"{M}.enable_gradient_checkpointing", True)
+    granularity = recipe.get(f"{A}.megatron.override_transformer_config.recompute_granularity")
+    recipe.put("trainer.gradient_checkpointing", "selective" if granularity == "selective" else bool(wanted))

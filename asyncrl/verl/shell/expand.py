@@ -1,0 +1,196 @@
+"""
+Expands a launch script: runs it in a jail in which every program only writes down its arguments.
+
+    run.sh ─▶ bash, below a temporary root ─▶ python3, ray, torchrun, ... are stubs ─▶ records ─▶ `Expansion`
+
+The script is code of somebody else. Below the temporary root are bash, some programs that only read and write text, and
+the script; `asyncrl.verl.shell.jail` takes away everything else: files, network, signals. The environment is empty but
+for HOME, whose value paths are made of, and what the caller names. The root is removed afterwards.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncrl.errors import ConfigError
+
+JAIL = Path(__file__).with_name("jail.py")
+WALL_S = 10.0
+PROCESSES = 64
+"""Processes that a script may have at once."""
+MAX_RECORDS = 1000
+FIRST_USER_ID = 61184
+"""Lowest of the 4,096 user ids that no account has; systemd takes its own for a while from the same range."""
+TEXT_PROGRAMS = (
+    "basename", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "ls", "mkdir", "nproc", "realpath",
+    "sed", "seq", "sort", "tail", "tee", "touch", "tr", "uname", "wc",
+)  # fmt: skip
+"""Programs that are really run. All others are stubs, which print nothing and succeed."""
+LAUNCHERS = (
+    "accelerate", "conda", "deepspeed", "mpirun", "nohup", "python", "python3", "ray", "srun", "sudo", "timeout",
+    "torchrun", "uv",
+)  # fmt: skip
+"""Stubs that are also files, so that ``exec`` and ``env`` find them."""
+RECORD = """printf '%s\\0' "$@" > "/records/${EPOCHREALTIME:-$SECONDS}.$BASHPID" """
+STUB = f"""#!/bin/bash -p
+set -- "${{0##*/}}" "$@"
+{RECORD}
+"""
+PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
+export -f command_not_found_handle
+"""
+"""Read by every bash before its script: each program that is missing is recorded, and succeeds."""
+
+
+class Expansion(Struct, frozen=True):
+    """A script's commands, in order, and the sentences of its shell."""
+
+    commands: list[list[str]]
+    """Name and arguments of every program that it would have run, but for text programs."""
+    complaints: list[str]
+    """Errors that bash printed, such as an unbound variable or a file that is not in the jail."""
+
+
+def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Expansion:
+    """
+    Run ``script`` in the jail.
+
+    Args:
+        arguments: Its ``$1``, ``$2``, ...
+        environment: Its environment, such as MODEL_PATH or NNODES.
+
+    Raises:
+        ConfigError: It cannot be read, or this machine cannot build the jail.
+    """
+    try:
+        text = script.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the script {script}: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
+        root, errors = Path(name, "root"), Path(name, "errors")
+        Path(name).chmod(0o711)
+        place = script.resolve()
+        _furnish(root, place, text)
+        code = _run(root, errors, ["/bin/bash", str(place), *arguments], environment or {})
+        complaints = list(_complaints(errors.read_text("utf-8", "replace"), str(place), code))
+        return Expansion(commands=_records(root / "records"), complaints=complaints)
+
+
+def _furnish(root: Path, script: Path, text: bytes) -> None:
+    """Create the jail's files: programs with their libraries, stubs, the script at its path, the working directory."""
+    for folder in ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd())):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder).chmod(0o777)
+    for folder in ("bin", "usr"):
+        (root / folder).mkdir(exist_ok=True)
+    (root / "usr/bin").symlink_to("../bin")
+    programs = [path for name in ("bash", *TEXT_PROGRAMS) if (path := shutil.which(name))]
+    for library in _libraries(programs):
+        target = root / library[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, target)
+    for program in programs:
+        shutil.copy(program, root / "bin" / Path(program).name)
+    (root / "bin/sh").symlink_to("bash")
+    for name in LAUNCHERS:
+        (root / "bin" / name).write_text(STUB)
+        (root / "bin" / name).chmod(0o755)
+    (root / "prelude.sh").write_text(PRELUDE)
+    (root / "dev/null").touch()
+    (root / "dev/null").chmod(0o666)
+    (root / str(script)[1:]).write_bytes(text)
+
+
+def _with_parents(folder: Path) -> list[str]:
+    """An absolute folder and its parents, without the leading slash, the highest first."""
+    return [str(path)[1:] for path in reversed([folder, *folder.parents])][1:]
+
+
+def _libraries(programs: Sequence[str]) -> set[str]:
+    """Paths of the shared libraries of ``programs``, the loader included."""
+    try:
+        listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _no_jail(f"{error.filename}: {error.strerror}") from error
+    return set(re.findall(r"(?:=>\s*|^\s+)(/\S+) \(0x", listed.stdout, re.MULTILINE))
+
+
+def _run(root: Path, errors: Path, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Run a command below ``root``; return its exit code, or None if its time was up. No process of it is left."""
+    home = {"HOME": str(Path.home()), "PATH": "/bin", "BASH_ENV": "/prelude.sh", "TMPDIR": "/tmp", "LC_ALL": "C"}
+    user_id, others = (FIRST_USER_ID + secrets.randbelow(4096), 0) if os.geteuid() == 0 else (0, _num_tasks())
+    reader, writer = os.pipe()
+    numbers = map(str, (user_id, others + PROCESSES, writer))
+    with os.fdopen(reader) as failed, errors.open("wb") as stderr:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(JAIL), str(root), *numbers, str(Path.cwd()), *command],
+                env={**home, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        code = _end(process)
+        if reason := failed.read():
+            raise _no_jail(reason)
+    return code
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int | None:
+    """Wait for a process, then kill its group, which nothing in the jail can leave."""
+    try:
+        return process.wait(WALL_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _num_tasks() -> int:
+    """Processes and threads of this user, which its limit of processes counts too."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if process.stat().st_uid == os.geteuid():
+                count += sum(1 for _ in (process / "task").iterdir())
+    return count
+
+
+def _records(folder: Path) -> list[list[str]]:
+    """Records in the order of their times; a link would lead out of the jail."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+    return [path.read_text("utf-8", "replace").split("\0")[:-1] for path in paths[:MAX_RECORDS]]
+
+
+def _complaints(errors: str, script: str, code: int | None) -> Iterator[str]:
+    """Sentences of bash about the script, without the traces of ``set -x``; and how the script ended, if badly."""
+    lines = errors.splitlines()
+    yield from (line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line "))
+    if code is None:
+        yield f"it did not end within {WALL_S:g} s and was stopped"
+    elif code:
+        last = next((line for line in reversed(lines) if not line.startswith("+")), "")
+        yield f"it ended with exit code {code}{last and ': '}{last.removeprefix(f'{script}: ')}"
+
+
+def _no_jail(reason: str) -> ConfigError:
+    return ConfigError(
+        f"this machine cannot expand a launch script safely ({reason}): it needs Linux, bash, ldd and the right to "
+        f"change a process's root; give the options themselves: asyncrl import-verl KEY=VALUE ..."
+    )

@@ -1,0 +1,105 @@
+"""
+Architecture of a model directory: its config.json with ``model.overrides`` in it, as transformers reads both.
+
+    config.json ─┐
+                 ├─ read_config ─▶ PreTrainedConfig ─▶ trainer, built-in engine, checks
+    overrides ───┘
+                    config_changes ─▶ what differs from config.json alone ─▶ vLLM's ``hf_overrides``
+
+Trainer and engines must read the same architecture, or they would compute different models from the same weights.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from asyncrl.config.model import weights
+from asyncrl.config.model.overrides import ROPE, merged
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import describe
+
+NONE: Mapping[str, Any] = {}
+SETTING = "model.overrides"
+
+
+def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedConfig:
+    """
+    The config of a model directory, with overrides.
+
+    Raises:
+        ConfigError: The model has no such key, or an override has an invalid value or no effect.
+        Exception: Whatever transformers raises for a config.json that it cannot read.
+    """
+    plain: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    if not overrides:
+        return plain
+    raw = weights.read_config(path)
+    _refuse_unknown(overrides, _known(plain, raw), path)
+    changed = merged(raw, overrides)
+    try:
+        config: PreTrainedConfig = type(plain).from_dict(changed)
+    except Exception as error:  # transformers may raise anything for a wrong value
+        raise ConfigError(f"{SETTING} is not valid for {path}: {describe(error, __file__)}") from error
+    config.name_or_path = plain.name_or_path
+    _refuse_unread(changed, raw, config.to_dict(), path)
+    return config
+
+
+def config_changes(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the config that overrides change, in transformers' own names. Raises as `read_config`."""
+    return _differing(read_config(path).to_dict(), read_config(path, overrides).to_dict())
+
+
+def _known(plain: PreTrainedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that a config.json of this architecture may have, with their values, nested like it."""
+    known: dict[str, Any] = dict.fromkeys((*getattr(plain, "attribute_map", {}), *ROPE))
+    return {**known, **raw, **plain.to_dict()}
+
+
+def _refuse_unknown(overrides: Mapping[str, Any], known: Mapping[str, Any], path: Path, where: str = "") -> None:
+    for key, value in overrides.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            inner = next((f"{table}.{key}" for table, part in known.items() if key in _table(part)), "")
+            meant = inner or (f"{where}{close[0]}" if close else "")
+            hint = f"did you mean {meant!r}?" if meant else "see its config.json"
+            raise ConfigError(f"{SETTING}.{where}{key}: the model {path} has no such setting; {hint}")
+        if isinstance(value, Mapping) and key not in ROPE and _table(known[key]):
+            _refuse_unknown(value, {**_table(known[key]), **dict.fromkeys(ROPE)}, path, f"{where}{key}.")
+
+
+def _refuse_unread(changed: Mapping[str, Any], raw: Mapping[str, Any], read: Mapping[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for a changed value that transformers has replaced by one of its own."""
+    got = dict(_leaves(read))
+    for key, value in _leaves(_differing(raw, changed)):
+        if key in got and got[key] != value:
+            raise ConfigError(
+                f"{SETTING}.{key} is {value!r}, but transformers reads {got[key]!r} from the config of {path}: another "
+                f"setting decides it; remove the override"
+            )
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of ``after`` that are new or other; of nested configs, only theirs."""
+    found = {}
+    for key, value in after.items():
+        if key in before and before[key] == value:
+            continue
+        is_config = key not in ROPE and isinstance(value, dict) and isinstance(before.get(key), dict)
+        found[key] = _differing(before[key], value) if is_config else value
+    return found
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value

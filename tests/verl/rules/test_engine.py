@@ -1,0 +1,82 @@
+"""vLLM takes the place of every engine; arguments without a setting go to it as they are."""
+
+from tests.verl.launches import fate, settings
+
+R = "actor_rollout_ref.rollout"
+HELD_OUT = "data.val_files=test.parquet"
+
+
+def test_another_engine_is_replaced_and_its_arguments_are_said() -> None:
+    assert settings("fully_async", f"{R}.name=sglang")["rollout.engine"] == "vllm"
+    assert fate("fully_async", f"{R}.name=sglang") == ("substituted", "vLLM takes the place of SGLang")
+    assert fate("fully_async", f"+{R}.engine_kwargs.sglang.disable_radix_cache=True")[0] == "substituted"
+
+
+def test_slots_are_trajectories_under_both_of_verls_bounds() -> None:
+    assert settings("fully_async")["rollout.slots"] == 16 * 4
+    assert settings("fully_async", f"{R}.max_num_seqs=32")["rollout.slots"] == 32
+    assert settings("one_step_off")["rollout.slots"] == 256
+
+
+def test_arguments_of_vllm_are_passed_on_and_defaults_left_out() -> None:
+    found = settings(
+        "fully_async",
+        f"{R}.max_num_batched_tokens=8192",
+        f"{R}.enable_prefix_caching=True",
+        f"+{R}.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_DECODE_ONLY",
+        f"+{R}.engine_kwargs.vllm.seed=3",
+        f"{R}.expert_parallel_size=2",
+    )
+    arguments = {key.partition("engine_args.")[2]: value for key, value in found.items() if "engine_args." in key}
+    assert arguments == {
+        "max_num_batched_tokens": 8192,
+        "compilation_config.cudagraph_mode": "FULL_DECODE_ONLY",
+        "enable_expert_parallel": True,
+    }
+
+
+def test_a_shorter_length_of_the_engine_than_of_a_trajectory_is_left_out() -> None:
+    option = f"{R}.max_model_len=100"
+    assert "rollout.vllm.max_model_len" not in settings("fully_async", option)
+    assert fate("fully_async", option)[0] == "substituted"
+    assert settings("fully_async", f"{R}.max_model_len=4096")["rollout.vllm.max_model_len"] == 4096
+
+
+def test_the_rollouts_own_lengths_count_over_those_of_the_data() -> None:
+    found = settings("fully_async", "data.max_response_length=100", f"{R}.response_length=300")
+    assert (found["sampling.max_tokens"], found["data.max_prompt_tokens"]) == (300, 512)
+
+
+def test_overlong_prompts_are_filtered_unless_they_are_cut() -> None:
+    option = "data.filter_overlong_prompts=True"
+    assert settings("fully_async", option)["data.filter_overlong_prompts"] is True
+    assert "data.filter_overlong_prompts" not in settings("fully_async", option, "data.truncation=left")
+
+
+def test_evaluations_are_on_all_rows_every_so_many_versions() -> None:
+    found = settings(
+        "fully_async",
+        HELD_OUT,
+        "trainer.test_freq=10",
+        f"{R}.val_kwargs.temperature=0.6",
+        f"{R}.val_kwargs.n=4",
+        f"{R}.val_kwargs.top_k=-1",
+    )
+    assert {key.partition(".")[2]: value for key, value in found.items() if key.startswith("evaluation.")} == {
+        "every_versions": 10,
+        "max_prompts": 0,
+        "temperature": 0.6,
+        "samples": 4,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+
+
+def test_without_a_frequency_nothing_is_evaluated_later() -> None:
+    found = settings("fully_async", HELD_OUT)
+    assert (found["evaluation.every_versions"], found["evaluation.at_end"]) == (0, False)
+
+
+def test_greedy_evaluations_have_one_completion() -> None:
+    found = settings("fully_async", HELD_OUT, f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.top_p=0.7")
+    assert not {"evaluation.samples", "evaluation.top_p"} & found.keys()

@@ -1,0 +1,65 @@
+"""Overrides in Hydra's syntax become values."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.verl.overrides import given, is_override, parse_override, parse_value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("10", 10),
+        ("-1", -1),
+        ("1_000", 1000),
+        ("1.", 1.0),
+        ("True", True),
+        ("false", False),
+        ("null", None),
+        ("", ""),
+        ("token-mean", "token-mean"),
+        ("0.6_1.6", "0.6_1.6"),
+        ("'left'", "left"),
+        ('"10"', "10"),
+        (r"'it\'s'", "it's"),
+        ("[a,b]", ["a", "b"]),
+        ('["console", "wandb"]', ["console", "wandb"]),
+        ("'[console,wandb]'", ["console", "wandb"]),
+        ("[]", []),
+        ("[[1,2],{a: 'b,c'}]", [[1, 2], {"a": "b,c"}]),
+        ("{enable_thinking: false}", {"enable_thinking": False}),
+        ("a=b", "a=b"),
+    ],
+)
+def test_a_value_is_what_hydra_reads(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_sign_before_the_key_is_no_part_of_it(sign: str) -> None:
+    override = parse_override(f"{sign}actor.optim.lr=1e-6")
+    assert (override.key, override.value) == ("actor.optim.lr", 1e-6)
+
+
+def test_a_removed_option_has_no_value() -> None:
+    assert parse_override("~data.seed").value is None
+
+
+def test_a_reference_to_another_value_is_open() -> None:
+    assert parse_override("trainer.x=${data.y}").is_open
+    assert not parse_override("trainer.x=$1").is_open
+
+
+@pytest.mark.parametrize("argument", ["--config-name=x", "plain", "a b=c", ""])
+def test_what_is_no_override_is_refused(argument: str) -> None:
+    assert not is_override(argument)
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        parse_override(argument)
+
+
+def test_the_last_of_several_values_counts_and_a_table_is_its_options() -> None:
+    found = given([parse_override(text) for text in ("a.b=1", "a.c={d: 2, e: {f: 3}}", "a.b=4")])
+    assert {key: override.value for key, override in found.items()} == {"a.c.d": 2, "a.c.e.f": 3, "a.b": 4}

@@ -1,0 +1,71 @@
+"""One reading of a model's architecture, with overrides, for trainer and engines."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import LlamaConfig, Qwen3Config
+
+from asyncrl.errors import ConfigError
+from asyncrl.weights.contents.architecture import config_changes, read_config
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    Qwen3Config(max_position_embeddings=64, rope_theta=5e5).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_without_overrides_the_config_is_that_of_the_directory(path: Path) -> None:
+    assert read_config(path).max_position_embeddings == 64
+    assert config_changes(path, {}) == {}
+
+
+def test_an_override_is_read_and_the_rest_stays(path: Path) -> None:
+    overrides = {"max_position_embeddings": 256, "attention_dropout": 0.25}
+    assert config_changes(path, overrides) == overrides
+    config: Any = read_config(path, overrides)
+    assert (config.max_position_embeddings, config.rope_parameters["rope_theta"]) == (256, 5e5)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_scaled_rotary_embeddings_keep_their_base(path: Path, old: bool) -> None:
+    if old:
+        said = msgspec.json.decode((path / "config.json").read_bytes())
+        del said["rope_parameters"]
+        (path / "config.json").write_bytes(msgspec.json.encode(said | {"rope_theta": 5e5, "rope_scaling": None}))
+    assert config_changes(path, {"rope_scaling": YARN}) == {"rope_parameters": {"rope_theta": 5e5, **YARN}}
+
+
+def test_a_saved_config_with_its_overrides_is_read_with_them_again(path: Path, tmp_path: Path) -> None:
+    overrides = {"max_position_embeddings": 256, "rope_scaling": YARN}
+    read_config(path, overrides).save_pretrained(tmp_path / "checkpoint")
+    assert config_changes(tmp_path / "checkpoint", overrides) == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"max_positions_embeddings": 8}, "no such setting; did you mean 'max_position_embeddings'?"),
+        ({"qqq": 8}, "no such setting; see its config.json"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "model.overrides is not valid for"),
+        ({"hidden_size": "many"}, "model.overrides is not valid for"),
+    ],
+    ids=str,
+)
+def test_an_override_that_the_model_cannot_take_is_one_sentence(
+    path: Path, overrides: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(path, overrides)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_of_another_family_for_the_same_setting_is_known(tmp_path: Path) -> None:
+    LlamaConfig(max_position_embeddings=64).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no such setting"):
+        read_config(tmp_path, {"n_positions": 8})
