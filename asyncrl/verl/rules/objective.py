@@ -174,7 +174,7 @@ def _correction(recipe: Recipe) -> None:
         )
     if importance != "none":
         recipe.put("algorithm.correction.importance", importance)
-        threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold", 2.0)
+        threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold") or 2.0
         recipe.put("algorithm.correction.importance_threshold", str(threshold))
         if recipe.get(f"{CORRECTION}.rollout_is_batch_normalize", False) and not bypass:
             recipe.put("algorithm.correction.importance_normalize", True)

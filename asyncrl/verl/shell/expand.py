@@ -47,9 +47,10 @@ set -- "${{0##*/}}" "$@"
 {RECORD}
 """
 PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
-export -f command_not_found_handle
+ulimit() {{ :; }}
+export -f command_not_found_handle ulimit
 """
-"""Read by every bash before its script: each program that is missing is recorded, and succeeds."""
+"""Read by every bash before its script: a program that is missing is recorded and succeeds, and limits stay."""
 
 
 class Expansion(Struct, frozen=True):
@@ -181,12 +182,13 @@ def _records(folder: Path) -> list[list[str]]:
 def _complaints(errors: str, script: str, code: int | None) -> Iterator[str]:
     """Sentences of bash about the script, without the traces of ``set -x``; and how the script ended, if badly."""
     lines = errors.splitlines()
-    yield from (line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line "))
+    said = [line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line ")]
+    yield from said
     if code is None:
         yield f"it did not end within {WALL_S:g} s and was stopped"
     elif code:
-        last = next((line for line in reversed(lines) if not line.startswith("+")), "")
-        yield f"it ended with exit code {code}{last and ': '}{last.removeprefix(f'{script}: ')}"
+        last = next((line for line in reversed(lines) if not line.startswith("+")), "").removeprefix(f"{script}: ")
+        yield f"it ended with exit code {code}" + (f": {last}" if last and last not in said else "")
 
 
 def _no_jail(reason: str) -> ConfigError:
