@@ -78,20 +78,23 @@ def rewards(recipe: Recipe) -> None:
         for key in (f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor", f"{kwargs}.max_resp_len"):
             recipe.say(key, "not needed", "verl applies it only with reward_manager dapo and enable")
         return
-    longest = recipe.settings["sampling.max_tokens"]
-    penalty = {
-        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", longest),
-        "buffer": recipe.get(f"{overlong}.len", 0) or 1,
-        "factor": float(recipe.get(f"{overlong}.penalty_factor", 1.0)),
-    }
     recipe.put(
         "reward.parts",
         [
             {"name": "answer_reward", "function": "auto", "correct": True},
-            {"name": "overlong", "function": "overlong", "options": penalty},
+            {"name": "overlong", "function": "overlong", "options": _penalty(recipe)},
         ],
         "by each row's data source, as in verl, plus reward_manager dapo's penalty",
     )
+
+
+def _penalty(recipe: Recipe) -> dict[str, float]:
+    kwargs = "reward.reward_kwargs"
+    return {
+        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", recipe.settings["sampling.max_tokens"]),
+        "buffer": recipe.get(f"{kwargs}.overlong_buffer_cfg.len", 0) or 1,
+        "factor": float(recipe.get(f"{kwargs}.overlong_buffer_cfg.penalty_factor", 1.0)),
+    }
 
 
 def checkpoints(recipe: Recipe) -> None:

@@ -89,17 +89,13 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
 
 def _furnish(root: Path, script: Path, text: bytes) -> None:
     """Create the jail's files: programs with their libraries, stubs, the script at its path, the working directory."""
-    for folder in ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd())):
+    writable = ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd()))
+    for folder in (*writable, "bin"):
         (root / folder).mkdir(exist_ok=True)
-        (root / folder).chmod(0o777)
-    for folder in ("bin", "usr"):
-        (root / folder).mkdir(exist_ok=True)
-    (root / "usr/bin").symlink_to("../bin")
     programs = [path for name in ("bash", *TEXT_PROGRAMS) if (path := shutil.which(name))]
     for library in _libraries(programs):
-        target = root / library[1:]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, target)
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library[1:])
     for program in programs:
         shutil.copy(program, root / "bin" / Path(program).name)
     (root / "bin/sh").symlink_to("bash")
@@ -108,8 +104,14 @@ def _furnish(root: Path, script: Path, text: bytes) -> None:
         (root / "bin" / name).chmod(0o755)
     (root / "prelude.sh").write_text(PRELUDE)
     (root / "dev/null").touch()
-    (root / "dev/null").chmod(0o666)
     (root / str(script)[1:]).write_bytes(text)
+    for path in root.rglob("*"):  # Whatever the umask is: the jail may have another user.
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+    for name in (*writable, "dev/null"):
+        (root / name).chmod(0o777)
+    if not (root / "usr/bin").exists():
+        (root / "usr").mkdir(exist_ok=True)
+        (root / "usr/bin").symlink_to("../bin")
 
 
 def _with_parents(folder: Path) -> list[str]:
