@@ -335,18 +335,35 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("config_path", metavar="[CONFIG]", type=PATH, required=False)
 @click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="Check for this role only.")
 @click.option("--npu", is_flag=True, help="Check only Ascend NPUs, thoroughly: send 64 MiB between two of them.")
 @click.option("--cluster", "cluster_file", type=PATH, metavar="FILE", help="Check the machines that FILE names.")
 @click.option("--probe", is_flag=True, hidden=True, help="Answer a question of --cluster from standard input.")
+@set_option
+@memory_option
 @json_option
 @report_errors
-def doctor(role: str | None, npu: bool, cluster_file: Path | None, probe: bool, as_json: bool) -> None:
+def doctor(
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    role: str | None,
+    npu: bool,
+    cluster_file: Path | None,
+    probe: bool,
+    device_memory: str | None,
+    as_json: bool,
+) -> None:
     """
-    Check which roles this machine can run, or, with --cluster, if several machines can run together.
+    Check which roles this machine can run, if it can run CONFIG, or, with --cluster, if several machines can run
+    together.
 
     Checks installed packages, devices, and collectives between two processes. Prints one sentence for each problem.
     Exits with 1 if the machine can run no role, or not the one given by --role.
+
+    CONFIG is a run file: then everything that this run needs is checked, and nothing else. Exits with 1 if something
+    that it needs is missing.
 
     --cluster FILE runs asyncrl on each machine through a command such as ssh. It checks addresses, keys, versions,
     models, limits and disks, and sends data between the machines. Exits with 1 if a check fails.
@@ -357,17 +374,23 @@ def doctor(role: str | None, npu: bool, cluster_file: Path | None, probe: bool, 
     from rich.console import Console
 
     from asyncrl.cli.doctor import diagnose_cluster, show, to_plain
+    from asyncrl.cli.launch.fitness import diagnose_run
     from asyncrl.node.machine.doctor import diagnose, diagnose_npu
 
-    if sum(map(bool, (npu, role, cluster_file, probe))) > 1:
-        raise click.UsageError("--npu, --role and --cluster are different checks: give one of them")
+    if sum(map(bool, (config_path, npu, role, cluster_file, probe))) > 1:
+        raise click.UsageError("CONFIG, --npu, --role and --cluster are different checks: give one of them")
+    if config_path is None and (overrides or device_memory):
+        raise click.UsageError("--set and --device-memory are for CONFIG; add a run file")
     if probe:
         from asyncrl.node.machine.cluster.probe import answer
 
         answer(sys.stdin.buffer, sys.stdout.buffer)
         return
     with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
-        if cluster_file:
+        if config_path:
+            config = load_config(config_path, overrides)
+            diagnosis = asyncio.run(diagnose_run(config, device_memory or ""))
+        elif cluster_file:
             diagnosis = diagnose_cluster(cluster_file)
         else:
             diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))

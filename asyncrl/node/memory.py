@@ -119,10 +119,21 @@ def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> Part:
     return Part(name="memory that sleeps", host=max(own, others), setting="rollout.colocated = false")
 
 
-def check_memory(config: Config, room: Room) -> None:
-    """Raise `ConfigError` if a run does not fit into the memory that there is."""
-    if problem := plan_memory(config, room).problem:
-        raise ConfigError(problem)
+def check_memory(config: Config, room: Room) -> str:
+    """Put what a run needs of the memory that there is in words; raises `ConfigError` if it does not fit."""
+    plan = plan_memory(config, room)
+    if plan.problem:
+        raise ConfigError(plan.problem)
+    host = f"{format_bytes(plan.host)} of the machine's {_known(room.host)}"
+    fullest = {plan.device: max(phase.device for phase in plan.trainer)}
+    fullest[plan.rollout_device] = max(plan.rollout.device, fullest.get(plan.rollout_device, 0))
+    fullest.pop("cpu", None)
+    devices = [f"{format_bytes(need)} of each {kind} device's {_known(room.device)}" for kind, need in fullest.items()]
+    return f"fits: {', '.join([*devices, host])}"
+
+
+def _known(num_bytes: int | None) -> str:
+    return "unknown memory" if num_bytes is None else format_bytes(num_bytes)
 
 
 def _host_bytes(config: Config, rollout_kind: Kind, trainer: Sequence[Phase], rollout: Phase) -> int:

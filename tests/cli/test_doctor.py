@@ -12,6 +12,7 @@ from rich.console import Console
 from asyncrl.cli.doctor import show, to_plain
 from asyncrl.cli.main import main
 from asyncrl.cli.terminal import to_json
+from asyncrl.config.sections import Config
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 
 FOUND = Diagnosis(
@@ -97,3 +98,20 @@ def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
 )
 def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert doctor(*arguments).exit_code == 2
+
+
+def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def diagnose_run(config: Config, device_memory: str) -> Diagnosis:
+        assert (config.run.seed, device_memory) == (5, "80GB")
+        return FOUND
+
+    monkeypatch.setattr("asyncrl.cli.launch.fitness.diagnose_run", diagnose_run)
+    (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
+    result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB")
+    assert result.exit_code == 1
+    assert "torch sees no cuda device" in result.output
+
+
+def test_a_run_file_is_not_asked_together_with_other_checks(tmp_path: Path) -> None:
+    assert "give one of them" in doctor(str(tmp_path / "run.toml"), "--npu").stderr
+    assert "are for CONFIG" in doctor("--set", "seed=5").stderr

@@ -12,9 +12,9 @@ from asyncrl.errors import AsyncrlError, ConfigError
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
-def check_apart(module: str, config: Config, *arguments: str, limit_s: float, too_slow: str) -> None:
+def check_apart(module: str, config: Config, *arguments: str, limit_s: float, too_slow: str) -> bytes:
     """
-    Run ``python -m module`` with ``arguments``, which calls `answer`.
+    Run ``python -m module`` with ``arguments``, which calls `answer`, and return what it has found.
 
     Raises `ConfigError` with its error, or with ``too_slow`` if it takes longer than ``limit_s`` seconds.
     """
@@ -27,12 +27,19 @@ def check_apart(module: str, config: Config, *arguments: str, limit_s: float, to
         raise ConfigError(too_slow) from None
     if checked.returncode:
         raise ConfigError(why(checked.stderr) or f"{module} ended with exit code {checked.returncode}")
+    return checked.stdout
 
 
-def answer(check: Callable[[Config], None]) -> int:
-    """Check the config on standard input; returns the exit code, and prints the error to standard error."""
+def answer(check: Callable[[Config], bytes | None]) -> int:
+    """
+    Check the config on standard input; returns the exit code.
+
+    What was found goes to standard output, and an error to standard error.
+    """
     try:
-        check(from_json(sys.stdin.buffer.read()))
+        if found := check(from_json(sys.stdin.buffer.read())):
+            sys.stdout.buffer.write(found)
+            sys.stdout.flush()
     except AsyncrlError as error:
         sys.stderr.write(f"{OURS}{error}\n")
         return error.exit_code

@@ -4,12 +4,12 @@ run that stopped, whose ledger, spool and checkpoints hold its state.
 """
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -19,30 +19,23 @@ from rich.console import Console
 from asyncrl.broker.failures import recorded
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.architecture import check_architecture
-from asyncrl.cli.launch.functions import check_functions
+from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved, where
 from asyncrl.cli.launch.screen import Screen, failure_list
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
-from asyncrl.config.model.directory import check_model, require_directory
-from asyncrl.config.model.weights import check_weights
-from asyncrl.config.resolve import with_absolute_paths, with_backend
+from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.config.sections import Config
-from asyncrl.data.chat_template import check_template, read_template
-from asyncrl.data.check import bad_row_lines
-from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
-from asyncrl.node.machine.devices import Devices, apart, find, share
+from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
 from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
-from asyncrl.reward.catalogue import resolve
-from asyncrl.reward.routing import auto_routed, check_routes
 
 
 def run(config: Config, *, name: str = "run") -> RunSummary:
@@ -63,7 +56,7 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
     console = Console()
     config = resolve_steps(config)
     trainer, shares = _check(config, console)
-    config = _resolved(config, shares)
+    config = resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory):
@@ -81,12 +74,13 @@ def dry_run(config: Config, device_memory: str = "") -> None:
     console = Console()
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
-    config = _resolved(config, shares)
+    config = resolved(config, shares)
     if missing := missing_packages(TRAIN):
         unchecked = "the advantage, memory and what trainer and rollouts can compute of model.path were not checked"
         _print(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
     else:
-        check_architecture(config, device_memory)
+        for line in check_architecture(config, device_memory):
+            _print(console, f"{line.name}: {line.what}")
     _print(console, to_toml(config))
     if epochs is not None:
         _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
@@ -118,8 +112,8 @@ def resume(path: Path, steps: int | None = None) -> None:
         directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
         config = load_config(directory.config)
         check_trackers(config.trackers)
-        trainer, shares = _shares(config)
-        _execute(_resolved(config, shares), directory, trainer, shares, Console())
+        trainer, shares = devices_of(config)
+        _execute(resolved(config, shares), directory, trainer, shares, Console())
 
 
 @contextmanager
@@ -133,18 +127,14 @@ def _held(directory: RunDirectory) -> Iterator[None]:
 
 
 def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
-    """Check everything that is known before the start. Returns what `_shares` does."""
+    """Check everything that is known before the start. Returns the devices of the trainer and of each rollout."""
     check_one_machine(config.broker)
-    found = _shares(config)
-    _resolved(config, found[1])
+    found = devices_of(config)
+    resolved(config, found[1])
     for sentence in advice(config):
         _print(console, f"note: {sentence}")
-    check_trackers(config.trackers)
-    check_functions(config)
-    check_model(config.model.path)
-    if config.critic.path:
-        check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
-    check_data(config, console)
+    for check in CHECKS.values():
+        check(config, partial(_print, console))
     return found
 
 
@@ -155,24 +145,6 @@ def _extended(config: Config, steps: int) -> Config:
             f"shortened"
         )
     return replace(config, run=replace(config.run, steps=steps))
-
-
-def _resolved(config: Config, shares: list[Devices]) -> Config:
-    """The configuration with the library for weights between the trainer and rollouts with these ``shares``."""
-    return with_backend(config, shares_device=any(share.is_shared for share in shares))
-
-
-def _shares(config: Config) -> tuple[Devices | None, list[Devices]]:
-    """Devices of the trainer (None for the CPU) and of each rollout; ConfigError if there are too few."""
-    wanted = config.rollout.wanted_device
-    if config.trainer.device != "cpu" and wanted in ("auto", "cpu"):
-        found = find(config.trainer.device, os.environ)
-    else:
-        found = find(wanted, os.environ)
-    trainer, left = apart(found, config.trainer, colocated=config.rollout.colocated)
-    if trainer is not None and wanted == "cpu":
-        left = find("cpu", os.environ)
-    return trainer, share(left, config.rollout, config.rollout.replicas)
 
 
 def _execute(
@@ -236,26 +208,6 @@ def _supervise_in_thread(supervisor: Supervisor) -> None:
             running.result()
 
 
-def check_data(config: Config, console: Console) -> None:
-    """
-    Check every row of the datasets, and print how many cannot be used.
-
-    Raises `ConfigError` if a row cannot be used (unless bad rows are skipped), if a data source has no reward
-    function or one that lacks a library, or if the model's chat template does not fit the prompts or its arguments.
-    """
-    streams = {"train": train_stream(config.data, config.run.seed)}
-    if config.data.held_out_files:
-        streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
-    has_chats = any(stream.summary.has_chats for stream in streams.values())
-    check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
-    for name, stream in streams.items():
-        check_routes(config.reward, stream.summary.data_sources)
-        for verifier in auto_routed(config.reward, stream.summary.data_sources):
-            resolve(verifier, setting="reward.function = 'auto':")
-        if stream.summary.bad:
-            _print(console, "\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
-
-
 def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> RunSummary:
     """The broker's summary; if it wrote none, write one from the metrics, with ``cause``."""
     if (summary := directory.read_summary()) is not None:
@@ -309,12 +261,11 @@ def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) 
 
 def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:
     steps, schedule = config.run.steps, config.schedule
-    where = " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
-    where += ", shared with the trainer" if shares[0].is_shared else ""
+    sampling = where(shares) + (", shared with the trainer" if shares[0].is_shared else "")
     ranks = f" of {config.trainer.ranks} ranks" if config.trainer.ranks > 1 else ""
     return (
         f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer{ranks}\n"
-        f"rollouts sample with {config.rollout.engine} on {where}, the trainer computes on {trainer or 'the CPU'}\n"
+        f"rollouts sample with {config.rollout.engine} on {sampling}, the trainer computes on {trainer or 'the CPU'}\n"
         f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size} trajectories, "
         f"{steps * schedule.groups_per_step * schedule.group_size} trajectories in total; at most {schedule.window} "
         f"groups open at once"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from asyncrl.cli.launch import architecture
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Vllm
 from asyncrl.errors import ConfigError
 
 
@@ -27,39 +27,58 @@ def changed(toy: Path, tmp_path: Path, **settings: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "line", "sentence"),
     [
-        ({"model_type": "unheard"}, "has no model of model_type 'unheard'"),
-        ({"intermediate_size": 8}, "has shape [32, 64], but by config.json it must have [32, 8]"),
+        ({"model_type": "unheard"}, "architecture", "has no model of model_type 'unheard'"),
+        ({"intermediate_size": 8}, "architecture", "has shape [32, 64], but by config.json it must have [32, 8]"),
         (
             {"max_position_embeddings": 100},
+            "positions",
             "a slot holds 128 tokens (prompt and completion), but the model knows 100",
         ),
     ],
     ids=["unknown type", "another shape", "too few positions"],
 )
 def test_a_model_that_cannot_be_computed_is_one_sentence(
-    toy: Path, tmp_path: Path, settings: dict[str, object], sentence: str
+    toy: Path, tmp_path: Path, settings: dict[str, object], line: str, sentence: str
 ) -> None:
-    """Here in this process, which has torch: that a sentence comes out of the other is told in `test_own_process`."""
-    with pytest.raises(ConfigError) as refused:
-        architecture._check(a_run(changed(toy, tmp_path, **settings)))
-    assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
+    """Here in this process, which has torch: that lines come out of the other is told in `test_own_process`."""
+    problems = {
+        name: problem for name, problem in examined(a_run(changed(toy, tmp_path, **settings))).items() if problem
+    }
+    assert list(problems) == [line]
+    assert sentence in problems[line]
+    assert "\n" not in problems[line]
 
 
-def test_overrides_count_for_the_positions_of_a_slot(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["", ""])
-    model = changed(toy, tmp_path, max_position_embeddings=100)
-    architecture._check(with_overrides(a_run(model), max_position_embeddings=128))
-    with pytest.raises(ConfigError, match=r"but the model knows 101 positions"):
-        architecture._check(with_overrides(a_run(model), max_position_embeddings=101))
-    with pytest.raises(
-        ConfigError, match=r"model\.overrides\.position_embeddings: .* has no such setting; did you mean"
-    ):
-        architecture._check(with_overrides(a_run(model), position_embeddings=128))
+def examined(config: Config) -> dict[str, str]:
+    """The problem of each line, empty if there is none."""
+    return {line.name: line.problem for line in architecture._lines(config, "")}
+
+
+def test_what_an_unknown_architecture_hides_is_not_checked(toy: Path, tmp_path: Path) -> None:
+    lines = list(architecture._lines(a_run(changed(toy, tmp_path, model_type="unheard")), ""))
+    assert [(line.name, line.state) for line in lines] == [
+        ("architecture", "bad"),
+        ("positions", "absent"),
+        ("memory", "absent"),
+    ]
+
+
+def test_positions_are_those_of_vllm_too(toy: Path, tmp_path: Path) -> None:
+    config = a_run(changed(toy, tmp_path, max_position_embeddings=130))
+    assert examined(config)["positions"] == ""
+    longer = replace(config, rollout=replace(config.rollout, engine="vllm", vllm=Vllm(max_model_len=131)))
+    assert "a slot holds 131 tokens" in examined(longer)["positions"]
+
+
+def test_overrides_count_for_the_positions_of_a_slot(toy: Path, tmp_path: Path) -> None:
+    config = a_run(changed(toy, tmp_path, max_position_embeddings=100))
+    assert examined(with_overrides(config, max_position_embeddings=128))["positions"] == ""
+    assert "but the model knows 101" in examined(with_overrides(config, max_position_embeddings=101))["positions"]
+    assert (
+        "has no such setting; did you mean" in examined(with_overrides(config, position_embeddings=1))["architecture"]
+    )
 
 
 def with_overrides(config: Config, **overrides: object) -> Config:
@@ -77,4 +96,7 @@ def test_a_model_that_can_be_computed_is_accepted_and_this_process_imports_no_to
     monkeypatch: pytest.MonkeyPatch, toy: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    architecture.check_architecture(a_run(toy / "model"))
+    found = {line.name: line.what for line in architecture.check_architecture(a_run(toy / "model"))}
+    assert found["architecture"] == "a model of type 'qwen3', which the trainer can compute"
+    assert found["positions"].startswith("128 of prompt and completion, of ")
+    assert found["memory"].startswith("fits: ")

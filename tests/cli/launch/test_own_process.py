@@ -37,7 +37,8 @@ def test_the_answer_is_a_line_and_an_exit_code(
         assert got == config
         raise ConfigError("no")
 
-    for check, code, line in ((refuse, 78, "asyncrl: no\n"), (lambda _: None, 0, "")):
+    checks = ((refuse, 78, "", "asyncrl: no\n"), (lambda _: None, 0, "", ""), (lambda _: b"found", 0, "found", ""))
+    for check, code, found, line in checks:
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(to_json(config))))
         assert answer(check) == code
-        assert capsys.readouterr().err == line
+        assert capsys.readouterr() == (found, line)

@@ -61,8 +61,8 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """Receives the terminal output; datasets, models and functions are not checked."""
     text = StringIO()
     monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
-    for check in ("check_functions", "check_model", "check_data", "check_architecture"):
-        monkeypatch.setattr(run_module, check, lambda *_: None)
+    monkeypatch.setattr(run_module, "CHECKS", {})
+    monkeypatch.setattr(run_module, "check_architecture", lambda *_: [])
     return text
 
 

@@ -1,6 +1,7 @@
 """One reading of a model's architecture, with overrides, for trainer and engines."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from transformers import LlamaConfig, Qwen3Config
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.contents.architecture import config_changes, read_config
+from asyncrl.weights.contents.architecture import check_positions, config_changes, num_positions, read_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -69,3 +70,26 @@ def test_a_name_of_another_family_for_the_same_setting_is_known(tmp_path: Path) 
     LlamaConfig(max_position_embeddings=64).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has no such setting"):
         read_config(tmp_path, {"n_positions": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({}, 64),
+        ({"rope_parameters": {"rope_theta": 1e4, **YARN}}, 256),
+        ({"rope_parameters": {"rope_theta": 1e4, **YARN}, "max_position_embeddings": 300}, 300),
+        ({"max_position_embeddings": None}, None),
+    ],
+    ids=str,
+)
+def test_positions_are_those_of_scaled_rotary_embeddings(settings: dict[str, Any], longest: int | None) -> None:
+    config = SimpleNamespace(**({"max_position_embeddings": 64} | settings))
+    assert num_positions(config) == longest
+
+
+def test_too_few_positions_are_one_sentence_with_two_remedies() -> None:
+    check_positions(SimpleNamespace(max_position_embeddings=64), 64)
+    with pytest.raises(
+        ConfigError, match=r"holds 65 tokens .* knows 64 .*, or set model\.overrides\.max_position_embe"
+    ):
+        check_positions(SimpleNamespace(max_position_embeddings=64), 65)

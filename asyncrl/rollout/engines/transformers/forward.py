@@ -18,6 +18,7 @@ from transformers.cache_utils import CacheLayerMixin
 from asyncrl.algo.products import head_logits
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.weights.contents.architecture import check_positions
 
 
 class Forward(Protocol):
@@ -144,9 +145,4 @@ def check_attention(config: PreTrainedConfig, positions: int) -> None:
             f"the model attends to {window} tokens, but a slot holds {positions} (prompt and completion); shorten "
             f"data.max_prompt_tokens or sampling.max_tokens"
         )
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest and positions > longest:
-        raise ConfigError(
-            f"a slot holds {positions} tokens (prompt and completion), but the model knows {longest} positions; "
-            f"shorten data.max_prompt_tokens or sampling.max_tokens"
-        )
+    check_positions(config, positions)

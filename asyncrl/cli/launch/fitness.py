@@ -1,0 +1,85 @@
+"""
+`asyncrl doctor FILE`: what one run needs of this machine, a line for each need, whether it is met or not.
+
+    packages ─▶ devices of the run ─▶ its collective library ─▶ `CHECKS` ─▶ architecture, positions, memory
+
+Nothing that another run would need is looked for.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from asyncrl.cli.launch.architecture import SECTION, examine
+from asyncrl.cli.launch.checks import CHECKS, Check, devices_of, resolved
+from asyncrl.config.sections import Config
+from asyncrl.data.run_length import resolve_steps
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.node.machine.diagnosis import Diagnosis, Line
+from asyncrl.node.machine.doctor import TRIED_BYTES, collective_line, device_line, torch_line
+from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, software_lines
+from asyncrl.weights.groups.device import BACKENDS
+
+PACKAGES = {"asyncrl", "torch", "transformers"}
+
+
+async def diagnose_run(config: Config, device_memory: str = "") -> Diagnosis:
+    """Check everything; raises no error, except `ConfigError` for a ``device_memory`` that is no size."""
+    lines = list(_packages())
+    can_compute = all(line.state == "good" for line in lines)
+    if can_compute:
+        lines += await _collectives(config)
+    lines += [_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
+    if config.run.epochs is not None:
+        lines.append(_line("steps", partial(_steps, config)))
+    if can_compute:
+        lines += _architecture(config, device_memory)
+    return Diagnosis(tuple(lines), all(line.state != "bad" for line in lines))
+
+
+def _packages() -> Iterator[Line]:
+    for line in software_lines(torch_line(needed=True)):
+        if line.name == "transformers" and (missing := missing_packages(TRAIN)):
+            problem = f"{', '.join(missing)} not installed, and trainers and rollouts need it: {INSTALL}"
+            yield Line(line.section, line.name, "bad", line.what, problem)
+        elif line.name in PACKAGES or line.state == "bad":
+            yield line
+
+
+async def _collectives(config: Config) -> list[Line]:
+    """The kinds of devices that the run computes on, and the libraries between its processes."""
+    try:
+        trainer, shares = devices_of(config)
+    except ConfigError:
+        return []  # The line about the devices of the run says so.
+    backend = resolved(config, shares).weights.backend
+    ranks = {config.trainer.device} if config.trainer.ranks * config.trainer.nodes > 1 else set[str]()
+    tried = ranks | {kind for kind, name in BACKENDS.items() if name == backend}
+    counts, lines = {}, list[Line]()
+    for kind in dict.fromkeys((*([trainer.kind] if trainer else ["cpu"]), shares[0].kind, *sorted(tried))):
+        counts[kind], line = device_line(kind, needed=True)
+        lines.append(line)
+    return lines + [await collective_line(kind, counts[kind], TRIED_BYTES, needed=True) for kind in sorted(tried)]
+
+
+def _run_check(check: Check, config: Config) -> str:
+    remarks: list[str] = []
+    found = check(config, remarks.append)
+    return "; ".join([found, *(remark.replace("\n", " ") for remark in remarks)])
+
+
+def _steps(config: Config) -> str:
+    return f"{resolve_steps(config).run.steps:,} in {config.run.epochs:g} epochs"
+
+
+def _architecture(config: Config, device_memory: str) -> list[Line]:
+    try:
+        return examine(config, device_memory)
+    except ConfigError as error:
+        return [Line(SECTION, "architecture", "bad", "cannot be checked", str(error))]
+
+
+def _line(name: str, find: partial[str]) -> Line:
+    try:
+        return Line(SECTION, name, "good", find())
+    except AsyncrlError as error:
+        return Line(SECTION, name, "bad", "see below", str(error))
