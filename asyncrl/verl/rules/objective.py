@@ -8,6 +8,7 @@ A, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 CLIPS = ("clip_low", "clip_high")
 LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vanilla": ("clipped", (*CLIPS, "dual_clip")),
+    "bypass_mode": ("clipped", (*CLIPS, "dual_clip")),
     "gspo": ("gspo", CLIPS),
     "cispo": ("cispo", CLIPS),
     "sapo": ("sapo", ("tau_pos", "tau_neg")),
@@ -191,9 +192,13 @@ def _rejection(recipe: Recipe) -> None:
     if not criteria:
         recipe.say(f"{CORRECTION}.rollout_rs_threshold", "not needed", "nothing is rejected: rollout_rs is off")
         return
-    comment = "verl's default" if bounds is None else ""
+    if bounds is None:
+        recipe.say(
+            f"{CORRECTION}.rollout_rs", "not supported", "verl refuses it without rollout_rs_threshold: give both"
+        )
+        return
     recipe.put("algorithm.correction.rejection", str(criteria))
-    recipe.put("algorithm.correction.rejection_threshold", str(bounds or 2.0), comment)
+    recipe.put("algorithm.correction.rejection_threshold", str(bounds))
 
 
 def _critic(recipe: Recipe) -> None:

@@ -103,6 +103,10 @@ def test_weights_under_bypass_are_left_out_because_verl_only_reports_them() -> N
     assert fate("fully_async", option)[0] == "not needed"
 
 
+def test_a_rejection_without_a_threshold_is_refused_as_in_verl() -> None:
+    assert fate("fully_async", f"{CORRECTION}.rollout_rs=seq_mean_k1")[0] == "not supported"
+
+
 def test_decoupled_weights_are_kept() -> None:
     options = ("bypass_mode=False", "rollout_is=token", "rollout_is_threshold=2.0", "rollout_is_batch_normalize=true")
     found = algorithm(*(f"{CORRECTION}.{option}" for option in options))
