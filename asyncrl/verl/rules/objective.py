@@ -27,7 +27,7 @@ VALUES: Mapping[str, tuple[str, float | None]] = {
     "clip_low": (f"{A}.clip_ratio_low", 0.2),
     "clip_high": (f"{A}.clip_ratio_high", 0.2),
     "dual_clip": (f"{A}.clip_ratio_c", 3.0),
-    "ratio_cap": (f"{A}.clip_ratio_c", 20.0),
+    "ratio_cap": (f"{A}.clip_ratio_c", 3.0),
     "tau_pos": (f"{A}.tau_pos", 1.0),
     "tau_neg": (f"{A}.tau_neg", 1.05),
     "cov_low": (f"{A}.policy_loss.clip_cov_lb", 1.0),

@@ -38,7 +38,7 @@ def test_a_setting_that_the_loss_does_not_read_is_left_out_and_said() -> None:
         ("kl_cov", "kl_cov", "cov_kl_coef", 0.1),
         ("clip_cov", "clip_cov", "cov_ratio", 0.0002),
         ("sapo", "sapo", "tau_neg", 1.05),
-        ("dppo_tv", "dppo_tv", "ratio_cap", 20.0),
+        ("dppo_tv", "dppo_tv", "ratio_cap", 3.0),
         ("geo_mean", "gmpo", "clip_low", 0.2),
     ],
 )
