@@ -6,6 +6,8 @@ from asyncrl.verl.recipe import Recipe
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
+DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
+"""Names of dropouts in config.json, which few models have; scripts set them to 0 to be sure."""
 TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
 """Trackers that asyncrl has, and their option for verl's project_name."""
 
@@ -19,7 +21,9 @@ def model(recipe: Recipe) -> None:
         recipe.put("model.path", home, comment)
     for key, value in recipe.below(f"{M}.override_config").items():
         name = key.removeprefix("model_config.")
-        if name != "attn_implementation" and not name.startswith("moe_config.") and value is not None:
+        if name in DROPOUTS and not value:
+            recipe.say(f"{M}.override_config.{key}", "not needed", "there is no dropout")
+        elif name != "attn_implementation" and not name.startswith("moe_config.") and value is not None:
             recipe.put(f"model.overrides.{name}", value)
     for key, value in recipe.below("data.apply_chat_template_kwargs").items():
         recipe.put(f"data.chat_template_kwargs.{key}", value)
