@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -48,6 +48,8 @@ Place at which a unit failed. ``rollout``: the engine, or the check of its outpu
 ``payload``: what is stored is lost or damaged, found before it is judged.
 """
 
+
+EMPTY = memoryview(b"")
 
 T = TypeVar("T")
 MAX_ITEMS = 1 << 17
@@ -87,6 +89,15 @@ class Sampling(Value, frozen=True):
     """0 keeps the whole vocabulary."""
     stop: list[str] = []
     """Strings that end a completion; they stay in its text."""
+    replay_mask: bool = False
+    """Record for each token the ids that ``top_p`` and ``top_k`` left, its sampling mask."""
+    replay_routes: bool = False
+    """Record for each token, those of the prompt too, the experts that it took."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """True if tokens are drawn from a part of the vocabulary."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 class Image(Value, frozen=True):
@@ -113,6 +124,32 @@ class Prompt(Value, frozen=True):
     extra: dict[str, str | int | float | bool | None] = {}
     images: list[Image] = []
     """Pictures, in the order of the ``<image>`` marks in ``text`` or ``chat``."""
+
+
+class Routing(Value, frozen=True):
+    """Experts that the tokens of a sequence took, but for its last token, which the policy has not read."""
+
+    experts: memoryview
+    """[tokens, layers, top_k] ids of the experts, little-endian; layers without experts are left out."""
+    layers: int
+    top_k: int
+    width: int = 1
+    """Bytes of an id: 1, or 2 with more than 256 experts."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.layers * self.top_k * self.width
+
+
+class RouteShape(Value, frozen=True):
+    """Numbers of a mixture of experts."""
+
+    layers: int
+    """Layers that have experts."""
+    top_k: int
+    """Experts that a token takes in a layer."""
+    num_experts: int
 
 
 class Trajectory(Value, frozen=True):
@@ -142,6 +179,12 @@ class Trajectory(Value, frozen=True):
     """Pictures of the prompt, in the order of their tokens in ``prompt_ids``."""
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture as the sampler cut it: in time, in height, in width."""
+    mask_counts: memoryview = EMPTY
+    """[T] int32 sizes of the sampling masks, each at least 1; empty if none were recorded."""
+    mask_ids: memoryview = EMPTY
+    """[sum of ``mask_counts``] int32 ids, mask after mask, ascending in each; the token itself is among them."""
+    routing: Routing | None = None
+    """Experts of L + T - 1 tokens, each as they were when the token after it was sampled; None if not recorded."""
 
 
 class SpoolRef(Value, frozen=True):
@@ -227,6 +270,12 @@ class TrajectoryLimits(Value, frozen=True):
     max_prompt_tokens: int = 0
     newest_version: int | None = None
     """Newest policy version that can have written a token; None if unknown."""
+    replay_mask: bool = False
+    """Every token has a sampling mask."""
+    replay_routes: bool = False
+    """Every token but the last has its experts."""
+    routes: RouteShape | None = None
+    """Model that takes these experts; None if it is unknown."""
 
 
 class Refusal(Value, frozen=True):
@@ -837,10 +886,12 @@ class Put(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Request for payloads, answered in the order of ``refs``."""
+    """Request for payloads, and for pictures of prompts from the broker's spool; answered in this order."""
 
     request_id: int
     refs: Listed[SpoolRef]
+    images: Listed[bytes] = []
+    """Digests of pictures."""
 
 
 class Trim(Message, frozen=True):
@@ -918,7 +969,7 @@ class PutCheckpointPart(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """Answer to `Fetch`; the payload is empty where the spool no longer has it."""
+    """Answer to `Fetch`; what the spool does not have is empty."""
 
     request_id: int
     payloads: list[memoryview]

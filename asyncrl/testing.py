@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.vision.placeholders import MARK
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LOGPROB = -0.5
 """Log-probability of every token."""
+IMAGE_ID, IMAGE_TOKENS, IMAGE_GRID = 0, 4, (1, 4, 4)
+"""Token of a picture, its tokens in a prompt, and the patches that they stand for, whatever its size."""
 
 
 class RunningRequest:
@@ -45,13 +48,16 @@ class RunningRequest:
         self._spans.append(Span(policy_version, start, end))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`."""
+        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`, and alone in a sampling mask."""
         return Completion(
             completion_ids=list(range(self.num_tokens)),
             behavior_logprobs=[LOGPROB] * self.num_tokens,
             spans=list(self._spans),
             finish_reason=finish_reason,
             generate_s=0.0,
+            mask_counts=[1] * self.num_tokens if self.request.sampling.replay_mask else [],
+            mask_ids=list(range(self.num_tokens)) if self.request.sampling.replay_mask else [],
+            grids=[IMAGE_GRID] * len(self.request.images),
         )
 
 
@@ -81,9 +87,12 @@ class FakeEngine:
     # ── called by an actor ──────────────────────────────────────────────────────────────────
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """One token per word: its length."""
-        words = prompt.text or " ".join(turn["content"] for turn in prompt.chat)
-        return [len(word) for word in words.split()]
+        """One token per word, its length, and `IMAGE_TOKENS` times `IMAGE_ID` per picture."""
+        text = prompt.text or " ".join(turn["content"] for turn in prompt.chat)
+        if not prompt.images:
+            return [len(word) for word in text.split()]
+        before, *others = ([len(word) for word in part.split()] for part in text.split(MARK))
+        return before + [token for words in others for token in [IMAGE_ID] * IMAGE_TOKENS + words]
 
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))
@@ -92,6 +101,8 @@ class FakeEngine:
         return []
 
     async def generate(self, request: Request) -> Completion:
+        if (num_tokens := request.prompt_ids.count(IMAGE_ID)) != IMAGE_TOKENS * len(request.images):
+            raise EngineError(f"{len(request.images)} pictures came with a prompt of {num_tokens} tokens for pictures")
         running = RunningRequest(request)
         self.requests.append(request)
         self.running.append(running)

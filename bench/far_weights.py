@@ -40,6 +40,7 @@ from asyncrl.messages import CODEC, PutWeights, StoredWeights, Transfer
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.spool.weights.store import WeightStore
 from asyncrl.toy import step_sums
+from asyncrl.toy.lessons import step_sums_lesson
 from asyncrl.toy.models import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
 from asyncrl.toy.warm_up import CLEAN, WarmUp, WarmUpSchedule
@@ -89,7 +90,7 @@ def trained(source: str) -> tuple[Any, Callable[[float], Callable[[], object]]]:
         return model, lambda lr: shapes.Updates(model, lr).step
     words = tokenizer_from_words(step_sums.WORDS)
     model = random_model(STEP_SUMS, words, seed=0)
-    warm_up = WarmUp(model, words, WarmUpSchedule(), seed=0, report=lambda _: None)
+    warm_up = WarmUp(model, step_sums_lesson(words, 0), WarmUpSchedule(), seed=0, report=lambda _: None)
     batches = warm_up._batches(CLEAN)
     for _ in range(STEP_SUMS_STEPS):
         warm_up._step(next(batches), 1e-3)

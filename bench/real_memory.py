@@ -1,7 +1,7 @@
 """
 Memory that real ranks take against the planner's figures: a dense model of 300M parameters, and a small one of experts.
 
-    python bench/real_memory.py [--cases dense:2,experts:2,experts:4,dense:4]
+    PYTHONPATH=. python bench/real_memory.py [--cases dense:2,experts:2,experts:4,dense:4]
 
 Each rank is a process on the CPU, which prints by how much its resident memory has grown after loading, at the peak of
 its second step, and while it gathers weights to publish. The dense model takes 2.6 GB a rank with two ranks.

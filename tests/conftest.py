@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -123,3 +124,112 @@ def make_model(path: Path, head_dim: int = 8) -> None:
         bos_token_id=None,
     )
     Qwen3ForCausalLM(config).save_pretrained(path)
+
+
+PICTURE_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<user> {% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True, head_dim: int = 16) -> None:
+    """
+    Save a ``qwen3_vl`` or ``qwen2_5_vl`` with random weights, its tokenizer, and the settings of its pictures.
+
+    A token is 8 x 8 pixels, so a picture of 24 x 16 has six. Distributions are far from uniform, and depend on pixels.
+    """
+    import json
+
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+    )
+
+    words = [*WORDS, "<user>", "<assistant>"]
+    ids = {word: index for index, word in enumerate([*words, *PICTURE_TOKENS])}
+    known = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    known.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=known,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=PICTURE_TOKENS,
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.save_pretrained(path)
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+    }
+    text: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": tied,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    }
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    tokens: dict[str, Any] = {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "tie_word_embeddings": tied,
+    }
+    torch.manual_seed(0)
+    if family == "qwen3_vl":
+        text |= {"head_dim": head_dim, "rope_parameters": {**rope, "mrope_interleaved": True}}
+        vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "initializer_range": 0.2}
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+        config = Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)
+        model = Qwen3VLForConditionalGeneration(config)
+    else:
+        text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+        vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "initializer_range": 0.2}
+        vision |= {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2}
+        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
+    model.save_pretrained(path)
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": 8 * 8, "longest_edge": 48 * 48},
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.4, 0.45],
+        "image_std": [0.5, 0.3, 0.35],
+    }
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def draw_picture(width: int, height: int, seed: int = 0, file_format: str = "PNG") -> bytes:
+    """File of a picture with random colours."""
+    from io import BytesIO
+
+    import numpy as np
+    from PIL import Image
+
+    colours = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(colours).save(file, file_format)
+    return file.getvalue()

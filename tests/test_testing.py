@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Prompt, Sampling, Span
+from asyncrl.messages import Image, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Request
-from asyncrl.testing import LOGPROB, FakeEngine
+from asyncrl.testing import IMAGE_GRID, LOGPROB, FakeEngine
 
 
 def request(seed: int = 0) -> Request:
@@ -91,3 +92,15 @@ def test_a_prompt_is_one_token_a_word():
     assert engine.encode(Prompt(text="how many now")) == [3, 4, 3]
     assert engine.encode(Prompt(chat=[{"role": "user", "content": "how many"}])) == [3, 4]
     assert engine.decode([1, 2]) == "1 2"
+
+
+def test_a_picture_is_four_tokens_and_must_come_with_the_request():
+    image = Image(bytes(32), 24, 16, 3)
+    engine = FakeEngine(num_tokens=1)
+    prompt_ids = engine.encode(Prompt(text="how <image>many<image>", images=[image, image]))
+    assert prompt_ids == [3, 0, 0, 0, 0, 4, 0, 0, 0, 0]
+    assert engine.encode(Prompt(text="an <image> tag")) == [2, 7, 3], "text of a prompt without pictures"
+    request = Request(prompt_ids=prompt_ids, sampling=Sampling(max_tokens=8), seed=0, images=(b"red", b"blue"))
+    assert asyncio.run(engine.generate(request)).grids == [IMAGE_GRID] * 2
+    with pytest.raises(EngineError, match="1 pictures came with a prompt of 8 tokens for pictures"):
+        asyncio.run(engine.generate(replace(request, images=(b"red",))))

@@ -1,15 +1,18 @@
 """Each formula of verl in docs/verl.md agrees with the behaviour of asyncrl."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 
+from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.broker.ledger.records import Admitted, Dropped, Taken, VersionLive
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config, Schedule
@@ -278,15 +281,37 @@ def test_a_partial_rollout_continues_with_new_weights_and_keeps_both_versions() 
 # ── the page itself ─────────────────────────────────────────────────────────────────────────
 
 
+PAGE = (Path(__file__).parent.parent / "docs" / "verl.md").read_text(encoding="utf-8")
+
+
 def test_every_asyncrl_setting_on_the_page_exists() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "verl.md").read_text(encoding="utf-8")
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}})
     named_keys = Counter(
         word.strip("`,;:.()")
-        for word in page.split()
+        for word in PAGE.split()
         if word.strip("`,;:.()").startswith(("schedule.", "run.", "rollout.slots"))
     )
     assert len(named_keys) > 10
     for key in named_keys:
         section, name = key.split(".")
         assert hasattr(getattr(config, section), name), key
+
+
+def test_every_default_on_the_page_is_the_default() -> None:
+    config = decode({"model": {"path": "m"}, "data": {"train": "t"}})
+    _, _, section = PAGE.partition("### Defaults")
+    rows = re.findall(r"^\| `(\w+(?:\.\w+)+)` \| .+ \| `(.+)`.* \|$", section, re.MULTILINE)
+
+    assert len(rows) > 15
+    assert {key: str(attrgetter(key)(config)) for key, _ in rows} == dict(rows)
+
+
+def test_every_default_clip_bound_on_the_page_is_the_losses_own() -> None:
+    _, _, section = PAGE.partition("| default of | verl | ")
+    head, _, low, high = (
+        [cell.strip("` ") for cell in line.strip("|").split("|")] for line in section.splitlines()[:4]
+    )
+
+    for loss, *bounds in zip(head, low[2:], high[2:], strict=True):
+        settings = resolve_loss(loss).settings
+        assert [float(bound) for bound in bounds] == [settings["clip_low"], settings["clip_high"]], loss

@@ -7,9 +7,10 @@ Log-probabilities of sampled tokens without a tensor of all logits.
 Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB as float32, and sequences have
 thousands of rows, so [N, V] is never materialized. The cost is one more product with the head.
 
-The distribution is softmax(logits / temperature) over the whole vocabulary. Engines that truncate it (top-p, top-k)
-record log-probs of the truncated distribution, which are higher: the ratio to the policy in training is then below 1
-from the start.
+The distribution is softmax(logits / temperature) over the whole vocabulary, or over the ids of a `SamplingMask`,
+without the tokens that are never sampled, such as those of pictures. Engines that truncate it (top-p, top-k) record
+log-probs of the truncated distribution, which are higher: without the mask the ratio to the policy in training is below
+1 from the start.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asyncrl.algo.products import head_logits, product
+from asyncrl.algo.sampling_mask import REMOVED, SamplingMask
 
 CHUNK_LOGITS = 1 << 25
 """Number of logits in memory at a time: 128 MiB as float32, and enough rows for an efficient product."""
@@ -46,6 +48,8 @@ def score_states(
     dtype: torch.dtype = torch.float32,
     entropy: bool = False,
     sum_pi_squared: bool = False,
+    banned: Tensor | None = None,
+    mask: SamplingMask | None = None,
     chunk: int = CHUNK_LOGITS,
 ) -> Scores:
     """
@@ -57,10 +61,12 @@ def score_states(
         bias: [V] of the head, if it has one.
         token_ids: [N] int64.
         temperature: Temperature of the sampler, above zero.
+        mask: Ids that were left when the N tokens were drawn; None is the whole vocabulary.
         dtype: Data type of the factors of products with the head; logits and all else are at least float32.
+        banned: [B] int64 ids that are never sampled: the others have all of the probability. None of ``token_ids``.
         chunk: Number of logits computed at a time; at least one row.
     """
-    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared)
+    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared, banned, mask)
     logprobs, entropies, sums = _Score.apply(states, weight, bias, token_ids, work)  # type: ignore[no-untyped-call]
     return Scores(logprobs, entropies if entropy else None, sums if sum_pi_squared else None)
 
@@ -71,6 +77,8 @@ class _Work(NamedTuple):
     num_rows: int
     entropy: bool
     sum_pi_squared: bool
+    banned: Tensor | None
+    mask: SamplingMask | None
 
     @property
     def exact(self) -> torch.dtype:
@@ -81,10 +89,14 @@ class _Work(NamedTuple):
         """Slices of rows that are computed together."""
         return (slice(start, start + self.num_rows) for start in range(0, num_tokens, self.num_rows))
 
-    def logits(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[n, V] logits of a chunk, divided by the temperature. The caller may overwrite them."""
-        logits = head_logits(states.to(self.dtype), weight, bias)
-        return logits if self.temperature == 1 else logits.div_(self.temperature)
+    def logits(self, rows: slice, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[n, V] logits of a chunk, divided by the temperature and masked. The caller may overwrite them."""
+        logits = head_logits(states[rows].to(self.dtype), weight, bias)
+        if self.temperature != 1:
+            logits.div_(self.temperature)
+        if self.banned is not None:
+            logits.index_fill_(1, self.banned, REMOVED)
+        return logits if self.mask is None else self.mask.apply(logits, rows)
 
 
 class _Score(torch.autograd.Function):
@@ -102,7 +114,7 @@ class _Score(torch.autograd.Function):
         head = _cast(weight, bias, work.dtype)
         log_p = states
         for rows in work.chunks(num_tokens):
-            log_p = work.logits(states[rows], *head)
+            log_p = work.logits(rows, states, *head)
             torch.logsumexp(log_p, -1, out=normaliser[rows])
             log_p -= normaliser[rows, None]
             logprobs[rows] = log_p.gather(1, token_ids[rows, None])[:, 0]
@@ -129,7 +141,7 @@ class _Score(torch.autograd.Function):
         )
         head = _cast(weight, bias, work.dtype)
         for rows in work.chunks(len(states)):
-            log_p = work.logits(states[rows], *head).sub_(normaliser[rows, None]) if kept is None else kept
+            log_p = work.logits(rows, states, *head).sub_(normaliser[rows, None]) if kept is None else kept
             p = log_p.exp()
             # d log p_i / d z_j = [i = j] - p_j and dH / d z_j = -p_j (log p_j + H), for z the scaled logits.
             push = grad_logprobs[rows, None]

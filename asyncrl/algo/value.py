@@ -24,7 +24,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
     """
     Half the larger of two squared errors: of the prediction, and of the prediction clipped near the old one.
 
-        clipped = old_values + clip(values - old_values, ±value_clip)
+        clipped = clip(values, old_values - value_clip, old_values + value_clip)
         loss = max((values - returns)², (clipped - returns)²) / 2
 
     Args:
@@ -36,7 +36,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
     Source:
         Schulman et al. 2016, arXiv:1506.02438, and the clip of OpenAI's PPO2; default: verl's.
     """
-    bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    bounded = values.clamp(old_values - value_clip, old_values + value_clip)  # keeps a value within it bit for bit
     unclipped_error, clipped_error = (values - returns).square(), (bounded - returns).square()
     return ValueLoss(0.5 * torch.maximum(unclipped_error, clipped_error), clipped_error > unclipped_error)
 

@@ -28,6 +28,7 @@ from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
@@ -59,6 +60,8 @@ from asyncrl.observe.samples import SamplesWriter
 from asyncrl.weights.groups.rendezvous import Rendezvous
 
 TICK_S = 0.25
+IMAGE_BYTES = 64 << 20
+"""Pictures that are kept for the next samples file."""
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
@@ -98,6 +101,7 @@ class BrokerActor:
         self._spools_known = scheduler.spools.revision
         self._samples = SampleFiles(
             PayloadClient(self._spools),
+            ImageCache(self._spools, IMAGE_BYTES),
             SamplesWriter(directory.samples),
             config.broker.spool_ttl_s,
             lambda step, num: self._files.event("samples.lost", step=step, trajectories=num),

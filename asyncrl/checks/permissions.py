@@ -141,6 +141,8 @@ def spool_refusal(owner: Owner | None, message: Message) -> str:
         return ""
     if owner.roles.isdisjoint(may_send):
         return f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, which may not send {_name(message)}"
+    if isinstance(message, Fetch) and message.images and owner.roles.isdisjoint(MEMBERS):
+        return f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, which may not fetch pictures"
     if isinstance(message, Put) and owner.name and not owns(owner.name, message.node):
         return f"the key {owner.name} is not for the node {message.node}"
     return ""

@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.checks.images import BAD_GRIDS, grid_problem_of
 from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 
 HIGHEST_LOGPROB = 0.01
@@ -31,6 +32,8 @@ BAD_LENGTHS = "arrays of wrong lengths"
 TOO_LONG = "more tokens than allowed"
 BAD_ID = "token id outside the vocabulary"
 BAD_LOGPROB = "impossible log-prob"
+BAD_MASK = "impossible sampling mask"
+BAD_ROUTES = "impossible experts"
 BAD_SPANS = "spans that do not cover the tokens"
 BAD_VERSION = "impossible policy version"
 BAD_FINISH = "unknown finish reason"
@@ -44,12 +47,15 @@ CAUSES = (
     TOO_LONG,
     BAD_ID,
     BAD_LOGPROB,
+    BAD_MASK,
+    BAD_ROUTES,
     BAD_SPANS,
     BAD_VERSION,
     BAD_FINISH,
     BAD_TIME,
     BAD_TEXT,
     BAD_SUMMARY,
+    BAD_GRIDS,
 )
 
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
@@ -69,8 +75,11 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         or _id_problem("prompt", trajectory.prompt_ids, limits.vocab_size)
         or _id_problem("completion", trajectory.completion_ids, limits.vocab_size)
         or _logprob_problem(trajectory.behavior_logprobs)
+        or _mask_problem(trajectory, limits)
+        or _route_problem(trajectory, limits)
         or _span_problem(trajectory, limits)
         or _other_problem(trajectory)
+        or grid_problem_of(trajectory)
         or _identity_problem(trajectory, unit, summary)
     )
 
@@ -138,6 +147,54 @@ def _logprob_problem(raw: memoryview) -> str:
     for place in (logprobs.argmin(), logprobs.argmax()):  # both find NaN first
         if not LOWEST_LOGPROB <= logprobs[place] <= HIGHEST_LOGPROB:
             return f"{BAD_LOGPROB}: {logprobs[place]} at position {place}, expected {LOWEST_LOGPROB:g} .. 0"
+    return ""
+
+
+def _mask_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
+    """Sampling masks are complete and canonical, so that the trainer can renormalise without a look at them."""
+    if not (trajectory.mask_counts or trajectory.mask_ids):
+        missing = f"{BAD_MASK}: none, expected one for each token (sampling.replay_mask)"
+        return missing if limits.replay_mask else ""
+    num_tokens, num_counts = trajectory.completion_ids.nbytes // 4, trajectory.mask_counts.nbytes / 4
+    if num_counts != num_tokens or trajectory.mask_ids.nbytes % 4:
+        return f"{BAD_MASK}: {num_counts:g} sizes, expected one for each of {num_tokens} tokens, and whole ids"
+    counts: NDArray[np.uint32] = np.frombuffer(trajectory.mask_counts, _ID)
+    if not counts.all() or counts.sum(dtype=np.uint64) != (num_ids := trajectory.mask_ids.nbytes // 4):
+        return f"{BAD_MASK}: {trajectory.mask_ids.nbytes // 4} ids, expected at least one for each token, as sizes say"
+    if problem := _id_problem("mask", trajectory.mask_ids, limits.vocab_size):
+        return problem
+    ids: NDArray[np.uint32] = np.frombuffer(trajectory.mask_ids, _ID)
+    begins = np.zeros(num_ids, np.bool_)
+    begins[np.cumsum(counts[:-1])] = True
+    if not (begins[1:] | (ids[1:] > ids[:-1])).all():
+        return f"{BAD_MASK}: ids that repeat or go back, expected ascending ones in each mask"
+    tokens: NDArray[np.uint32] = np.frombuffer(trajectory.completion_ids, _ID)
+    if (num_found := np.count_nonzero(ids == np.repeat(tokens, counts))) != num_tokens:
+        return f"{BAD_MASK}: {num_found} of {num_tokens} tokens are in their masks, expected all"
+    return ""
+
+
+def _route_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
+    """Experts are those of the model, so that the trainer can take them without a look at them."""
+    routing = trajectory.routing
+    if routing is None:
+        missing = f"{BAD_ROUTES}: none, expected those of each token but the last (rollout.replay_routes)"
+        return missing if limits.replay_routes else ""
+    found = f"{routing.experts.nbytes} bytes, {routing.layers} layers, {routing.top_k} experts of {routing.width} bytes"
+    num_tokens = (trajectory.prompt_ids.nbytes + trajectory.completion_ids.nbytes) // 4 - 1
+    if (
+        min(routing.layers, routing.top_k) < 1
+        or routing.width not in (1, 2)
+        or routing.experts.nbytes != num_tokens * routing.token_bytes
+    ):
+        return f"{BAD_ROUTES}: {found}; expected as many of each of {num_tokens} tokens"
+    if (shape := limits.routes) is None:
+        return ""
+    if (routing.layers, routing.top_k) != (shape.layers, shape.top_k):
+        return f"{BAD_ROUTES}: {found}; expected {shape.top_k} experts in each of {shape.layers} layers"
+    experts = np.frombuffer(routing.experts, f"<u{routing.width}")
+    if (highest := int(experts.max())) >= shape.num_experts:
+        return f"{BAD_ROUTES}: expert {highest}, expected 0 .. {shape.num_experts - 1}"
     return ""
 
 

@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from math import isnan
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import click
@@ -21,6 +23,7 @@ from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read, split_override
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
+from asyncrl.data.images import Keep
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.evaluation.completions import CompletionRow, write_completions
@@ -32,9 +35,8 @@ from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator,
 from asyncrl.node.process import configure_logging
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.spool.images import ImageStore
 
-NO_LIMIT = 1 << 62
-"""Default of ``max_prompts``."""
 REASONS_SHOWN = 5
 """Most frequent reasons of failures that are listed; the others are counted."""
 
@@ -50,7 +52,9 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
         check_output(out)
     configure_logging("eval")
     console = Console(stderr=True)
-    rows, wall_s = uvloop.run(_evaluate(config, check_prompts(config, console), console))
+    with closing(ImageStore(Path(gettempdir()))) as images:
+        prompts = check_prompts(config, console, images.add)
+        rows, wall_s = uvloop.run(_evaluate(config, prompts, images, console))
     evaluation = summarize(config, rows, wall_s)
     for line in failures(rows):
         click.echo(line, err=True)
@@ -85,7 +89,7 @@ def eval_config(
         "evaluation.temperature": temperature,
         "evaluation.top_p": top_p,
         "evaluation.max_tokens": max_tokens,
-        "evaluation.max_prompts": max_prompts or NO_LIMIT,
+        "evaluation.max_prompts": max_prompts or 0,
         "rollout.engine": engine,
         "run.seed": seed,
     }
@@ -107,10 +111,14 @@ def eval_config(
     return decode(raw)
 
 
-def check_prompts(config: Config, console: Console) -> list[Prompt]:
-    """Load the prompts; raises `ConfigError` if the model, the data or the verifier cannot be used."""
+def check_prompts(config: Config, console: Console, keep: Keep) -> list[Prompt]:
+    """
+    Load the prompts, and give their pictures to ``keep``.
+
+    Raises `ConfigError` if the model, the data or the verifier cannot be used.
+    """
     check_model(config.model.path, setting="MODEL")
-    stream = held_out_stream(config.data, config.evaluation.max_prompts)
+    stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
     summary = stream.summary
     check_template(
         read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=summary.has_chats
@@ -122,7 +130,9 @@ def check_prompts(config: Config, console: Console) -> list[Prompt]:
     return prompts
 
 
-async def _evaluate(config: Config, prompts: Sequence[Prompt], console: Console) -> tuple[list[CompletionRow], float]:
+async def _evaluate(
+    config: Config, prompts: Sequence[Prompt], images: ImageStore, console: Console
+) -> tuple[list[CompletionRow], float]:
     """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
     columns = TextColumn("[bold]completions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with WorkerPool(config.reward) as pool:
@@ -131,7 +141,8 @@ async def _evaluate(config: Config, prompts: Sequence[Prompt], console: Console)
             start_s = time.monotonic()
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                 task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
-                rows = await OfflineEvaluator(config, engine, pool).evaluate(prompts, partial(bar.advance, task))
+                evaluator = OfflineEvaluator(config, engine, pool, images.read)
+                rows = await evaluator.evaluate(prompts, partial(bar.advance, task))
             return rows, time.monotonic() - start_s
         finally:
             await engine.aclose()

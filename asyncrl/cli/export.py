@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.config.model.weights import read_config
 from asyncrl.errors import ConfigError
 from asyncrl.node.process import configure_logging
 from asyncrl.observe.report.model_card import model_card
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.trainer.checkpoints.export import Dtype, export, find_checkpoint
+from asyncrl.vision.settings import FAMILIES
 
 
 def export_run(path: Path, out: Path, *, step: str | None = None, dtype: Dtype | None = None) -> str:
@@ -26,7 +28,14 @@ def export_run(path: Path, out: Path, *, step: str | None = None, dtype: Dtype |
         raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
     record, name = read_run(path), out.resolve().name
     folder, manifest = find_checkpoint(RunDirectory(path).checkpoints, _step(step))
-    card = model_card(record, name, step=manifest.step, policy_version=manifest.policy_version, dtype=dtype)
+    card = model_card(
+        record,
+        name,
+        step=manifest.step,
+        policy_version=manifest.policy_version,
+        dtype=dtype,
+        reads_pictures=read_config(folder).get("model_type") in FAMILIES,
+    )
     export(folder, manifest, out, card=card, dtype=dtype)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return f"{out}: step {manifest.step} of {record.name}, {size / 1e6:,.1f} MB"

@@ -10,7 +10,7 @@ from asyncrl.cli.data import data
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
-from asyncrl.cli.toy import toy
+from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
 from asyncrl.errors import ConfigError, LedgerError
 
@@ -18,8 +18,19 @@ PATH = click.Path(path_type=Path)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable."
 )
-memory_option = click.option(
-    "--device-memory", metavar="SIZE", help="Memory of each device, such as 80GB.  [default: that of the devices here]"
+device_memory_option = click.option(
+    "--device-memory",
+    default="",
+    show_default="that of the devices here",
+    metavar="SIZE",
+    help="Memory of each device, such as 80GB.",
+)
+host_memory_option = click.option(
+    "--host-memory",
+    default="",
+    show_default="that of this machine",
+    metavar="SIZE",
+    help="Memory of the machine, such as 1TB.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -41,9 +52,21 @@ def main() -> None:
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
 @click.option("--dry-run", is_flag=True, help="Check everything and print what would run; start nothing.")
-@memory_option
+@device_memory_option
+@host_memory_option
+@click.option(
+    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
+)
 @report_errors
-def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_memory: str | None) -> None:
+def run(
+    config_path: Path,
+    overrides: tuple[str, ...],
+    *,
+    dry_run: bool,
+    device_memory: str,
+    host_memory: str,
+    scale: str | None,
+) -> None:
     """
     Train a model as the run file CONFIG says, on this machine.
 
@@ -53,14 +76,15 @@ def run(config_path: Path, overrides: tuple[str, ...], dry_run: bool, device_mem
     \b
     Example:
       asyncrl run conf/quickstart.toml --set run.steps=20
+      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
     """
     from asyncrl.cli.launch import run as launch
 
-    if device_memory and not dry_run:
-        raise ConfigError("--device-memory is for --dry-run, which checks that the run fits into it")
-    config = load_config(config_path, overrides)
+    if (device_memory or host_memory) and not dry_run:
+        raise ConfigError(f"{_first(device_memory)} is for --dry-run, which checks that the run fits into it")
+    config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
     if dry_run:
-        launch.dry_run(config, device_memory or "")
+        launch.dry_run(config, device_memory, host_memory)
     else:
         launch.run(config, name=config_path.stem)
 
@@ -221,7 +245,8 @@ def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: b
 @click.option("--picture", type=PATH, metavar="FILE", help="Also write a self-contained HTML page.")
 @click.option("--search/--no-search", "searched", default=True, help="Search for the best split of the devices.")
 @click.option("--memory", is_flag=True, help="Predict memory instead; PLAN is a run file.")
-@memory_option
+@device_memory_option
+@host_memory_option
 @report_errors
 def plan(
     plan_path: Path,
@@ -231,7 +256,8 @@ def plan(
     picture: Path | None,
     searched: bool,
     memory: bool,
-    device_memory: str | None,
+    device_memory: str,
+    host_memory: str,
 ) -> None:
     """
     Predict step time, idle shares and staleness on a cluster, or the memory of a run.
@@ -251,10 +277,10 @@ def plan(
     if memory:
         if picture or not searched:
             raise ConfigError("--picture and --no-search are not for --memory; remove them")
-        _plan_memory(plan_path, overrides, device_memory or "", as_json=as_json)
+        _plan_memory(plan_path, overrides, device_memory, host_memory, as_json=as_json)
         return
-    if device_memory:
-        raise ConfigError("--device-memory is for --memory; add it, or remove both")
+    if device_memory or host_memory:
+        raise ConfigError(f"{_first(device_memory)} is for --memory; add it, or remove both")
     from rich.console import Console
 
     from asyncrl.cli.plan import report_table
@@ -270,7 +296,14 @@ def plan(
         click.echo(picture, err=True)
 
 
-def _plan_memory(path: Path, overrides: tuple[str, ...], device_memory: str, *, as_json: bool) -> None:
+def _first(device_memory: str) -> str:
+    """Name of the first of the two options that is given."""
+    return "--device-memory" if device_memory else "--host-memory"
+
+
+def _plan_memory(
+    path: Path, overrides: tuple[str, ...], device_memory: str, host_memory: str, *, as_json: bool
+) -> None:
     config = load_config(path, overrides)
     from asyncrl.node.machine.machine import require_train
 
@@ -278,7 +311,7 @@ def _plan_memory(path: Path, overrides: tuple[str, ...], device_memory: str, *, 
     from asyncrl.cli.memory import memory_table
     from asyncrl.node.memory import plan_memory, room_here
 
-    room = room_here(config, device_memory)
+    room = room_here(config, device_memory, host_memory)
     answer = plan_memory(config, room)
     click.echo(to_json(answer) if as_json else memory_table(answer, path.stem))
 
@@ -341,7 +374,8 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
 @click.option("--cluster", "cluster_file", type=PATH, metavar="FILE", help="Check the machines that FILE names.")
 @click.option("--probe", is_flag=True, hidden=True, help="Answer a question of --cluster from standard input.")
 @set_option
-@memory_option
+@device_memory_option
+@host_memory_option
 @json_option
 @report_errors
 def doctor(
@@ -352,7 +386,8 @@ def doctor(
     npu: bool,
     cluster_file: Path | None,
     probe: bool,
-    device_memory: str | None,
+    device_memory: str,
+    host_memory: str,
     as_json: bool,
 ) -> None:
     """
@@ -379,8 +414,8 @@ def doctor(
 
     if sum(map(bool, (config_path, npu, role, cluster_file, probe))) > 1:
         raise click.UsageError("CONFIG, --npu, --role and --cluster are different checks: give one of them")
-    if config_path is None and (overrides or device_memory):
-        raise click.UsageError("--set and --device-memory are for CONFIG; add a run file")
+    if config_path is None and (overrides or device_memory or host_memory):
+        raise click.UsageError("--set, --device-memory and --host-memory are for CONFIG; add a run file")
     if probe:
         from asyncrl.node.machine.cluster.probe import answer
 
@@ -389,7 +424,7 @@ def doctor(
     with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
         if config_path:
             config = load_config(config_path, overrides)
-            diagnosis = asyncio.run(diagnose_run(config, device_memory or ""))
+            diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory))
         elif cluster_file:
             diagnosis = diagnose_cluster(cluster_file)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from asyncrl.actor.session import Limits
-from asyncrl.messages import PutItem, ScoredItem, SpoolRef
+from asyncrl.messages import Image, PutItem, ScoredItem, SpoolRef
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ def put_bytes(item: PutItem) -> int:
     return item.payload.nbytes
 
 
-def ref_bytes(ref: SpoolRef) -> int:
-    return ref.length
+def wanted_bytes(wanted: SpoolRef | Image) -> int:
+    return wanted.num_bytes if isinstance(wanted, Image) else wanted.length
 
 
 def verdict_bytes(item: ScoredItem) -> int:

@@ -1,11 +1,11 @@
 """
-Payloads requested from one spool, over one link after the other.
+Payloads and pictures requested from one spool, over one link after the other.
 
-    request(ref) ─┐
-    request(ref) ─┼─▶ Fetch [ref, ref, ref] ─▶ spool ─▶ Fetched [bytes, bytes, bytes] ─▶ a future each
-    request(ref) ─┘
+    request(ref) ───┐
+    request(ref) ───┼─▶ Fetch [ref, ref] [digest] ─▶ spool ─▶ Fetched [bytes, bytes, bytes] ─▶ a future each
+    request(image) ─┘
 
-References requested while a request is being sent are collected for the next one. The bytes requested and not yet
+What is requested while a request is being sent are collected for the next one. The bytes requested and not yet
 received are bounded: the spool holds what it has sent until it has arrived. What a lost link has not answered is
 requested again over the next one.
 """
@@ -17,30 +17,30 @@ from itertools import count, islice
 from msgspec import Struct
 
 from asyncrl.actor.link import Link
-from asyncrl.client.chunks import cut_by_bytes, ref_bytes
+from asyncrl.client.chunks import cut_by_bytes, wanted_bytes
 from asyncrl.errors import LinkClosed, LinkError
-from asyncrl.messages import Fetch, Fetched, SpoolRef
+from asyncrl.messages import Fetch, Fetched, Image, SpoolRef
 
 MAX_REFS = 64
-"""References in one `Fetch`: at 20 kB a payload, the answer is about a megabyte."""
+"""Payloads and pictures in one `Fetch`: at 20 kB a payload, the answer is about a megabyte."""
 MAX_REQUESTED_BYTES = 64 << 20
 """Bytes of payloads requested and not yet received, at which the next request waits."""
 
 Payload = asyncio.Future[memoryview | None]
-"""A payload to come; None if its spool was given up."""
+"""A payload or picture to come; None if its spool was given up."""
 
 
 class PendingFetch(Struct, frozen=True, eq=False):
-    """A payload that was requested and has not arrived."""
+    """A payload or a picture that was requested and has not arrived."""
 
-    ref: SpoolRef
+    wanted: SpoolRef | Image
     payload: Payload
     waits: bool
     """True to wait while the spool is away; else `away` ends the request."""
 
 
 class FetchQueue:
-    """Requests for payloads of one spool, of any number of concurrent callers."""
+    """Requests to one spool, of any number of concurrent callers."""
 
     def __init__(self) -> None:
         self._wanted: deque[PendingFetch] = deque()
@@ -50,9 +50,9 @@ class FetchQueue:
         self._has_arrived = asyncio.Event()
         self._request_ids = count(1)
 
-    def request(self, ref: SpoolRef, *, waits: bool) -> Payload:
-        """Ask for a payload. It may be empty: then the spool no longer has it."""
-        wanted = PendingFetch(ref, asyncio.get_running_loop().create_future(), waits)
+    def request(self, what: SpoolRef | Image, *, waits: bool) -> Payload:
+        """Ask for a payload or a picture. It may be empty: then the spool does not have it."""
+        wanted = PendingFetch(what, asyncio.get_running_loop().create_future(), waits)
         self._wanted.append(wanted)
         self._is_wanted.set()
         return wanted.payload
@@ -113,13 +113,20 @@ class FetchQueue:
             while self._requested_bytes >= MAX_REQUESTED_BYTES:
                 self._has_arrived.clear()
                 await self._has_arrived.wait()
-            refs = next(cut_by_bytes((wanted.ref for wanted in islice(self._wanted, MAX_REFS)), ref_bytes))
-            request_id = next(self._request_ids)
-            self._requested[request_id] = [self._wanted.popleft() for _ in refs]
-            self._requested_bytes += sum(map(ref_bytes, refs))
-            if not self._wanted:
-                self._is_wanted.clear()
-            await link.send(Fetch(request_id, refs))
+            await link.send(self._next_fetch())
+
+    def _next_fetch(self) -> Fetch:
+        """Take the first requests out of the queue, as many as fit into a message."""
+        fitting = next(cut_by_bytes((wanted.wanted for wanted in islice(self._wanted, MAX_REFS)), wanted_bytes))
+        requested = [self._wanted.popleft() for _ in fitting]
+        if not self._wanted:
+            self._is_wanted.clear()
+        requested.sort(key=lambda wanted: isinstance(wanted.wanted, Image))  # the order of the answer
+        request_id = next(self._request_ids)
+        self._requested[request_id] = requested
+        self._requested_bytes += sum(map(wanted_bytes, fitting))
+        refs = [what for what in fitting if isinstance(what, SpoolRef)]
+        return Fetch(request_id, refs, [what.digest for what in fitting if isinstance(what, Image)])
 
     async def _receive_answers(self, link: Link) -> None:
         while True:
@@ -129,7 +136,7 @@ class FetchQueue:
 
     def _deliver(self, answer: Fetched) -> None:
         requested = self._requested.pop(answer.request_id, [])
-        self._requested_bytes -= sum(wanted.ref.length for wanted in requested)
+        self._requested_bytes -= sum(wanted_bytes(wanted.wanted) for wanted in requested)
         self._has_arrived.set()
         for wanted, payload in zip(requested, answer.payloads, strict=False):
             if not wanted.payload.done():

@@ -3,6 +3,7 @@ A node's links to the spools of its run: one link for each, opened again wheneve
 
     broker ── Welcome, Spools ─▶ update ─▶ spool-a ═ link         put ─▶ the node's own spool
                                            spool-b ═ link         request(ref) ─▶ the spool that stored it
+                                           spool     ═ link         request(image) ─▶ the broker's spool
                                            spool-c   away: requests wait, or end with `SpoolAway`
 
 A put goes to whatever spool the broker has named last. What a lost spool has not stored is put again by the caller, who
@@ -20,7 +21,7 @@ from asyncrl.client.fetches import FetchQueue, Payload
 from asyncrl.config.addresses import reached
 from asyncrl.errors import LinkError, SpoolAway
 from asyncrl.log import get_logger
-from asyncrl.messages import HOSTED_SPOOL, Put, SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages import HOSTED_SPOOL, Image, Put, SpoolAddress, SpoolRef, SpoolSet
 
 log = get_logger()
 
@@ -124,19 +125,20 @@ class SpoolLinks:
                 if spool.link is link:
                     await self._linked.wait()
 
-    def request(self, ref: SpoolRef, *, waits: bool) -> Payload:
+    def request(self, wanted: SpoolRef | Image, *, waits: bool) -> Payload:
         """
-        Ask for a payload. None answers for a spool that was given up.
+        Ask for a payload, or for a picture of a prompt. None answers for a spool that was given up.
 
         Args:
             waits: Wait for a spool that is away; False raises `SpoolAway` in the answer.
         """
-        spool = self._of(ref.spool)
-        payload = spool.fetches.request(ref, waits=waits)
-        if ref.spool in self._lost:
+        name = HOSTED_SPOOL if isinstance(wanted, Image) else wanted.spool
+        spool = self._of(name)
+        payload = spool.fetches.request(wanted, waits=waits)
+        if name in self._lost:
             spool.fetches.give_up()
         elif spool.address is None:
-            spool.fetches.away(SpoolAway(f"the spool {ref.spool} is away"))
+            spool.fetches.away(SpoolAway(f"the spool {name} is away"))
         return payload
 
     def _of(self, name: str) -> SpoolLink:

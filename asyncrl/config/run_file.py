@@ -41,10 +41,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The file cannot be read, or `decode` refuses it.
     """
+    return decode(read_raw(path, overrides))
+
+
+def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a run file with ``overrides`` as a nested dict, unchecked; raises `ConfigError` if it is not TOML."""
     raw = read(path, "config file")
     for override in overrides:
         override_one(raw, override)
-    return decode(raw)
+    return raw
 
 
 def override_one(raw: dict[str, Any], override: str) -> None:

@@ -6,10 +6,12 @@ across fields are in `asyncrl.config.check`; `asyncrl.config.run_file` reads a f
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from asyncrl.config.addresses import host_of, is_loopback, tcp
 from asyncrl.config.catalogue import ADVANTAGES
@@ -17,6 +19,8 @@ from asyncrl.messages import Sampling, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=-1)]
+"""A number of which 0 means all, or never. ``-1``, as verl writes that, becomes 0 when a section is made."""
 Ratio = Annotated[int, Meta(ge=1, le=10_000)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -25,8 +29,18 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
+@cache
+def _limits(section: type[Struct]) -> tuple[str, ...]:
+    """Names of the fields of type `Limit`."""
+    return tuple(name for name, kind in get_type_hints(section, include_extras=True).items() if kind == Limit)
+
+
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of sections: immutable, keyword-only, and an unknown key is an error."""
+
+    def __post_init__(self) -> None:
+        for name in _limits(type(self)):
+            force_setattr(self, name, max(getattr(self, name), 0))
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -77,12 +91,17 @@ class Data(Section, frozen=True, kw_only=True):
     """Column of the prompt: a text or a list of chat messages [prompt_key]."""
     answer_column: str = "answer"
     """Column of the reference answer that the reward function gets."""
+    image_column: str = "images"
+    """
+    Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
+    The prompt has a mark ``<image>`` for each [image_key].
+    """
     data_source_column: str = "data_source"
     """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True
     """Draw prompts in random order, a new one each epoch; false keeps the order of the files."""
-    max_rows: Natural = 0
-    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 takes all [train_max_samples]."""
+    max_rows: Limit = 0
+    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 or -1: all [train_max_samples]."""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """
     Handling of rows that are not valid prompts. ``refuse``: the run does not start. ``skip``: they are left out,
@@ -162,8 +181,13 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Divisor of the logits."""
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
-    top_k: Natural = 0
-    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
+    top_k: Limit = 0
+    """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
+    replay_mask: bool = False
+    """
+    With ``top_p`` or ``top_k``: record which ids they left for each token, and have the trainer renormalise its
+    log-probs over the same ids, so that ratios compare like with like. About 4 bytes for each id.
+    """
     stop: list[str] = []
     """Texts that end a completion."""
     seeded: bool = True
@@ -181,6 +205,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
+            replay_mask=self.replay_mask,
         )
 
 
@@ -225,6 +250,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Completions that one engine decodes together [max_num_seqs]."""
     kv: Literal["keep", "recompute"] = "recompute"
     """KV cache of running completions after new weights are loaded: recompute it, or keep the old one."""
+    replay_routes: bool = False
+    """
+    With a mixture of experts: record which experts each token takes in each layer, and have the trainer send it to the
+    same ones. A byte for each, two with more than 256 experts [enable_rollout_routing_replay].
+    """
     threads: Count = 1
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
@@ -338,7 +368,7 @@ class Algorithm(Section, frozen=True, kw_only=True):
     dual_clip: NonNegative | None = None
     """``clipped``: bound of the loss at a negative advantage, in units of -advantage; 0 is off [clip_ratio_c]."""
     ratio_cap: Positive | None = None
-    """``dppo_tv``, ``dppo_kl``: upper bound of the importance weight [clip_ratio_c]."""
+    """``dppo_tv``, ``dppo_kl``: upper bound of the importance weight, 20 if unset; in verl 3 [clip_ratio_c]."""
     tau_pos: Positive | None = None
     """``sapo``: steepness of the gate at a positive advantage."""
     tau_neg: Positive | None = None
@@ -422,9 +452,9 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     Processes of each machine that share the model, its gradients and its optimizer state (FSDP2) [n_gpus_per_node].
     """
-    shard_size: Natural = 0
+    shard_size: Limit = 0
     """
-    Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 takes all ranks
+    Ranks over which the model is sharded; groups of this many ranks hold a copy of it each (HSDP). 0 or -1: all ranks
     [fsdp_size].
     """
     sequence_parallel: Count = 1
@@ -468,6 +498,8 @@ class Trainer(Section, frozen=True, kw_only=True):
     gradients, and the optimizer's step with them; the optimizer's ``moments`` alone; the frozen ``reference``;
     ``activations`` that ``gradient_checkpointing`` keeps, the inputs of layers [param_offload / optimizer_offload].
     """
+    freeze_vision: bool = False
+    """Leave the vision tower of a model that reads pictures as it is [freeze_vision_tower]."""
     lora: Lora = Lora()
     logprob_gap_warn: NonNegative = 0.0
     """
@@ -539,14 +571,14 @@ class Weights(Section, frozen=True, kw_only=True):
 class Evaluation(Section, frozen=True, kw_only=True):
     """Evaluation on ``data.held_out`` by one rollout at one pinned version, while the others go on training."""
 
-    every_versions: Natural = 10
-    """Policy versions between two evaluations; 0 evaluates only at the start and the end [trainer.test_freq]."""
+    every_versions: Limit = 10
+    """Policy versions between two evaluations; 0 or -1: none between start and end [trainer.test_freq]."""
     at_start: bool = True
     """Evaluate the initial policy [val_before_train]."""
     at_end: bool = True
     """Evaluate the final policy."""
-    max_prompts: Count = 256
-    """Usable rows to take from the start of each file of ``data.held_out`` [val_max_samples]."""
+    max_prompts: Limit = 256
+    """Usable rows to take from the start of each file of ``data.held_out``; 0 or -1: all [val_max_samples]."""
     max_tokens: Natural = 0
     """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
     samples: Count = 1
@@ -560,8 +592,8 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
-    top_k: Natural = 0
-    """Number of likeliest tokens to sample from; 0 keeps the whole vocabulary."""
+    top_k: Limit = 0
+    """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
 
     def sampling(self, training: SamplingConfig) -> Sampling:
         """The settings as the message type that a lease carries; stop texts are those of training."""
@@ -577,8 +609,8 @@ class Evaluation(Section, frozen=True, kw_only=True):
 class Checkpoint(Section, frozen=True, kw_only=True):
     """Checkpoints: model, optimizer and position in the run. The manifest is written last."""
 
-    every_steps: Natural = 0
-    """Optimizer steps between two checkpoints; 0 writes only the last, so a dead trainer starts over [save_freq]."""
+    every_steps: Limit = 0
+    """Optimizer steps between two checkpoints; 0 or -1: only the last, so a dead trainer starts over [save_freq]."""
     keep: Count = 2
     """Number of newest checkpoints to keep [max_actor_ckpt_to_keep]."""
     keep_best: bool = False

@@ -6,10 +6,11 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       data sources   openai/gsm8k 7470
       prompts        7470 chat, 0 text
       prompt chars   min 109   5% 184   median 284   95% 481   max 1052
+      pictures       7470   largest 1024 x 768   512.3 MB
       dropped keys   extra_info.tools_kwargs 7470
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
-             1  it has images, but prompts must be text: train.parquet row 90
+             1  it has videos, but prompts must be text and pictures: train.parquet row 90
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import dropped_keys
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import AsyncrlError, DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages import Image, Prompt
 
 SHOWN = 5
 """Most frequent reasons that are listed; the others are counted."""
@@ -46,6 +47,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in characters, over usable rows; empty if there are none."""
     prompt_tokens: dict[str, int]
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
+    images: list[Image]
+    """Pictures of the usable rows."""
     dropped_keys: dict[str, int]
     """Keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
     bad: list[BadRow]
@@ -60,6 +63,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompts": f"{self.num_chats} chat, {num_texts} text",
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
+            "pictures": _pictures(self.images),
             "dropped keys": _listed({f"extra_info.{key}": count for key, count in self.dropped_keys.items()}),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
@@ -90,7 +94,7 @@ def inspect(
         DataError: The file cannot be read, or lacks a column.
     """
     data = data or Data(train=str(path))
-    rows = open_rows(path)
+    rows = open_rows(path, on_disk=data.image_column)
     prompts, lengths, unusable, overlong = list[Prompt](), list[int](), list[BadRow](), list[BadRow]()
     for number, (_, found) in enumerate(Dataset([rows], data).scan()):
         measured = _measured(found, rows.place(number), count_tokens)
@@ -111,6 +115,7 @@ def inspect(
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
         prompt_chars=_quantiles([_chars(prompt) for prompt in prompts]),
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
+        images=[image for prompt in prompts for image in prompt.images],
         dropped_keys=_dropped_keys(rows),
         bad=unusable + overlong,
         refused=[
@@ -158,6 +163,15 @@ def _dropped_keys(rows: Rows) -> dict[str, int]:
 
 def _chars(prompt: Prompt) -> int:
     return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat)
+
+
+def _pictures(images: Sequence[Image]) -> str:
+    """Number of pictures, size of the largest, and bytes of all distinct ones; empty without any."""
+    if not images:
+        return ""
+    largest = max(images, key=lambda image: image.width * image.height)
+    num_bytes = sum({image.digest: image.num_bytes for image in images}.values())
+    return f"{len(images)}   largest {largest.width} x {largest.height}   {num_bytes / 1e6:.1f} MB"
 
 
 def _listed(counts: dict[str, int]) -> str:

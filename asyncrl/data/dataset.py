@@ -8,16 +8,18 @@ One or several files as one dataset of prompts, with rows numbered across files.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from asyncrl.config.sections import Data
+from asyncrl.data.images import Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages import Image, Prompt
 
 
 class BadRow(Struct, frozen=True):
@@ -27,27 +29,35 @@ class BadRow(Struct, frozen=True):
 
 
 class Dataset:
-    """Rows of at least one file; raises `DataError` if a file lacks one of the columns that ``data`` names."""
+    """
+    Rows of at least one file; raises `DataError` if a file lacks one of the columns that ``data`` names.
 
-    def __init__(self, files: Sequence[Rows], data: Data) -> None:
+    Args:
+        keep: Called by `scan` for each picture of each usable row.
+    """
+
+    def __init__(self, files: Sequence[Rows], data: Data, keep: Keep = keep_nothing) -> None:
         for file in files:
             require_columns(file, data)
         self._files = files
         self._data = data
+        self._keep = keep
+        self._images: dict[int, list[Image]] = {}
+        """Pictures of the rows that have some. Their files are read once, by `scan`."""
         self._ends = list(accumulate(len(file) for file in files))
 
     @classmethod
-    def open(cls, paths: Sequence[str], data: Data) -> "Dataset":
+    def open(cls, paths: Sequence[str], data: Data, keep: Keep = keep_nothing) -> "Dataset":
         """Open the files; raises `DataError` if one cannot be read or lacks a column."""
-        return cls([open_rows(Path(path)) for path in paths], data)
+        return cls([open_rows(Path(path), on_disk=data.image_column) for path in paths], data, keep)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def prompt(self, row: int) -> Prompt:
-        """Read one row; raises `DataError` if it is unusable."""
+        """Read one row, whose pictures `scan` has found; raises `DataError` if it is unusable."""
         file, number = self._find(row)
-        return read_prompt(file, number, self._data)
+        return read_prompt(file, number, self._data, self._images.get(row, ()))
 
     @property
     def num_files(self) -> int:
@@ -55,13 +65,27 @@ class Dataset:
 
     def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
         """Every row in order, with the number of its file, from 0."""
+        row = 0
         for place, file in enumerate(self._files):
-            for number in range(len(file)):
+            has_images = self._data.image_column in file.columns
+            cells = file.column(self._data.image_column) if has_images else repeat(None, len(file))
+            for number, cell in enumerate(cells):
                 try:
-                    yield place, read_prompt(file, number, self._data)
+                    yield place, self._scanned(row, file, number, cell)
                 except DataError as error:
                     where = file.place(number)
                     yield place, BadRow(where, str(error).removeprefix(f"{where}: "))
+                row += 1
+
+    def _scanned(self, row: int, file: Rows, number: int, cell: Any) -> Prompt:
+        contents = read_files(cell, file.path.parent)
+        images = [describe(content) for content in contents]
+        prompt = read_prompt(file, number, self._data, images)
+        for image, content in zip(images, contents, strict=True):
+            self._keep(image, content)
+        if images:
+            self._images[row] = images
+        return prompt
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
         split: list[list[int]] = [[] for _ in self._files]

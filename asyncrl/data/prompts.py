@@ -16,6 +16,7 @@ from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import FileDigest, joined
 from asyncrl.data.epochs import Epochs, permutation
+from asyncrl.data.images import Keep, keep_nothing
 from asyncrl.data.interleave import Interleave
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
@@ -34,6 +35,8 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     usable: Sequence[int] = ()
     data_sources: frozenset[str] = frozenset()
     has_chats: bool = False
+    num_images: int = 0
+    """Pictures of the usable rows, one that occurs in several of them counted each time."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     digest: str = ""
@@ -91,14 +94,14 @@ class PromptStream:
             group_id += 1
 
 
-def train_stream(data: Data, seed: int) -> PromptStream:
+def train_stream(data: Data, seed: int, keep: Keep = keep_nothing) -> PromptStream:
     """
-    Make the endless stream of ``data.train``. Reads every row once, 20 µs each.
+    Make the endless stream of ``data.train``. Reads every row once, 20 µs each, and gives its pictures to ``keep``.
 
     Raises:
         DataError: A file cannot be read, lacks a column, or has bad rows that the configuration does not allow.
     """
-    dataset = Dataset.open(data.train_files, data)
+    dataset = Dataset.open(data.train_files, data, keep)
     summary = _summary(dataset, data)
     rows = _subset(summary.usable, data, seed)
     parts = dataset.by_file(rows) if data.ratios else [rows]
@@ -110,17 +113,22 @@ def train_stream(data: Data, seed: int) -> PromptStream:
     return PromptStream(dataset, epochs, data.ratios or (1,), summary=summary)
 
 
-def held_out_stream(data: Data, max_prompts: int) -> PromptStream:
-    """Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``; raises as `train_stream`."""
-    dataset = Dataset.open(data.held_out_files, data)
+def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> PromptStream:
+    """
+    Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``, or of all rows if it is 0.
+
+    Raises as `train_stream`.
+    """
+    dataset = Dataset.open(data.held_out_files, data, keep)
     summary = _summary(dataset, data)
-    rows = [row for part in dataset.by_file(summary.usable) for row in part[:max_prompts]]
+    rows = [row for part in dataset.by_file(summary.usable) for row in part[: max_prompts or None]]
     return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
 
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
     usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
+    num_images = 0
     digests = [FileDigest() for _ in range(dataset.num_files)]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
@@ -130,6 +138,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         usable.append(row)
         data_sources.add(found.data_source)
         has_chats |= bool(found.chat)
+        num_images += len(found.images)
     if bad and data.on_bad_row == "refuse":
         more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
         raise DataError(
@@ -141,6 +150,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         usable=usable,
         data_sources=frozenset(data_sources),
         has_chats=has_chats,
+        num_images=num_images,
         bad=bad,
         digest=joined(digests),
     )

@@ -4,11 +4,13 @@ Conversion of dataset rows to prompts. Accepted forms:
     {"prompt": "2 + 3 = ?", "answer": "5"}                                                     the plain form
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
+    {"prompt": "<image> How many?", "answer": "3", "images": [...]}                   one mark for each picture
 
 A chat may also be JSON text of the same form. A row of another form is refused: nothing is guessed or truncated.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,10 +18,11 @@ import msgspec
 from asyncrl.config.sections import Data
 from asyncrl.data.table import Row, Rows, require_column
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages import Image, Prompt
+from asyncrl.vision.placeholders import MARK
 
-MEDIA = ("images", "videos", "audios")
-"""Columns of verl's multi-modal rows. Without its picture, such a prompt makes no sense."""
+MEDIA = ("videos", "audios")
+"""Columns of verl's multi-modal rows that are not read. Without them, such a prompt makes no sense."""
 
 MAX_BYTES = 1 << 20
 """Largest prompt with its answer and scalars, encoded: each lease and each request to grade carries one."""
@@ -36,13 +39,17 @@ def require_columns(rows: Rows, data: Data) -> None:
         require_column(rows, data.answer_column)
     if data.data_source_column != "data_source":
         require_column(rows, data.data_source_column)
+    if data.image_column != "images":
+        require_column(rows, data.image_column)
 
 
-def read_prompt(rows: Rows, row: int, data: Data) -> Prompt:
+def read_prompt(rows: Rows, row: int, data: Data, images: Sequence[Image] = ()) -> Prompt:
     """Read row ``row`` as a prompt; raises `DataError` with its place and the reason if it is unusable."""
     values = rows[row]
     try:
-        prompt = to_prompt(values, data)
+        prompt = to_prompt(values, data, images)
+        if images or data.image_column in rows.columns:
+            _check_marks(prompt)
         _refuse_large(prompt)
         return prompt
     except DataError as error:
@@ -74,11 +81,11 @@ def dropped_keys(extra: Any) -> list[str]:
     return [key for key, value in extra.items() if not _is_scalar(value)]
 
 
-def to_prompt(values: Row, data: Data) -> Prompt:
-    """Convert a row to a prompt; raises `DataError` with the reason if it is unusable."""
+def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
+    """Convert a row with these pictures to a prompt; raises `DataError` with the reason if it is unusable."""
     for column in MEDIA:
         if values.get(column):
-            raise DataError(f"it has {column}, but prompts must be text")
+            raise DataError(f"it has {column}, but prompts must be text and pictures")
     prompt = values.get(data.prompt_column)
     if not prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
@@ -90,7 +97,19 @@ def to_prompt(values: Row, data: Data) -> Prompt:
         answer=_answer(values, data.answer_column),
         data_source=_text(values.get(data.data_source_column), data.data_source_column),
         extra=_scalars(values.get("extra_info")),
+        images=list(images),
     )
+
+
+def _check_marks(prompt: Prompt) -> None:
+    """Raise `DataError` unless there is one mark for each picture. A dataset without pictures may write it as text."""
+    texts = [prompt.text, *(turn["content"] for turn in prompt.chat)]
+    marks = sum(text.count(MARK) for text in texts)
+    if marks != len(prompt.images):
+        raise DataError(
+            f"it has {len(prompt.images)} pictures, but {marks} marks {MARK} in its prompt; write the mark once for "
+            f"each picture"
+        )
 
 
 def _chat_in_json(text: str) -> list[dict[str, Any]]:

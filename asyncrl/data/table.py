@@ -5,11 +5,13 @@ Rows of a dataset file, by number.
                     ├──▶ open_rows ──▶ Rows: len(rows), rows[i], columns
     train.jsonl  ───┘
 
-Rows are plain dicts. The format is recognized by the first bytes. A file stays in memory, because prompts are small.
+Rows are plain dicts. The format is recognized by the first bytes. A file stays in memory, because prompts are small;
+a column of pictures may stay on disk.
 """
 
 import difflib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
 
 PARQUET_MAGIC = b"PAR1"
 """The first and last four bytes of every parquet file."""
+STREAMED_ROWS = 16
+"""Rows of a column that are in memory at a time while it is read from disk."""
 
 Row = dict[str, Any]
 
@@ -42,9 +46,21 @@ class Rows(Protocol):
     def place(self, row: int, /) -> str:
         """Name row ``row`` for messages: file and row or line."""
 
+    def column(self, name: str, /) -> Iterator[Any]:
+        """
+        Values of one column in the order of rows, read from disk if the column is not in memory.
 
-def open_rows(path: Path) -> Rows:
-    """Open a parquet or JSONL file; raises `DataError` if it is missing, of another format, damaged or empty."""
+        A row without it, or that cannot be decoded, has None. Raises `DataError` if the file is damaged.
+        """
+
+
+def open_rows(path: Path, *, on_disk: str = "") -> Rows:
+    """
+    Open a parquet or JSONL file; raises `DataError` if it is missing, of another format, damaged or empty.
+
+    Args:
+        on_disk: Column that rows of a parquet file lack, because it is too large for the memory; see `Rows.column`.
+    """
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -52,7 +68,7 @@ def open_rows(path: Path) -> Rows:
         raise DataError(f"no such dataset: {path}") from error
     except OSError as error:
         raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
-    rows = _read_parquet(path) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
+    rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
     if not len(rows):
         raise DataError(f"dataset {path} is empty: it has no rows")
     return rows
@@ -68,9 +84,9 @@ def require_column(rows: Rows, column: str) -> None:
 
 
 class ParquetRows:
-    def __init__(self, path: Path, table: "pa.Table") -> None:
+    def __init__(self, path: Path, table: "pa.Table", columns: list[str]) -> None:
         self.path = path
-        self.columns: list[str] = table.column_names
+        self.columns = columns
         self._table = table
 
     def __len__(self) -> int:
@@ -82,6 +98,17 @@ class ParquetRows:
 
     def place(self, row: int, /) -> str:
         return f"{self.path} row {row}"
+
+    def column(self, name: str, /) -> Iterator[Any]:
+        import pyarrow as pa  # noqa: PLC0415 - see above
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        try:
+            with pq.ParquetFile(self.path, buffer_size=1 << 20) as file:
+                for rows in file.iter_batches(STREAMED_ROWS, columns=[name]):
+                    yield from rows.column(0).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"column {name!r} of dataset {self.path} is damaged: {_first_line(error)}") from error
 
 
 class JsonRows:
@@ -104,17 +131,26 @@ class JsonRows:
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"
 
+    def column(self, name: str, /) -> Iterator[Any]:
+        for row in range(len(self)):
+            try:
+                yield self[row].get(name)
+            except DataError:  # raised again by whoever reads the row
+                yield None
 
-def _read_parquet(path: Path) -> ParquetRows:
+
+def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
     import pyarrow as pa  # noqa: PLC0415 - see above
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        twice = [name for name, count in Counter(pq.read_schema(path).names).items() if count > 1]
+        names: list[str] = pq.read_schema(path).names
+        twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
             what = f"{len(twice)} column {'name' if len(twice) == 1 else 'names'} twice, {', '.join(map(repr, twice))}"
             raise DataError(f"dataset {path} has {what}: write it again with different names")
-        return ParquetRows(path, pq.read_table(path))
+        in_memory = [name for name in names if name != on_disk] if on_disk in names else None
+        return ParquetRows(path, pq.read_table(path, columns=in_memory), names)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"dataset {path} starts like parquet, but is damaged: {_first_line(error)}") from error
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from asyncrl.evaluation.image_column import ImageCell, image_type
 from asyncrl.files.output import output
 from asyncrl.messages import FinishReason
 
@@ -31,6 +32,8 @@ class CompletionRow(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     num_tokens: int = 0
     failure: str = ""
+    images: ImageCell = []
+    """Pictures of the prompt, with their files in the row of its first completion."""
 
 
 def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
@@ -42,7 +45,7 @@ def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
     types = {
         "place": pa.int64(), "index": pa.int32(), "data_source": text, "prompt": text, "reference": text,
         "completion": text, "answer": text, "reward": number, "correct": number, "metrics": text,
-        "finish_reason": text, "num_tokens": pa.int32(), "failure": text,
+        "finish_reason": text, "num_tokens": pa.int32(), "failure": text, "images": image_type(),
     }  # fmt: skip
     columns = {name: pa.array([_cell(getattr(row, name)) for row in rows], type_) for name, type_ in types.items()}
     with output(path) as unfinished:

@@ -26,7 +26,7 @@ from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import count_reasons
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
-from asyncrl.errors import LinkReset
+from asyncrl.errors import ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.private_socket import private_address
 from asyncrl.log import get_logger
@@ -40,6 +40,7 @@ from asyncrl.reward.routing import check_routes
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
+from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segments import Segments
 from asyncrl.spool.weights.store import WeightStore
 
@@ -89,9 +90,14 @@ async def run_broker(
         ConfigError: A data source of the prompts has no reward.
         DataError, LinkError, LedgerError: The broker could not start, or the files of the run are damaged.
     """
-    prompts = train_stream(config.data, config.run.seed)
-    held_out = held_out_stream(config.data, config.evaluation.max_prompts) if config.data.held_out_files else None
     with contextlib.ExitStack() as files:
+        images = ImageStore(directory.spool)
+        files.callback(images.close)
+        prompts = train_stream(config.data, config.run.seed, images.add)
+        num_held_out = config.evaluation.max_prompts
+        held_out = held_out_stream(config.data, num_held_out, images.add) if config.data.held_out_files else None
+        if len(images) and not config.broker.spool:
+            raise ConfigError("prompts with pictures need the spool in the broker's process: set broker.spool to true")
         ledger = Ledger(directory.ledger)
         files.callback(ledger.close)
         _record_config(directory, ledger, config)
@@ -120,6 +126,7 @@ async def run_broker(
             ledger,
             segments,
             weights=weights,
+            images=images,
             bind=bind,
             keys=keys,
             listening=listening,
@@ -135,6 +142,7 @@ async def _serve(
     segments: Segments | None,
     *,
     weights: WeightStore | None,
+    images: ImageStore,
     bind: Sequence[str],
     keys: BrokerKeys,
     listening: Callable[[list[str]], None],
@@ -163,7 +171,16 @@ async def _serve(
         served = {model.path: [file.name for file in model.files] for model in models}
         files = FileServer(served, directory.path / "digests.json", directory.checkpoints)
         checkpoints = CheckpointStore(directory.checkpoints)
-        actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, weights=weights, files=files, checkpoints=checkpoints)
+        actor = partial(
+            SpoolActor,
+            HOSTED_SPOOL,
+            segments,
+            bulk,
+            weights=weights,
+            files=files,
+            checkpoints=checkpoints,
+            images=images,
+        )
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_spool_error(task, broker))

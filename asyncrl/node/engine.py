@@ -47,6 +47,7 @@ def _transformers(config: Config, device: str) -> Engine:
         slots=config.rollout.slots,
         max_tokens_per_slot=config.longest_request,
         kv=config.rollout.kv,
+        replay_routes=config.rollout.replay_routes,
         dtype=config.model.dtype,
         device=device,
         overrides=config.model.overrides,

@@ -22,6 +22,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import format_bytes
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.trainer.memory import Part, Phase, TrainerMemory, phase
 from asyncrl.trainer.model.architecture import read_architecture
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
@@ -36,7 +37,7 @@ LIBRARIES_DEVICE = 1 << 30
 SAMPLING_COPIES = 4
 """Tensors of the size of the logits, as float32, that are alive while the built-in engine draws tokens."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-UNITS = {"MB": 1000**2, "GB": 1000**3, "MiB": 1024**2, "GiB": 1024**3}
+UNITS = {"MB": 1000**2, "GB": 1000**3, "TB": 1000**4, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
         host=host,
         problem=_device_problem(kind, phases, "the trainer", room)
         or _device_problem(rollout_kind, [rollout], "a rollout", room)
-        or _host_problem(host, kind, phases, rollout, room),
+        or _host_problem(host, [(kind, _fullest(phases, kind)), (rollout_kind, rollout)], room),
         assumptions=list(_assumptions(config, trainer)),
     )
 
@@ -150,42 +151,53 @@ def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -
     if kind == "cpu" or room.device is None or fullest.device <= room.device:
         return ""
     need = f"{who} needs {format_bytes(fullest.device)} on each {kind} device ({fullest.name})"
-    return f"{need}, but a device has {format_bytes(room.device)}; {_remedy(fullest.parts)}"
+    remedy = _remedy([(part, part.device) for part in fullest.parts])
+    return f"{need}, but a device has {format_bytes(room.device)}; {remedy}"
 
 
-def _host_problem(host: int, kind: Kind, trainer: Sequence[Phase], rollout: Phase, room: Room) -> str:
+def _fullest(phases: Sequence[Phase], kind: Kind) -> Phase:
+    """The phase that needs most memory of the host, of which devices of kind ``cpu`` are a part."""
+    return max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
+
+
+def _host_problem(host: int, phases: Iterable[tuple[Kind, Phase]], room: Room) -> str:
+    """``phases`` are the fullest of the trainer and a rollout, each with the kind of its devices."""
     if room.host is None or host <= room.host:
         return ""
-    fullest = max(trainer, key=lambda each: each.device if kind == "cpu" else each.host)
-    remedy = _remedy([*fullest.parts, *rollout.parts])
+    remedy = _remedy(
+        [(part, part.host + (part.device if kind == "cpu" else 0)) for kind, phase in phases for part in phase.parts]
+    )
     return (
         f"the run needs {format_bytes(host)} of this machine's memory, but it has {format_bytes(room.host)}; {remedy}"
     )
 
 
-def _remedy(parts: Sequence[Part]) -> str:
-    """The setting of the largest part that a setting makes smaller."""
-    largest = max((part for part in parts if part.setting), key=lambda part: part.device + part.host, default=None)
-    if largest is None:
+def _remedy(parts: Sequence[tuple[Part, int]]) -> str:
+    """The setting of the part with the most bytes that a setting makes smaller; parts have their bytes beside them."""
+    settable = [(part, num_bytes) for part, num_bytes in parts if part.setting and num_bytes]
+    if not settable:
         return "use a smaller model"
-    return f"change {largest.setting} first: its {largest.name} take {format_bytes(largest.device + largest.host)}"
+    largest, num_bytes = max(settable, key=lambda pair: pair[1])
+    return f"change {largest.setting} first: {format_bytes(num_bytes)} of it are {largest.name}"
 
 
 # ── what there is ───────────────────────────────────────────────────────────────────────────
 
 
-def room_here(config: Config, device_memory: str = "") -> Room:
+def room_here(config: Config, device_memory: str = "", host_memory: str = "") -> Room:
     """
     The memory of this machine and of its devices.
 
     Args:
         device_memory: Memory of each device in place of that of the devices here, such as ``80GB``.
+        host_memory: Memory of the machine in place of that of this one.
     """
+    host = parse_bytes(host_memory, "--host-memory") if host_memory else _memory_here()
     if device_memory:
-        return Room(device=parse_bytes(device_memory, "--device-memory"), host=_memory_here())
+        return Room(device=parse_bytes(device_memory, "--device-memory"), host=host)
     kinds = {config.trainer.device, _rollout_kind(config)} - {"cpu"}
     found = [num_bytes for kind in sorted(kinds) if (num_bytes := _device_bytes(kind)) is not None]
-    return Room(device=min(found, default=None), host=_memory_here())
+    return Room(device=min(found, default=None), host=host)
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -253,9 +265,11 @@ def _built_in_cache(config: Config) -> list[Part]:
     model, slots = _text_config(config), config.rollout.slots
     cache = _cache(config, slots, config.longest_request).num_bytes
     logits = SAMPLING_COPIES * ITEM_BYTES["float32"] * slots * int(model.vocab_size)
+    routes = RouteCache.num_bytes(model, slots, config.longest_request) if config.rollout.replay_routes else 0
     return [
         Part(name="KV cache", device=cache, setting="rollout.slots"),
         Part(name="logits", device=logits, setting="rollout.slots"),
+        *([Part(name="recorded experts", device=routes, setting="rollout.replay_routes")] if routes else []),
     ]
 
 
@@ -302,6 +316,8 @@ def _assumptions(config: Config, trainer: TrainerMemory) -> Iterable[str]:
         f"every prompt has {config.data.max_prompt_tokens} tokens and every completion {config.sampling.max_tokens}; a "
         f"micro-batch holds more of shorter completions, and attention reads the prompt for each"
     )
+    if trainer.reads_pictures:
+        yield "every prompt is one picture, all of whose patches the vision tower reads"
     yield "attention is one kernel, as on a CPU and for bfloat16 on a GPU"
     yield (
         f"libraries take {format_bytes(LIBRARIES_HOST)} a process and {format_bytes(LIBRARIES_DEVICE)} a device; "

@@ -21,6 +21,7 @@ from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
+from asyncrl.evaluation.image_column import image_cell
 from asyncrl.evaluation.metrics import (
     EvaluatedCompletion,
     EvaluatedPrompt,
@@ -77,12 +78,20 @@ def summarize(config: Config, rows: Sequence[CompletionRow], wall_s: float) -> O
 
 
 class OfflineEvaluator:
-    """Generates and verifies completions of held-out prompts, with a borrowed engine and pool."""
+    """
+    Generates and verifies completions of held-out prompts, with a borrowed engine and pool.
 
-    def __init__(self, config: Config, engine: Engine, pool: WorkerPool) -> None:
+    Args:
+        read_image: Gives the file of a picture of the prompts by its digest.
+    """
+
+    def __init__(
+        self, config: Config, engine: Engine, pool: WorkerPool, read_image: Callable[[bytes], bytes] = lambda _: b""
+    ) -> None:
         self._config = config
         self._engine = engine
         self._pool = pool
+        self._read_image = read_image
         self._sampling = config.evaluation.sampling(config.sampling)
         self._requests = asyncio.Semaphore(REQUESTS_PER_SLOT * config.rollout.slots)
 
@@ -119,6 +128,7 @@ class OfflineEvaluator:
             data_source=prompt.data_source,
             prompt=prompt_text(prompt),
             reference=prompt.answer,
+            images=image_cell(prompt.images, [] if index else self._files(prompt)),
         )
         try:
             completion = await self._generate(place, prompt, index)
@@ -147,12 +157,17 @@ class OfflineEvaluator:
     async def _generate(self, place: int, prompt: Prompt, index: int) -> Completion:
         data = self._config.data
         async with self._requests:
+            prompt_ids, has_images = self._engine.encode(prompt), bool(prompt.images)
             request = Request(
-                prompt_ids=fit(self._engine.encode(prompt), data.max_prompt_tokens, data.truncation),
+                prompt_ids=fit(prompt_ids, data.max_prompt_tokens, data.truncation, has_images=has_images),
                 sampling=self._sampling,
                 seed=sampling_seed(self._config.run.seed, place, self._config.evaluation.samples) + index,
+                images=self._files(prompt),
             )
             return await self._with_retries(partial(self._engine.generate, request))
+
+    def _files(self, prompt: Prompt) -> tuple[bytes, ...]:
+        return tuple(self._read_image(image.digest) for image in prompt.images)
 
     async def _with_retries(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """Repeat a call that fails with a retryable error, up to ``schedule.max_attempts`` attempts, as in a run."""

@@ -1,7 +1,7 @@
 """
 Every trajectory the trainer consumed, for people to read: one parquet file per optimizer step.
 
-    samples/step_000041.parquet                 one row per trajectory: prompt, completion, reward, versions, log-probs
+    samples/step_000041.parquet                 one row per trajectory: prompt, completion, reward, versions, ids
     samples/held_out/version_000040.parquet     the same of held-out completions, with evaluation.answers
 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Struct, structs
 
 from asyncrl.errors import LedgerError
+from asyncrl.evaluation.image_column import image_cell, image_type
 from asyncrl.files.atomic import replacing
-from asyncrl.messages import FinishReason, Prompt, Span
+from asyncrl.messages import FinishReason, Image, Prompt, Span
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa
@@ -51,6 +52,10 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """[T] int32, little-endian. Borrowed until `SamplesWriter.write` returns."""
     behavior_logprobs: bytes | memoryview
     """[T] float32, nats. Borrowed until `SamplesWriter.write` returns."""
+    images: Sequence[Image] = ()
+    """Pictures of the prompt."""
+    image_files: Sequence[bytes] = ()
+    """Their files; empty in all rows of a group but one."""
 
 
 class SampleFacts(Struct, frozen=True, kw_only=True):
@@ -133,6 +138,7 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "node": pa.array([row.node for row in rows], pa.string()),
             "completion_ids": _lists([row.completion_ids for row in rows], pa.int32()),
             "behavior_logprobs": _lists([row.behavior_logprobs for row in rows], pa.float32()),
+            "images": pa.array([image_cell(row.images, row.image_files) for row in rows], image_type()),
         }
     )
 

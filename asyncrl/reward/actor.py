@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.checks.images import image_problem_of
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
@@ -146,7 +147,8 @@ class RewardActor:
             return Failed(item.unit, item.lease_id, "payload", reason, retryable=True)
         except DecodeError as error:
             return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True)
-        if problem := problem_of(trajectory, item.unit, item.summary, grade.limits):
+        problem = problem_of(trajectory, item.unit, item.summary, grade.limits)
+        if problem := problem or image_problem_of(trajectory, grade.prompt.images):
             return Failed(item.unit, item.lease_id, "payload", problem, retryable=True)
         try:
             return _scored(item, await self._pool.judge(input_of(grade.prompt, trajectory)))

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
+from asyncrl.checks.images import image_problem_of
 from asyncrl.client.chunks import cut_by_bytes, put_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
@@ -122,6 +123,7 @@ class RolloutActor:
         self._capacity = options.slots + 2 * options.group_size
         self._receiver = receiver
         self._generations = generations or Generations(engine, connection.identity.node, clock)
+        self._generations.images.connect(connection.spools)
         self._owns_generations = generations is None
         self._sleeper = sleeper
         self._on_drain = on_drain
@@ -246,8 +248,10 @@ class RolloutActor:
         except (DecodeError, TimeoutError) as error:
             reason = str(error) or f"no answer within {FETCH_S:g} s"
             raise EngineError(f"cannot read the unfinished completion to resume from: {reason}") from error
+        if problem := image_problem_of(trajectory, lease.prompt.images):
+            raise EngineError(f"the stored part to resume from is damaged: {problem}")
         unit = Unit(lease.group_id, item.index, lease.split)
-        return to_completion(trajectory, unit, limits_of(lease, self._generations.vocab_size))
+        return to_completion(trajectory, unit, limits_of(lease, item.index, self._generations.vocab_size))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Abort, FinishReason, Member, Prompt, Sampling, Span, StoreValue, Transfer
+from asyncrl.messages import Abort, FinishReason, Member, Prompt, Routing, Sampling, Span, StoreValue, Transfer
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:  # This package needs no torch: a host's engine may use anything.
@@ -38,6 +38,12 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Seconds spent on it, those of ``Request.resume_from`` included."""
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture of the request, as the model read it: in time, in height, in width."""
+    mask_counts: list[int] = []
+    """[T] sizes of the sampling masks; empty unless ``Sampling.replay_mask`` asks for them."""
+    mask_ids: list[int] = []
+    """Ids left by top-p and top-k, token after token, ascending in each mask; the token itself is among them."""
+    routing: Routing | None = None
+    """Experts of L + T - 1 tokens of prompt and completion; None unless ``Sampling.replay_routes`` asks for them."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -54,8 +60,8 @@ class Request(Struct, frozen=True, kw_only=True):
     resume_from: Completion | None = None
     """
     Unfinished completion of the same request, of another node or an earlier policy. The new completion begins with its
-    tokens, log-probs and spans, and continues with the draws of an uninterrupted one if it has a seed. They count for
-    ``max_tokens``.
+    tokens, log-probs, spans, masks and experts, and continues with the draws of an uninterrupted one if it has a
+    seed. They count for ``max_tokens``.
     """
     priority: int = 0
     """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""

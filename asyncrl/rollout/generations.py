@@ -1,7 +1,7 @@
 """
 Trajectories of one rollout, from the lease until they are on disk.
 
-    start ─▶ running: encode ─▶ engine.generate ─▶ unsettled ─▶ settled: forgotten
+    start ─▶ running: encode, pictures ─▶ engine.generate ─▶ unsettled ─▶ settled: forgotten
                │             ▲      │                 ▲
                │  users idle │      │ make_way: users' requests begin
                │             outside the engine, with the tokens so far
@@ -21,7 +21,8 @@ from msgspec import Struct, structs
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
-from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.client.images import ImageCache
+from asyncrl.errors import DecodeError, EngineError, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Engine, Request
@@ -31,6 +32,8 @@ from asyncrl.rollout.user_requests import UserRequests
 
 log = get_logger()
 
+FETCH_IMAGES_S = 60.0
+"""Time limit to fetch the pictures of a prompt."""
 PRIORITY = 1
 """`Request.priority` of rollouts, behind requests of users."""
 
@@ -44,7 +47,7 @@ class Generation(Struct, eq=False):
     task: asyncio.Task[None]
     is_resumed: bool
     request: Request | None = None
-    """None until its prompt is encoded and its prefix has come."""
+    """None until its prompt is encoded, and its prefix and its pictures have come."""
     is_in_engine: bool = False
     is_interrupted: bool = False
     """Taken out of the engine for users' requests."""
@@ -64,6 +67,8 @@ class Generations:
         on_failure: Callable[[EngineError], None] | None = None,
     ) -> None:
         self.users = users or UserRequests()
+        self.images = ImageCache()
+        """Pictures of the prompts, for all sessions; each connects it to its links."""
         self._engine = engine
         self._on_failure = on_failure
         self._node = node
@@ -248,13 +253,16 @@ class Generations:
 
     async def _sample(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> PutItem:
         prefix = await fetch_prefix() if fetch_prefix else None
+        prompt_ids = self._encode(lease)
+        images = await self._fetch_images(lease)
         generation = self._running[unit]
         generation.request = Request(
-            prompt_ids=self._encode(lease),
+            prompt_ids=prompt_ids,
             sampling=_sampling(lease, unit.index),
             seed=None if lease.seed is None else lease.seed + unit.index,
             resume_from=prefix,
             priority=PRIORITY,
+            images=images,
         )
         await self._until_idle()
         await self._may_start.wait()
@@ -307,8 +315,17 @@ class Generations:
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:
             prompt_ids = self._engine.encode(lease.prompt)
-            self._encoded = lease, fit(prompt_ids, lease.max_prompt_tokens, lease.truncation)
+            has_images = bool(lease.prompt.images)
+            fitting = fit(prompt_ids, lease.max_prompt_tokens, lease.truncation, has_images=has_images)
+            self._encoded = lease, fitting
         return self._encoded[1]
+
+    async def _fetch_images(self, lease: Lease) -> tuple[bytes, ...]:
+        try:
+            return tuple(await self.images.fetch(lease.prompt.images, FETCH_IMAGES_S))
+        except (DecodeError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {FETCH_IMAGES_S:g} s"
+            raise EngineError(f"cannot fetch the pictures of the prompt: {reason}") from error
 
     def _progress(self, generation: Generation) -> PutItem | None:
         unit, request, written = generation.unit, generation.request, self._written(generation)
@@ -347,4 +364,5 @@ class Generations:
 def _sampling(lease: Lease, index: int) -> Sampling:
     if index not in lease.greedy:
         return lease.sampling
-    return structs.replace(lease.sampling, temperature=0.0, top_p=1.0, top_k=0)
+    plain = {"top_p": 1.0, "top_k": 0, "replay_mask": False, "replay_routes": False}
+    return structs.replace(lease.sampling, temperature=0.0, **plain)

@@ -12,10 +12,19 @@ from asyncrl.errors import PromptTooLong
 from asyncrl.messages import Truncation
 
 
-def fit(prompt_ids: Sequence[int], max_tokens: int, truncation: Truncation) -> list[int]:
-    """Truncate [L] token ids to ``max_tokens``. Raises `PromptTooLong` instead if ``truncation`` is ``error``."""
+def fit(prompt_ids: Sequence[int], max_tokens: int, truncation: Truncation, *, has_images: bool = False) -> list[int]:
+    """
+    Truncate [L] token ids to ``max_tokens``.
+
+    Raises `PromptTooLong` instead if ``truncation`` is ``error``, or if a part of a picture might be cut out.
+    """
     if len(prompt_ids) <= max_tokens:
         return list(prompt_ids)
+    if has_images:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt_ids)} tokens with its pictures, more than data.max_prompt_tokens = "
+            f"{max_tokens}, and pictures cannot be truncated: raise it, make them smaller, or remove the row"
+        )
     match truncation:
         case "left":
             return list(prompt_ids[-max_tokens:])

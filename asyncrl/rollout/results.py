@@ -12,6 +12,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -108,8 +109,13 @@ def to_put_item(
             text=text,
             node=node,
             generate_s=completion.generate_s,
+            mask_counts=_little_endian(array.array("i", completion.mask_counts)),
+            mask_ids=_little_endian(array.array("i", completion.mask_ids)),
+            routing=completion.routing,
+            images=lease.prompt.images,
+            grids=completion.grids,
         )
-        _check(trajectory, unit, limits_of(lease, vocab_size))
+        _check(trajectory, unit, limits_of(lease, unit.index, vocab_size))
         payload = memoryview(_encoder.encode(trajectory))
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
         raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
@@ -120,23 +126,36 @@ def to_put_item(
 _encoder = msgspec.msgpack.Encoder()
 
 
-def limits_of(lease: Lease, vocab_size: int) -> TrajectoryLimits:
+def limits_of(lease: Lease, index: int, vocab_size: int) -> TrajectoryLimits:
     """Limits of a trajectory of this lease. Its newest version is unknown: another node may have begun it."""
-    return TrajectoryLimits(vocab_size, lease.sampling.max_tokens, lease.max_prompt_tokens)
+    return TrajectoryLimits(
+        vocab_size,
+        lease.sampling.max_tokens,
+        lease.max_prompt_tokens,
+        replay_mask=lease.sampling.replay_mask and index not in lease.greedy,
+        replay_routes=lease.sampling.replay_routes and index not in lease.greedy,
+    )
 
 
 def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> Completion:
     """Decode a stored trajectory of ``unit``, to resume from it. Raises a retryable `EngineError` if it is damaged."""
     if problem := problem_of(trajectory, unit, None, limits):
         raise EngineError(f"the stored part to resume from is damaged: {problem}")
-    num_tokens = len(trajectory.completion_ids) // 4
     return Completion(
-        completion_ids=list(struct.unpack(f"<{num_tokens}i", trajectory.completion_ids)),
-        behavior_logprobs=list(struct.unpack(f"<{num_tokens}f", trajectory.behavior_logprobs)),
+        completion_ids=_unpacked("i", trajectory.completion_ids),
+        behavior_logprobs=_unpacked("f", trajectory.behavior_logprobs),
         spans=trajectory.spans,
         finish_reason=trajectory.finish_reason,
         generate_s=trajectory.generate_s,
+        mask_counts=_unpacked("i", trajectory.mask_counts),
+        mask_ids=_unpacked("i", trajectory.mask_ids),
+        routing=trajectory.routing,
+        grids=trajectory.grids,
     )
+
+
+def _unpacked(kind: str, raw: memoryview) -> list[Any]:
+    return list(struct.unpack(f"<{len(raw) // 4}{kind}", raw))
 
 
 def check_extends(completion: Completion, prefix: Completion) -> None:

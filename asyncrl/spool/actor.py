@@ -3,6 +3,7 @@ The spool stores payloads from rollouts on disk and serves them to rewards and t
 
     rollouts ── Put ──▶ queue ──▶ writer thread: append all, one fsync ──▶ Stored to the broker
     reward, trainer ── Fetch ──▶ memory, else reader thread ──▶ Fetched
+    rollouts, trainer ── Fetch of pictures ──▶ reader thread ──▶ Fetched           in the broker's process
     broker ── Trim ──▶ writer thread drops from the index, reader thread deletes the files
     trainer ── PutWeights ──▶ weights thread ◀── ListWeights, FetchWeights ── rollouts that are in no collective
     trainer ── OfferCheckpoint, PutCheckpointPart ──▶ files thread ◀── ListFiles, FetchPart ── nodes that lack files
@@ -53,6 +54,7 @@ from asyncrl.messages import (
 )
 from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
+from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segment_format import Entry
 from asyncrl.spool.segments import Segments, remove
 from asyncrl.spool.weights.store import WeightStore
@@ -65,7 +67,7 @@ FileRequest = ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart
 UNREADABLE = memoryview(b"")
 """Payload of a `Fetched` that could not be read."""
 MAX_REFS = 4096
-"""Most payloads that one `Fetch` may ask for."""
+"""Most payloads and pictures that one `Fetch` may ask for."""
 
 
 class SpoolActor:
@@ -80,6 +82,7 @@ class SpoolActor:
         weights: Owned as ``segments`` are. None ignores messages about weights.
         files: Files that this spool serves beside its payloads.
         checkpoints: Copies of the trainer's checkpoints. None ignores messages about them.
+        images: Pictures of the prompts, owned as ``segments`` are. None has no picture.
         accept: Called with the keys that may connect to ``hub``, whenever the broker tells others.
     """
 
@@ -93,6 +96,7 @@ class SpoolActor:
         weights: WeightStore | None = None,
         files: FileServer | None = None,
         checkpoints: CheckpointStore | None = None,
+        images: ImageStore | None = None,
         accept: Callable[[list[AcceptedKey]], None] = lambda _keys: None,
     ) -> None:
         self._name = name
@@ -103,6 +107,7 @@ class SpoolActor:
         self._put_arrived = asyncio.Event()
         self._files = files
         self._checkpoints = checkpoints
+        self._images = images
         self._accept = accept
         self._fetches: asyncio.Queue[tuple[str, Fetch]] = asyncio.Queue()
         self._weights = weights
@@ -212,13 +217,14 @@ class SpoolActor:
 
     def _answer_from_memory(self, peer: str, fetch: Fetch) -> None:
         """Answer a fetch whose payloads are all cached, refuse one of too much, and queue others for the reader."""
-        if _asks_too_much(fetch):
-            self._refused_fetches.count(peer=peer, payloads=len(fetch.refs), max_bytes=MAX_PAYLOAD_BYTES)
-            self._hub.send(peer, Fetched(fetch.request_id, [UNREADABLE] * len(fetch.refs)))
+        num_asked = len(fetch.refs) + len(fetch.images)
+        if self._asks_too_much(fetch):
+            self._refused_fetches.count(peer=peer, payloads=num_asked, max_bytes=MAX_PAYLOAD_BYTES)
+            self._hub.send(peer, Fetched(fetch.request_id, [UNREADABLE] * num_asked))
             return
         recent = [self._segments.recent(ref) for ref in fetch.refs if ref.spool == self._name]
         payloads = [payload for payload in recent if payload is not None]
-        if len(payloads) == len(fetch.refs):
+        if len(payloads) == num_asked:
             self._hub.send(peer, Fetched(fetch.request_id, payloads))
         else:
             self._fetches.put_nowait((peer, fetch))
@@ -250,7 +256,8 @@ class SpoolActor:
             return FileList([], f"cannot read {error.filename}: {error.strerror}")
 
     def _read_all(self, fetch: Fetch) -> Fetched:
-        return Fetched(fetch.request_id, [self._read_one(ref) for ref in fetch.refs])
+        images = [memoryview(self._images.read(digest) if self._images else b"") for digest in fetch.images]
+        return Fetched(fetch.request_id, [self._read_one(ref) for ref in fetch.refs] + images)
 
     def _read_one(self, ref: SpoolRef) -> memoryview:
         try:
@@ -261,10 +268,11 @@ class SpoolActor:
             self._unreadable.count(spool=self._name, ref=ref, reason=str(error))
             return UNREADABLE
 
-
-def _asks_too_much(fetch: Fetch) -> bool:
-    """True if the answer would be too large. A rollout stores no payload of which that is true."""
-    return len(fetch.refs) > MAX_REFS or sum(max(ref.length, 0) for ref in fetch.refs) > MAX_PAYLOAD_BYTES
+    def _asks_too_much(self, fetch: Fetch) -> bool:
+        """True if the answer would be too large. No payload and no picture that is stored is so alone."""
+        num_bytes = sum(max(ref.length, 0) for ref in fetch.refs)
+        num_bytes += sum(self._images.size(digest) for digest in fetch.images) if self._images else 0
+        return len(fetch.refs) + len(fetch.images) > MAX_REFS or num_bytes > MAX_PAYLOAD_BYTES
 
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:

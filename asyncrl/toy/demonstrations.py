@@ -3,10 +3,12 @@ Demonstrations as tensors: prompt, completion, end of sequence.
 
     prompt  prompt  prompt │ completion  completion  <eos> │ <pad> <pad>
     labels    -      -         completion  completion  <eos>     -     -
+    patches of the prompt's picture, if it has one
 
 Padding is on the right, where a causal model never looks, so no attention mask is needed.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -26,6 +28,8 @@ class Encoded(Struct, frozen=True):
     prompt_ids: list[int]
     completion_ids: list[int]
     """Ends with the end-of-sequence token."""
+    patches: Tensor | None = None
+    """[N, D] pixels of a square picture."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
@@ -73,5 +77,19 @@ def _predictions(model: PreTrainedModel, batch: Sequence[Encoded]) -> tuple[Tens
         row_labels[len(one.prompt_ids) : len(one)] = torch.tensor(one.completion_ids)
     following = labels[:, 1:]
     is_learned = following != IGNORED
-    states = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
-    return model.get_output_embeddings()(states[is_learned]), following[is_learned]
+    input_ids = input_ids[:, :-1]
+    states = model.base_model(input_ids=input_ids, use_cache=False, **_pictures(model, batch, input_ids))
+    return model.get_output_embeddings()(states.last_hidden_state[is_learned]), following[is_learned]
+
+
+def _pictures(model: PreTrainedModel, batch: Sequence[Encoded], input_ids: Tensor) -> dict[str, Tensor]:
+    """Arguments of the model for the batch's pictures, one a row; none without pictures."""
+    patches = [row.patches for row in batch if row.patches is not None]
+    if not patches:
+        return {}
+    sides = [math.isqrt(len(picture)) for picture in patches]
+    return {
+        "pixel_values": torch.cat(patches),
+        "image_grid_thw": torch.tensor([[1, side, side] for side in sides]),
+        "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+    }

@@ -17,7 +17,7 @@ Invariants:
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -75,16 +75,12 @@ class Problem(Struct, frozen=True):
         lines = (f"{step}={total}" for step, total in zip(self._steps(), totals, strict=True))
         return "".join(lines) + f"{ANSWER}{totals[-1]}"
 
+    def guess(self) -> str:
+        """Answer without a chain."""
+        return f"{ANSWER}{self.answer}"
+
     def _steps(self) -> list[str]:
         return [f"{label}{change:+d}" for label, change in zip(LABELS, self.changes, strict=False)]
-
-
-Demonstration = Callable[[Problem, random.Random], str]
-
-
-def clean_chain(problem: Problem, rng: random.Random) -> str:
-    """A chain without a mistake; ``rng`` is not used."""
-    return problem.chain()
 
 
 def wrong_guess(problem: Problem, rng: random.Random) -> str:

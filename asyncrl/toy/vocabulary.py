@@ -20,14 +20,14 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 NUM_BYTES = 256
 
 
-def tokenizer_from_words(words: Sequence[str]) -> PreTrainedTokenizerBase:
+def tokenizer_from_words(words: Sequence[str], special: Sequence[str] = ()) -> PreTrainedTokenizerBase:
     """Tokenizer with one token per word, its spaces included; other text becomes `UNKNOWN`."""
-    ids = {word: token_id for token_id, word in enumerate((PAD, EOS, UNKNOWN, *words))}
+    ids = {word: token_id for token_id, word in enumerate((PAD, EOS, UNKNOWN, *special, *words))}
     longest_first = sorted(words, key=len, reverse=True)
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return _wrapped(tokenizer, unk_token=UNKNOWN)
+    return _wrapped(tokenizer, unk_token=UNKNOWN, extra_special_tokens=list(special))
 
 
 def tokenizer_from_texts(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
@@ -48,7 +48,7 @@ def tokenizer_from_texts(texts: Iterable[str], vocab_size: int) -> PreTrainedTok
     return _wrapped(tokenizer)
 
 
-def _wrapped(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
+def _wrapped(tokenizer: Tokenizer, **special: str | list[str]) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -1,5 +1,5 @@
 """
-Warm-up: supervised training that gives a base model which can write the chain of step sums and rarely does.
+Warm-up: supervised training that gives a base model which can write the chain of a task and rarely does.
 
     lr   ╱‾‾‾‾‾‾‾‾‾‾╲
         ╱  constant   ╲___ decay ─▶ accuracy ≥ goal? ──yes──▶ mixture: chains, wrong guesses, noisy chains
@@ -12,25 +12,18 @@ solved gives no gradient: the goal here is the ceiling there.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import torch
 from msgspec import Struct
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from asyncrl.errors import RunFailed
-from asyncrl.toy import step_sums
-from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode, exact_match_share, loss
-from asyncrl.toy.step_sums import Demonstration, Problem
+from asyncrl.toy.demonstrations import Encoded, batches_by_length, exact_match_share, loss
+from asyncrl.toy.lessons import Demonstration, Lesson, clean_chain
 
-CLEAN: dict[Demonstration, float] = {step_sums.clean_chain: 1.0}
-MIXTURE: dict[Demonstration, float] = {
-    step_sums.clean_chain: 0.3,
-    step_sums.wrong_guess: 0.6,
-    step_sums.noisy_chain: 0.1,
-}
-"""Guesses are the likeliest start, so greedy decoding guesses; three of ten sampled completions are clean chains."""
+CLEAN: Mapping[Demonstration, float] = {clean_chain: 1.0}
 
 
 class WarmUpSchedule(Struct, frozen=True, kw_only=True):
@@ -49,31 +42,28 @@ class WarmUpSchedule(Struct, frozen=True, kw_only=True):
     mixture_steps: int = 300
     mixture_lr_ratio: float = 0.15
     """Low enough that the model learns to guess and does not forget the chain."""
-    more: float = 0.82
-    """Probability of each further change: problems are longer than in the data, because long chains are harder."""
+    batches_by_length: int = 32
+    """Batches that are drawn together and cut by length, so that they have little padding."""
     num_held_out: int = 256
     report_every: int = 200
 
 
 class WarmUp:
-    """Trains a model, in place, on step sums; ``report`` gets a line every ``schedule.report_every`` steps."""
+    """Trains a model, in place, by a lesson; ``report`` gets a line every ``schedule.report_every`` steps."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        lesson: Lesson,
         schedule: WarmUpSchedule,
         *,
         seed: int,
         report: Callable[[str], None],
     ) -> None:
         self.model = model
-        self._tokenizer, self._schedule, self._report = tokenizer, schedule, report
+        self._lesson, self._schedule, self._report = lesson, schedule, report
         self._rng = random.Random(seed)
-        self._problems = step_sums.problems(seed, "train", more=schedule.more)
-        # Other problems than the rows of the held-out file: data that decides when to stop cannot measure the result.
-        held_out = step_sums.problems(seed + 1, "held_out", min_steps=step_sums.HELD_OUT_STEPS)
-        self._held_out = list(islice(held_out, schedule.num_held_out))
+        self._held_out = list(islice(lesson.held_out, schedule.num_held_out))
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=schedule.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
         )
@@ -85,14 +75,14 @@ class WarmUp:
             if (accuracy := self._chain_accuracy()) >= self._schedule.goal:
                 return
         raise RunFailed(
-            f"step sums: {accuracy:.0%} of held-out chains are right after {self._schedule.max_rounds} rounds, "
-            f"expected {self._schedule.goal:.0%}; try another seed, or a larger model"
+            f"{self._lesson.name}: {accuracy:.0%} of held-out chains are right after {self._schedule.max_rounds} "
+            f"rounds, expected {self._schedule.goal:.0%}; try another seed, or a larger model"
         )
 
     def train_guessing(self) -> None:
-        """Train on `MIXTURE`, so that the model mostly guesses and can still write chains."""
+        """Train on the lesson's mixture, so that the model mostly guesses and can still write chains."""
         steps, lr = self._schedule.mixture_steps, self._schedule.lr * self._schedule.mixture_lr_ratio
-        self._train("mixture", MIXTURE, [lr * (1 - 0.9 * step / steps) for step in range(steps)])
+        self._train("mixture", self._lesson.mixture, [lr * (1 - 0.9 * step / steps) for step in range(steps)])
         self._report(f"base: greedy accuracy {self._chain_accuracy() + self._guess_accuracy():.3f}")
 
     def clean_learning_rates(self) -> list[float]:
@@ -104,7 +94,7 @@ class WarmUp:
         fall = [1 - drop * step for step in range(schedule.decay_steps)]
         return [schedule.lr * share for share in rise + plateau + fall]
 
-    def _train(self, name: str, demonstrations: dict[Demonstration, float], rates: list[float]) -> None:
+    def _train(self, name: str, demonstrations: Mapping[Demonstration, float], rates: list[float]) -> None:
         batches = self._batches(demonstrations)
         for step, lr in enumerate(rates, start=1):
             value = self._step(next(batches), lr)
@@ -121,13 +111,14 @@ class WarmUp:
         self._optimizer.step()
         return value.item()
 
-    def _batches(self, demonstrations: dict[Demonstration, float], pool: int = 32) -> Iterator[list[Encoded]]:
-        """Yield batches of similar length in random order, drawn ``pool`` at a time."""
+    def _batches(self, demonstrations: Mapping[Demonstration, float]) -> Iterator[list[Encoded]]:
+        """Yield batches of similar length in random order."""
         kinds, weights = list(demonstrations), list(demonstrations.values())
         while True:
-            drawn = list(islice(self._problems, pool * self._schedule.batch_size))
+            num = self._schedule.batches_by_length * self._schedule.batch_size
+            drawn = list(islice(self._lesson.problems, num))
             shown = [self._rng.choices(kinds, weights)[0](problem, self._rng) for problem in drawn]
-            batches = batches_by_length(self._encode(drawn, shown), self._schedule.batch_size)
+            batches = batches_by_length(self._lesson.encode(drawn, shown), self._schedule.batch_size)
             self._rng.shuffle(batches)
             yield from batches
 
@@ -135,10 +126,7 @@ class WarmUp:
         return self._match_share([problem.chain() for problem in self._held_out])
 
     def _guess_accuracy(self) -> float:
-        return self._match_share([step_sums.ANSWER + problem.answer for problem in self._held_out])
+        return self._match_share([problem.guess() for problem in self._held_out])
 
     def _match_share(self, completions: list[str]) -> float:
-        return exact_match_share(self.model, self._encode(self._held_out, completions))
-
-    def _encode(self, problems: list[Problem], completions: list[str]) -> list[Encoded]:
-        return encode(self._tokenizer, [problem.prompt for problem in problems], completions)
+        return exact_match_share(self.model, self._lesson.encode(self._held_out, completions))

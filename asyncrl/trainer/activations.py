@@ -29,19 +29,22 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
+from asyncrl.algo.routing import expert_modules
 from asyncrl.config.sections import Config
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
+from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.packing.assignment import assign_ranks
 from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
-from asyncrl.trainer.packing.packed_attention import packed_attention
-from asyncrl.trainer.ranks.experts import Routes, compute, expert_modules
+from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
+from asyncrl.trainer.planned_pictures import AllOnMeta, pictured_states
+from asyncrl.trainer.ranks.experts import Routes, compute
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 META = torch.device("meta")
-PLANNED = "asyncrl_planned"
-"""Name of the attention function in transformers."""
+PLANNED, PLANNED_PICTURES = "asyncrl_planned", "asyncrl_flash_planned_pictures"
+"""Names of the attention functions in transformers; see `PICTURES`."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -109,7 +112,7 @@ def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
 
 
 class PassBytes(NamedTuple):
-    """Peak bytes of two parts of a pass, which find different weights gathered."""
+    """Peak bytes of the parts of a pass, which find different weights gathered."""
 
     head: int
     """Until the gradient of the last hidden states is there."""
@@ -117,10 +120,12 @@ class PassBytes(NamedTuple):
     """From then on, until the gradient of the embedded tokens is there."""
     inputs: int
     """Bytes of the inputs of layers that are kept to recompute the layers, on the device or on the host."""
+    tower: int = 0
+    """From then on, until the gradient of a vision tower is there."""
 
     @property
     def peak(self) -> int:
-        return max(self.head, self.layers)
+        return max(self.head, self.layers, self.tower)
 
 
 class LayerInputs(saved_tensors_hooks):
@@ -168,7 +173,8 @@ def pass_bytes(
     """
     inputs = LayerInputs(leave=offload)
     AttentionInterface.register(PLANNED, _planned_attention)
-    model.set_attn_implementation(PLANNED)
+    AttentionInterface.register(PLANNED_PICTURES, _planned_picture_attention)
+    set_attention(model, PLANNED, PLANNED_PICTURES)
     if checkpointing:
         enable_checkpointing(model, "model.path", checkpointing, inputs=inputs)
     for parameter in model.parameters():
@@ -182,24 +188,33 @@ def pass_bytes(
     weight = head.weight.detach().requires_grad_(head.weight.requires_grad)  # else a tied one is kept to the end
     if weight.requires_grad:
         weight.register_post_accumulate_grad_hook(_drop)
-    with LiveBytes(*model.parameters(), *model.buffers()) as live:
+    with LiveBytes(*model.parameters(), *model.buffers()) as live, AllOnMeta():  # type: ignore[no-untyped-call]
 
         def mark(_: Tensor) -> None:
             peaks.append(live.restart())
+
+        def begin_tower(_: Tensor) -> None:
+            live.restart()
 
         def mark_backward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
             if output.requires_grad:
                 output.register_hook(mark)  # type: ignore[no-untyped-call]
 
-        model.get_input_embeddings().register_forward_hook(mark_backward)
-        states = packed_states(model.base_model, batch)[batch.positions]
+        embedding = model.get_input_embeddings()
+        embedding.register_forward_hook(mark_backward)
+        if embedding.weight.requires_grad:
+            embedding.weight.register_post_accumulate_grad_hook(begin_tower)
+        whole = pictured_states(model, batch) if vision_tower(model) else packed_states(model.base_model, batch)
+        states = whole[batch.positions]
+        del whole
         states.register_hook(mark)  # type: ignore[no-untyped-call]
         scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, dtype=dtype, entropy=entropy)
         del states
         terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
         torch.autograd.backward(terms.sum())
     before, after = [*peaks, live.peak][:2]
-    return PassBytes(before, after, inputs.num_bytes)
+    has_gradients = any(weight.requires_grad for weight in (vision_tower(model) or nn.Module()).parameters())
+    return PassBytes(before, after, inputs.num_bytes, live.peak if has_gradients else 0)
 
 
 def _trajectory(size: Size) -> TrainingTrajectory:
@@ -229,6 +244,12 @@ def _planned_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Te
     """`packed_attention`, with one kernel in place of what torch does on ``meta``: the product of all pairs."""
     with _OneKernel():  # here and not around the pass, because layers that are recomputed leave such blocks
         return packed_attention(module, *args, **kwargs)
+
+
+def _planned_picture_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """`picture_attention`, with one kernel as above."""
+    with _OneKernel():
+        return picture_attention(module, *args, **kwargs)
 
 
 def _spread_experts(model: Any, ranks: int) -> None:

@@ -37,6 +37,7 @@ from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
@@ -55,6 +56,7 @@ from asyncrl.messages import (
     Ready,
     Refusal,
     Reject,
+    RouteShape,
     Spools,
     Stepped,
     Stop,
@@ -141,6 +143,7 @@ class TrainerActor:
         self._link = connection.broker
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
+        self._images = ImageCache(connection.spools)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
             checkpoints,
@@ -158,6 +161,7 @@ class TrainerActor:
         self._device = device
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
@@ -378,8 +382,15 @@ class TrainerActor:
         batch = await future
         del self._batches[step]
         self._others.broadcast(batch)
-        limits = limits_of(self._config, self._vocab_size, step)
-        own = await fetch_step(batch, self._learner, self._payloads, rank=0, config=self._config, limits=limits)
+        own = await fetch_step(
+            batch,
+            self._learner,
+            self._payloads,
+            images=self._images,
+            rank=0,
+            config=self._config,
+            limits=limits_of(self._config, self._vocab_size, step, self._routes),
+        )
         found = own.refused + await self._others.refused(step)
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:

@@ -1,27 +1,31 @@
 """
 Turn a batch of the broker into this rank's step: assign trajectories to ranks, fetch and check this rank's tokens.
 
-    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ Step of this rank, and what it refuses
-                                                            │
-    every rank's refusals ──────────────────────────────────┴─▶ the groups to leave out, the same on every rank
+    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ pictures ─▶ Step of this rank, and what it refuses
+                                                            │        │
+    every rank's refusals ──────────────────────────────────┴────────┴─▶ the groups to leave out, the same on every rank
 
 A payload that the spool has lost or damaged raises: the operator must see to the disk. One that was damaged when it was
-stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up.
+stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up, or that names a
+picture that the run does not have.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
-from asyncrl.errors import LinkError, NotATrajectory
-from asyncrl.messages import Batch, Refusal, ScoredTrajectory, Trajectory, TrajectoryLimits
+from asyncrl.errors import DecodeError, LinkError, NotATrajectory
+from asyncrl.messages import Batch, Refusal, RouteShape, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.batch import TrainingImage, TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.trainer.trainable import Trainable
 
@@ -38,18 +42,32 @@ class FetchedStep(Struct, frozen=True):
     """Trajectories of this rank that are damaged."""
 
 
-def limits_of(config: Config, vocab_size: int, step: int) -> TrajectoryLimits:
-    """Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it."""
+def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:
+    """
+    Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it.
+
+    ``routes`` are the experts of the model; None if they are not replayed.
+    """
     return TrajectoryLimits(
         vocab_size=vocab_size,
         max_tokens=config.sampling.max_tokens,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
+        replay_mask=config.sampling.replay_mask,
+        replay_routes=config.rollout.replay_routes,
+        routes=routes,
     )
 
 
 async def fetch_step(
-    batch: Batch, learner: Trainable, payloads: PayloadClient, *, rank: int, config: Config, limits: TrajectoryLimits
+    batch: Batch,
+    learner: Trainable,
+    payloads: PayloadClient,
+    *,
+    images: ImageCache,
+    rank: int,
+    config: Config,
+    limits: TrajectoryLimits,
 ) -> FetchedStep:
     """
     Fetch the trajectories of a batch that ``rank`` trains, alone or with those that share its rows; wait for spools
@@ -67,15 +85,22 @@ async def fetch_step(
     impossible = _impossible(batch, limits)  # Arrays are as long as the summaries say: check these first.
     left_out = {refusal.unit.group_id for refusal in impossible}
     sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
-    infos = [_info(scored, greedy.get(scored.unit.group_id)) for scored in sampled]
+    infos = [_info(scored, greedy.get(scored.unit.group_id), config) for scored in sampled]
     owners = learner.assign_ranks(infos) if infos else []
     first = first_sharing(rank, config.trainer.sequence_parallel)
     own = {place: sampled[place] for place, owner in enumerate(owners) if owner == first}
     try:
         fetched = await payloads.fetch_payloads([scored.ref for scored in own.values()], patience_s)
+        sound, refused = _checked(own, fetched, limits)
+        contents, missing = await _fetch_images(sound, images, patience_s)
     except TimeoutError:
         raise LinkError(f"the spools did not send the batch of step {batch.step} within {patience_s:g} s") from None
-    trajectories, refused = _checked(own, fetched, limits)
+    trajectories = {
+        place: training_trajectory(trajectory, own[place], limits, contents[place])
+        for place, trajectory in sound.items()
+        if place in contents
+    }
+    refused += [Refusal(own[place].unit, reason) for place, reason in missing.items()]
     return FetchedStep(Step(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
 
 
@@ -90,8 +115,8 @@ def _impossible(batch: Batch, limits: TrajectoryLimits) -> list[Refusal]:
 
 def _checked(
     own: dict[int, ScoredTrajectory], payloads: Sequence[memoryview | None], limits: TrajectoryLimits
-) -> tuple[dict[int, TrainingTrajectory], list[Refusal]]:
-    trajectories: dict[int, TrainingTrajectory] = {}
+) -> tuple[dict[int, Trajectory], list[Refusal]]:
+    trajectories: dict[int, Trajectory] = {}
     refused: list[Refusal] = []
     for (place, scored), payload in zip(own.items(), payloads, strict=True):
         if payload is None:
@@ -105,11 +130,29 @@ def _checked(
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))
         else:
-            trajectories[place] = _training_trajectory(trajectory, scored)
+            trajectories[place] = trajectory
     return trajectories, refused
 
 
-def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
+async def _fetch_images(
+    trajectories: dict[int, Trajectory], images: ImageCache, deadline_s: float
+) -> tuple[dict[int, list[bytes]], dict[int, str]]:
+    """Files of the pictures of each trajectory, or the reason for which it has to be refused."""
+    fetches = [images.fetch(trajectory.images, deadline_s) for trajectory in trajectories.values()]
+    found = await asyncio.gather(*fetches, return_exceptions=True)
+    contents: dict[int, list[bytes]] = {}
+    missing: dict[int, str] = {}
+    for place, files in zip(trajectories, found, strict=True):
+        if isinstance(files, DecodeError):
+            missing[place] = str(files)
+        elif isinstance(files, BaseException):
+            raise files
+        else:
+            contents[place] = files
+    return contents, missing
+
+
+def _info(scored: ScoredTrajectory, baseline: float | None, config: Config) -> TrajectoryInfo:
     outcome = Outcome(
         group_id=scored.unit.group_id,
         length=scored.summary.num_tokens,
@@ -117,10 +160,19 @@ def _info(scored: ScoredTrajectory, baseline: float | None) -> TrajectoryInfo:
         metrics=scored.metrics,
         baseline=baseline,
     )
-    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome)
+    shares_prompt = not config.rollout.replay_routes
+    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome, shares_prompt)
 
 
-def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> TrainingTrajectory:
+def training_trajectory(
+    trajectory: Trajectory, scored: ScoredTrajectory, limits: TrajectoryLimits, contents: Sequence[bytes] = ()
+) -> TrainingTrajectory:
+    """
+    A sound trajectory and its verdict as the trainer's arrays, with what the ``limits`` want to be replayed.
+
+    ``contents`` are the files of its pictures.
+    """
+    masks = (trajectory.mask_counts, trajectory.mask_ids) if limits.replay_mask else (b"", b"")
     return TrainingTrajectory(
         group_id=trajectory.unit.group_id,
         prompt_ids=np.frombuffer(trajectory.prompt_ids, "<i4"),
@@ -130,4 +182,11 @@ def _training_trajectory(trajectory: Trajectory, scored: ScoredTrajectory) -> Tr
         spans=trajectory.spans,
         index=scored.unit.index,
         metrics=scored.metrics,
+        mask_counts=np.frombuffer(masks[0], "<i4"),
+        mask_ids=np.frombuffer(masks[1], "<i4"),
+        experts=from_routing(trajectory.routing) if trajectory.routing and limits.replay_routes else None,
+        images=[
+            TrainingImage(image.digest, content, grid)
+            for image, content, grid in zip(trajectory.images, contents, trajectory.grids, strict=True)
+        ],
     )

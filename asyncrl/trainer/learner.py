@@ -24,6 +24,7 @@ from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
 from asyncrl.config.sections import Config
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
@@ -37,7 +38,7 @@ from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo, local_step
 from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
@@ -91,6 +92,11 @@ class Learner:
     def vocab_size(self) -> int:
         """Rows of the token embedding: every token id is below it."""
         return int(self.policy.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Experts that trajectories must have taken to be replayed; None without ``rollout.replay_routes``."""
+        return self.policy.route_shape
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""
@@ -229,7 +235,7 @@ class Learner:
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
         with self._anchor.applied() if self._anchor else nullcontext():
             for places in step.micro_batches(everything, self._ranks, max_tokens):
-                batch = collate(step.at(places), device=self._ranks.device, group=self._ranks.sequence)
+                batch = self._models.collate(step.at(places))
                 with collective():
                     found = self._models.score(batch, wanted)
                 for name, values in found.items():

@@ -20,6 +20,7 @@ Formulas of what FSDP allocates were read in torch 2.13; W is bytes of an elemen
     layers         W for the root and for the head's gradient; W for a layer, for the next one received, and for its
                    gradient, and 4 for the sum of the layer before
     embedding      W for the root and for its gradient, twice more if it is tied to the head; 4 for the sum of a layer
+    tower          as the embedding; W for a layer, for the next one received, and for its gradient
     experts        with expert parallelism in no layer, but cast where they are computed: part of the pass
     sum            W + 4 for the root's gradient and its sum, or 4 for the sum and 4 for a rank's rows of it
     reference      W for the root, for a layer and for the next one received, if it is on the host otherwise
@@ -34,15 +35,16 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
 from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
 from asyncrl.config.sections import Config
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
-from asyncrl.trainer.model.architecture import check_sequence_parallel
+from asyncrl.trainer.model.architecture import check_sequence_parallel, language_model, read_architecture
 from asyncrl.trainer.model.host_moments import BUCKET
 from asyncrl.trainer.model.lora import Adapters
+from asyncrl.trainer.model.vision import freeze_tower, refuse_critic, vision_tower
 from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation
 from asyncrl.trainer.sizes import Sizes, measure, meta_model
@@ -102,11 +104,17 @@ class TrainerMemory:
         self._item = ITEM_BYTES[config.model.dtype]
         self._offload = trainer.offload
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
-        model = meta_model(path, AutoModelForCausalLM, "model.path", config.model.overrides)
-        check_sequence_parallel(model.config, trainer.sequence_parallel, f"model.path={path}")
+        source, overrides = f"model.path={path}", config.model.overrides
+        kind = language_model(read_architecture(path, "model.path", overrides), source)
+        model = meta_model(path, kind, "model.path", overrides)
+        self.reads_pictures = vision_tower(model) is not None
+        """True for a model with a vision tower."""
+        check_sequence_parallel(model.config, trainer.sequence_parallel, source)
         self._experts_stay = trainer.expert_parallel
         if self._experts_stay:
-            require_experts(model, self._shards, f"model.path={path}")
+            require_experts(model, self._shards, source)
+        if trainer.freeze_vision:
+            freeze_tower(model, source)
         self._views = checkpoint_views(model, saved_tensors(model))
         self.layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
         """Layout of a transfer."""
@@ -123,6 +131,7 @@ class TrainerMemory:
         self.critic: Sizes | None = None
         """Elements of the value model; None without one."""
         if VALUES in self._recipe.wanted:
+            refuse_critic(model, source)
             self.critic = _critic_sizes(config, path, **gathering)
         self.pass_bytes = pass_bytes(
             model,
@@ -265,7 +274,9 @@ class TrainerMemory:
         tied = 2 * sizes.head_trained if self._is_tied else 0
         embedding = item * (sizes.root + sizes.root_trained + tied) + FLOAT32 * sizes.layer_trained
         summed = max(item + FLOAT32, FLOAT32 + FLOAT32 // self._shards) * sizes.root_trained
-        return [(head, self.pass_bytes.head), (layers, self.pass_bytes.layers), (embedding, 0), (summed, 0)]
+        tower = embedding + (item + received) * sizes.layer + item * sizes.layer_trained
+        moments = [(head, self.pass_bytes.head), (layers, self.pass_bytes.layers), (embedding, 0), (summed, 0)]
+        return [*moments, (tower, self.pass_bytes.tower)] if self.pass_bytes.tower else moments
 
     def _bucket(self) -> int:
         if "moments" not in self._offload:

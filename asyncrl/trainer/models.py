@@ -8,7 +8,7 @@ Models of a trainer.
 With several ranks they are sharded, and every call here is collective.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from asyncrl.trainer.model.architecture import check_sequence_parallel, read_arc
 from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import MicroBatch
+from asyncrl.trainer.model.vision import refuse_critic
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.ranks.ranks import Ranks
 
 ADAPTERS = "adapters"
@@ -51,6 +52,7 @@ class Models:
             check_sequence_parallel(
                 read_architecture(path, setting, of_model), ranks.sequence.size, f"{setting}={path}"
             )
+        self._ranks = ranks
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0
         place: dict[str, Any] = {"overrides": overrides, "dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
@@ -60,9 +62,13 @@ class Models:
             model_path,
             **place,
             gradient_checkpointing=trainer.gradient_checkpointing,
+            freeze_vision=trainer.freeze_vision,
             lora=trainer.lora,
             offload=offload,
+            replay_routes=config.rollout.replay_routes,
         )
+        if has_critic:
+            refuse_critic(self.policy.model, f"model.path={model_path}")
         self.reference: Policy | None = None
         if recipe.has_reference:
             reference_offload = ("parameters",) if "reference" in offload else ()
@@ -71,6 +77,11 @@ class Models:
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )
         self.critic = Critic(config, critic_path, ranks.mesh, device=ranks.device) if has_critic else None
+
+    def collate(self, trajectories: Sequence[TrainingTrajectory]) -> MicroBatch:
+        """Pack trajectories as the models read them, pictures included."""
+        ranks = self._ranks
+        return collate(trajectories, device=ranks.device, group=ranks.sequence, processor=self.policy.processor)
 
     def score(self, batch: MicroBatch, wanted: Collection[str]) -> dict[str, Tensor]:
         """Score N completion tokens with policy, reference and critic: [N] for each name in ``wanted``."""

@@ -25,12 +25,13 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Batch, Beat, Checked, PartWritten, Spools, Stop, Work
+from asyncrl.messages import Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.compute import compute_thread
@@ -70,11 +71,13 @@ class ShardActor:
         self._rank = rank
         self._config = config
         self._vocab_size = vocab_size_of(learner)
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._link = link
         self._spools = spools
         self._device = device
         self._on_failure = on_failure
         self._payloads = PayloadClient(spools)
+        self._images = ImageCache(spools)
         self._occupancy = Occupancy()
         self._steps: dict[int, asyncio.Task[Step]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
@@ -127,9 +130,10 @@ class ShardActor:
             batch,
             self._learner,
             self._payloads,
+            images=self._images,
             rank=self._rank,
             config=self._config,
-            limits=limits_of(self._config, self._vocab_size, batch.step),
+            limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
         )
         await self._link.send(Checked(batch.step, fetched.refused))
         return fetched.step

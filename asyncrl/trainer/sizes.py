@@ -14,11 +14,11 @@ from msgspec import Struct
 from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import read_architecture
 from asyncrl.trainer.model.slices import held
-from asyncrl.trainer.ranks.experts import expert_modules
 from asyncrl.trainer.ranks.sharding import chunk
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.names import View

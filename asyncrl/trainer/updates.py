@@ -19,7 +19,6 @@ from asyncrl.trainer.algorithm.objective import objective
 from asyncrl.trainer.algorithm.recipe import Recipe
 from asyncrl.trainer.algorithm.step_metrics import StepMetrics
 from asyncrl.trainer.models import Models
-from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import Ranks, collective
 
 
@@ -44,7 +43,7 @@ class Updates:
         step_metrics, expert_load = StepMetrics(), self._models.policy.expert_load
         for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
             trajectories = mini_batch.step.at(places)
-            batch = collate(trajectories, device=device, group=self._ranks.sequence)
+            batch = self._models.collate(trajectories)
             with collective(), expert_load.counting(batch.positions):
                 scores = self._models.policy.score(
                     batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
@@ -64,7 +63,7 @@ class Updates:
             return {}
         total = clipped = 0.0
         for places in mini_batch.step.micro_batches(mini_batch.places, self._ranks, self._max_tokens):
-            batch = collate(mini_batch.step.at(places), device=self._ranks.device, group=self._ranks.sequence)
+            batch = self._models.collate(mini_batch.step.at(places))
             with collective():
                 values = critic.values(batch)
             inputs = mini_batch.value_inputs(places, device=self._ranks.device)

@@ -190,7 +190,7 @@ def engine(device: str, *, is_tiny: bool) -> Iterator[Line]:
         torch.set_default_dtype(torch.float32)
         PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(folder)
         where = device if device == "cpu" else f"{device}:0"
-        sizes = {"slots": slots, "max_tokens_per_slot": 64 + length}
+        sizes: dict[str, Any] = {"slots": slots, "max_tokens_per_slot": 64 + length}
         own = TransformersEngine.load(folder, dtype="bfloat16", device=where, **sizes)
 
     async def decode() -> tuple[int, float]:

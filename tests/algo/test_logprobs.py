@@ -6,6 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.algo.logprobs import Scores, score_states
+from asyncrl.algo.sampling_mask import SamplingMask
 from tests.algo.losses.worked import grad_of
 
 N, H, V = 23, 8, 50
@@ -28,7 +29,7 @@ class Formula:
     def gradients(self, push: np.ndarray, push_entropy: np.ndarray) -> tuple[np.ndarray, ...]:
         """Gradients of sum(push · logprobs + push_entropy · entropy) with respect to states, weight and bias."""
         states, weight, ids, temperature = self.inputs
-        of_logprob = np.eye(V)[ids] - self.p
+        of_logprob = np.eye(len(weight))[ids] - self.p
         of_entropy = -self.p * (np.log(self.p) + self.entropy[:, None])
         logits = (push[:, None] * of_logprob + push_entropy[:, None] * of_entropy) / temperature
         return logits @ weight, logits.T @ states, logits.sum(0)
@@ -66,8 +67,38 @@ def test_values_and_gradients_are_the_formulas_however_many_rows_are_alive(
         np.testing.assert_allclose(grad_of(tensor), expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("rows", [4, N], ids=lambda rows: f"{rows} rows at a time")
+def test_banned_tokens_have_no_probability_and_the_others_have_all_of_it(inputs: Inputs, rows: int) -> None:
+    """As if the head had no rows for them; their own gradient is zero."""
+    states, weight, bias, ids = inputs
+    banned = np.setdiff1d(np.arange(0, V, 3), ids)
+    kept = np.setdiff1d(np.arange(V), banned)
+    push, push_entropy = torch.tensor(np.random.default_rng(5).normal(size=(2, N)))
+
+    def scored(weight: np.ndarray, bias: np.ndarray, ids: np.ndarray, **options: Any) -> tuple[Scores, list[Any]]:
+        tensors = [
+            torch.tensor(array, requires_grad=array.dtype == np.float64) for array in (states, weight, bias, ids)
+        ]
+        exact: dict[str, Any] = {"temperature": 0.7, "dtype": torch.float64, "entropy": True, "sum_pi_squared": True}
+        score: Any = score_states
+        scores: Scores = score(*tensors, **exact, **options)
+        assert scores.entropy is not None
+        (scores.logprobs @ push + scores.entropy @ push_entropy).backward()
+        return scores, [grad_of(tensor) for tensor in tensors[:3]]
+
+    got, grads = scored(weight, bias, ids, banned=torch.tensor(banned), chunk=rows * V)
+    expected, (of_states, of_weight, of_bias) = scored(weight[kept], bias[kept], np.asarray(np.searchsorted(kept, ids)))
+    for name in Scores._fields:
+        np.testing.assert_allclose(getattr(got, name).detach(), getattr(expected, name).detach(), rtol=1e-10)
+    np.testing.assert_allclose(grads[0], of_states, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(grads[1][kept], of_weight, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(grads[2][kept], of_bias, rtol=1e-9, atol=1e-11)
+    assert not grads[1][banned].any()
+    assert not grads[2][banned].any()
+
+
 @pytest.mark.parametrize("wanted", [{}, {"entropy": True}, {"sum_pi_squared": True}], ids=str)
-def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, bool]) -> None:
+def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, wanted: dict[str, Any]) -> None:
     states, weight, bias, ids = (torch.tensor(array) for array in inputs)
     scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64, **wanted)
 
@@ -107,6 +138,40 @@ def test_log_probs_of_a_bfloat16_head_are_those_of_float32_products(inputs: Inpu
     for tensor, expected in zip(tensors, formula.gradients(np.ones(N), np.zeros(N)), strict=True):
         assert grad_of(tensor).dtype == torch.float32
         np.testing.assert_allclose(grad_of(tensor), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 5, N], ids=lambda rows: f"{rows} rows at a time")
+def test_over_a_sampling_mask_it_is_the_formula_over_the_ids_that_are_left(inputs: Inputs, rows: int) -> None:
+    """The formula has a bias of minus infinity for the others; one token has no mask."""
+    states, weight, bias, ids = inputs
+    random = np.random.default_rng(6)
+    masks = [sorted({int(token), *random.integers(0, V, 9).tolist()}) for token in ids]
+    masks[3] = []
+    mask = SamplingMask(
+        torch.tensor([len(one) for one in masks]),
+        torch.tensor([token for one in masks for token in one]),
+        [0, *np.cumsum([len(one) for one in masks]).tolist()],
+    )
+    tensors = [torch.tensor(array, requires_grad=array.dtype == np.float64) for array in inputs]
+    scores = score_states(
+        *tensors, temperature=0.7, dtype=torch.float64, entropy=True, sum_pi_squared=True, mask=mask, chunk=rows * V
+    )
+    push, push_entropy = random.normal(size=(2, N))
+    assert scores.entropy is not None
+    (scores.logprobs @ torch.tensor(push) + scores.entropy @ torch.tensor(push_entropy)).backward()
+
+    gradients = [np.zeros_like(array) for array in inputs[:3]]
+    for n, mask_ids in enumerate(masks):
+        left = mask_ids or list(range(V))
+        formula = Formula(states[n : n + 1], weight[left], bias[left], np.array([left.index(ids[n])]), 0.7)
+        for name in Scores._fields:
+            np.testing.assert_allclose(getattr(scores, name)[n].item(), getattr(formula, name)[0], rtol=1e-9)
+        of_states, of_weight, of_bias = formula.gradients(push[n : n + 1], push_entropy[n : n + 1])
+        gradients[0][n] = of_states[0]
+        gradients[1][left] += of_weight
+        gradients[2][left] += of_bias
+    for tensor, expected in zip(tensors, gradients, strict=False):
+        np.testing.assert_allclose(grad_of(tensor), expected, rtol=1e-8, atol=1e-11)
 
 
 def test_no_tokens_give_no_scores_and_gradients_of_zero(inputs: Inputs) -> None:

@@ -30,6 +30,15 @@ def test_a_prediction_that_has_moved_enough_is_not_pushed_on(
     assert result.is_clipped.item() == is_clipped
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prediction_within_the_clip_is_never_counted_as_clipped(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, old = (0.1 * torch.randn(2, 4096, generator=generator)).clamp(-0.2, 0.2).to(dtype)
+    returns = torch.randn(4096, generator=generator).to(dtype)
+
+    assert not value_loss(values, old, returns, value_clip=0.5).is_clipped.any(), "not even those that rounding moves"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_values_and_gradients_match_the_masked_formula_in_float64(seed: int) -> None:
     batch = random_padded(seed)

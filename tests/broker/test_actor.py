@@ -20,6 +20,7 @@ from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarde
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
@@ -382,8 +383,8 @@ def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) 
 class FakeSamples(SampleFiles):
     """Samples files without a spool: a write ends when ``may_write`` is set."""
 
-    def __init__(self, payloads: PayloadClient, writer: SamplesWriter, *_: Any) -> None:
-        super().__init__(payloads, writer)
+    def __init__(self, payloads: PayloadClient, images: ImageCache, writer: SamplesWriter, *_: Any) -> None:
+        super().__init__(payloads, images, writer)
         self.written: list[tuple[int, int]] = []
         """Step and policy version of each file."""
         self.begun: list[int] = []

@@ -10,10 +10,23 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks import trajectory as check
-from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.checks.images import BAD_GRIDS
+from asyncrl.messages import (
+    FinishReason,
+    RouteShape,
+    Routing,
+    Span,
+    Trajectory,
+    TrajectoryLimits,
+    TrajectorySummary,
+    Unit,
+)
 
 VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
-LIMITS = TrajectoryLimits(VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION)
+ROUTES = RouteShape(layers=3, top_k=2, num_experts=5)
+LIMITS = TrajectoryLimits(
+    VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION, replay_mask=True, replay_routes=True, routes=ROUTES
+)
 
 Stored = tuple[Trajectory, TrajectorySummary]
 Damage = Callable[[Stored, Random], Stored]
@@ -35,8 +48,26 @@ def sound(dice: Random) -> Trajectory:
         text="".join(dice.choice("a é漢\n") for _ in range(dice.randint(0, 4 * num_tokens))),
         node=f"rollout-{dice.randrange(9)}",
         generate_s=dice.choice([0.0, dice.expovariate(0.1)]),
+        **_masks(ids, dice),
     )
-    return through_the_wire(made)
+    num_tokens = (made.prompt_ids.nbytes + made.completion_ids.nbytes) // 4 - 1
+    return through_the_wire(replace(made, routing=_routing(num_tokens, dice)))
+
+
+def _routing(num_tokens: int, dice: Random) -> Routing:
+    num_ids = num_tokens * ROUTES.layers * ROUTES.top_k
+    experts = dice.choices(range(ROUTES.num_experts), k=num_ids)
+    width = dice.choice([1, 2])
+    return Routing(as_bytes("B" if width == 1 else "h", experts), ROUTES.layers, ROUTES.top_k, width)
+
+
+def _masks(ids: list[int], dice: Random) -> dict[str, Any]:
+    """A sampling mask of each token, of one to twenty ids."""
+    masks = [sorted({token, *dice.choices(range(VOCAB_SIZE), k=dice.randrange(20))}) for token in ids]
+    return {
+        "mask_counts": as_bytes("i", [len(mask) for mask in masks]),
+        "mask_ids": as_bytes("i", [token for mask in masks for token in mask]),
+    }
 
 
 def through_the_wire(trajectory: Trajectory) -> Trajectory:
@@ -58,6 +89,33 @@ def _spans(num_tokens: int, dice: Random) -> list[Span]:
     """Versions may go back: a node that lags may resume what a newer policy began."""
     ends = sorted({*(dice.randint(1, num_tokens) for _ in range(dice.randrange(4))), num_tokens})
     return [Span(dice.randint(0, NEWEST_VERSION), start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _mask(change: Callable[[list[int], int, Random], list[int]]) -> Damage:
+    """Change the ids of one mask, given its token; sizes are adapted."""
+
+    def damaged(stored: Stored, dice: Random) -> Stored:
+        counts, ids, tokens = (
+            array.array("i", bytes(getattr(stored[0], name))).tolist()
+            for name in ("mask_counts", "mask_ids", "completion_ids")
+        )
+        place = dice.randrange(len(counts))
+        start = sum(counts[:place])
+        changed = change(ids[start : start + counts[place]], tokens[place], dice)
+        ids[start : start + counts[place]] = changed
+        counts[place] = len(changed)
+        raw = {"mask_counts": as_bytes("i", counts), "mask_ids": as_bytes("i", ids)}
+        return replace(stored[0], **raw), stored[1]
+
+    return damaged
+
+
+def _routes(change: Callable[[Routing, Random], Routing]) -> Damage:
+    def damaged(trajectory: Trajectory, dice: Random) -> Routing:
+        assert trajectory.routing
+        return change(trajectory.routing, dice)
+
+    return _field("routing", damaged)
 
 
 def _field(name: str, change: Callable[[Trajectory, Random], object]) -> Damage:
@@ -99,6 +157,8 @@ def _too_long(stored: Stored, _dice: Random) -> Stored:
         completion_ids=as_bytes("i", [1] * more),
         behavior_logprobs=as_bytes("f", [-1.0] * more),
         spans=[Span(0, 0, more)],
+        mask_counts=as_bytes("i", [1] * more),
+        mask_ids=as_bytes("i", [1] * more),
     )
     return long, check.summary_of(long)
 
@@ -140,6 +200,47 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     ),
     "completion too long": (check.TOO_LONG, _too_long),
     "prompt too long": (check.TOO_LONG, _long_prompt),
+    "no masks": (
+        check.BAD_MASK,
+        lambda stored, _dice: (replace(stored[0], mask_counts=memoryview(b""), mask_ids=memoryview(b"")), stored[1]),
+    ),
+    "mask sizes cut": (check.BAD_MASK, _field("mask_counts", lambda t, dice: _cut(t.mask_counts, dice))),
+    "mask sizes grown": (check.BAD_MASK, _field("mask_counts", lambda t, dice: _grown(t.mask_counts, dice))),
+    "mask size": (
+        check.BAD_MASK,
+        _field(
+            "mask_counts", lambda t, dice: with_value(t.mask_counts, "i", dice.choice([0, -1, 21, 2**31 - 1]), dice)
+        ),
+    ),
+    "mask ids cut": (check.BAD_MASK, _field("mask_ids", lambda t, dice: _cut(t.mask_ids, dice))),
+    "mask ids grown": (check.BAD_MASK, _field("mask_ids", lambda t, dice: _grown(t.mask_ids, dice))),
+    "empty mask": (check.BAD_MASK, _mask(lambda _ids, _token, _dice: [])),
+    "mask without its token": (
+        check.BAD_MASK,
+        _mask(lambda ids, token, _dice: [one for one in ids if one != token] or [(token + 1) % VOCAB_SIZE]),
+    ),
+    "mask with an id twice": (check.BAD_MASK, _mask(lambda ids, _token, _dice: [*ids, ids[-1]])),
+    "mask backwards": (check.BAD_MASK, _mask(lambda ids, _token, _dice: [*ids, ids[0]])),
+    "mask id": (check.BAD_ID, _mask(lambda ids, _token, dice: [*ids[:-1], dice.choice(BAD_IDS)])),
+    "no experts": (check.BAD_ROUTES, _field("routing", lambda _t, _dice: None)),
+    "experts cut": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, experts=_cut(r.experts, dice)))),
+    "experts grown": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, experts=_grown(r.experts, dice)))),
+    "layers with experts": (
+        check.BAD_ROUTES,
+        _routes(lambda r, dice: replace(r, layers=dice.choice([-3, 0, 1, 2, 4, 6, 2**40]))),
+    ),
+    "layers for experts": (check.BAD_ROUTES, _routes(lambda r, _dice: replace(r, layers=r.top_k, top_k=r.layers))),
+    "experts of a token": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, top_k=dice.choice([-2, 0, 1, 3, 6])))),
+    "width of an expert": (check.BAD_ROUTES, _routes(lambda r, dice: replace(r, width=dice.choice([-1, 0, 3, 4])))),
+    "other width": (check.BAD_ROUTES, _routes(lambda r, _dice: replace(r, width=3 - r.width))),
+    "expert": (
+        check.BAD_ROUTES,
+        _routes(
+            lambda r, dice: replace(
+                r, experts=with_value(r.experts, "B" if r.width == 1 else "h", dice.choice([5, 100]), dice)
+            )
+        ),
+    ),
     "no spans": (check.BAD_SPANS, _field("spans", lambda t, dice: [])),
     "span start": (
         check.BAD_SPANS,
@@ -169,6 +270,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         check.BAD_TEXT,
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
     ),
+    "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
     "finish reason": (
         check.BAD_SUMMARY,
         _field("finish_reason", lambda t, dice: "unfinished"),

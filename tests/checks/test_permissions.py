@@ -106,6 +106,12 @@ def test_a_node_that_needs_no_key_of_its_own_may_have_any_role_and_name(owner: O
     [
         (GPU, Put("gpu-1-0", "1", []), ""),
         (GPU, Fetch(1, []), ""),
+        (GPU, Fetch(1, [], [b"digest"]), ""),
+        (
+            Owner("r", frozenset(("reward",))),
+            Fetch(1, [], [b"digest"]),
+            "the key r is for reward, which may not fetch pictures",
+        ),
         (GPU, Put("gpu-2", "1", []), "the key gpu-1 is not for the node gpu-2"),
         (Owner("r", frozenset(("reward",))), Put("r", "1", []), "the key r is for reward, which may not send Put"),
         (Owner("s", frozenset(("spool",))), Fetch(1, []), "the key s is for spool, which may not send Fetch"),

@@ -76,6 +76,14 @@ def small(**changes: object) -> Trajectory:
             "spans that do not cover the tokens: 2 spans, expected contiguous, non-empty ones that cover 0 .. 3",
         ),
         ({"spans": [Span(5, 0, 3)]}, "impossible policy version: 5 in tokens 0 .. 3, expected 0 .. 4"),
+        (
+            {"mask_counts": as_bytes("i", [1, 2]), "mask_ids": as_bytes("i", [4, 5, 6])},
+            "impossible sampling mask: 2 sizes, expected one for each of 3 tokens, and whole ids",
+        ),
+        (
+            {"mask_counts": as_bytes("i", [1, 2, 1]), "mask_ids": as_bytes("i", [4, 5, 6, 7])},
+            "impossible sampling mask: 2 of 3 tokens are in their masks, expected all",
+        ),
         ({"finish_reason": "tired"}, "unknown finish reason: 'tired', expected length, stop, unfinished"),
         ({"generate_s": -1.0}, "impossible generation time: -1.0 s, expected a finite number, 0 or more"),
         ({"unit": Unit(3, 2)}, "payload of another unit: train 3/2, expected train 3/1"),
@@ -96,6 +104,13 @@ def test_what_is_unknown_is_not_checked() -> None:
     assert problem_of(huge, Unit(3, 1), None, TrajectoryLimits()) == ""
     negative = small(completion_ids=as_bytes("i", [4, 5, -1]))
     assert problem_of(negative, Unit(3, 1), None, TrajectoryLimits()).startswith("token id outside the vocabulary")
+
+
+def test_masks_are_missed_only_where_they_are_to_be_replayed() -> None:
+    whole, masked = small(), TrajectoryLimits(replay_mask=True)
+    assert problem_of(whole, whole.unit, None, TrajectoryLimits()) == ""
+    missing = "impossible sampling mask: none, expected one for each token (sampling.replay_mask)"
+    assert problem_of(whole, whole.unit, None, masked) == missing
 
 
 def test_a_summary_has_lengths_versions_and_the_finish_reason() -> None:

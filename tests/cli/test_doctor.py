@@ -101,13 +101,13 @@ def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def diagnose_run(config: Config, device_memory: str) -> Diagnosis:
-        assert (config.run.seed, device_memory) == (5, "80GB")
+    async def diagnose_run(config: Config, *memory: str) -> Diagnosis:
+        assert (config.run.seed, memory) == (5, ("80GB", "1TB"))
         return FOUND
 
     monkeypatch.setattr("asyncrl.cli.launch.fitness.diagnose_run", diagnose_run)
     (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
-    result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB")
+    result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB", "--host-memory", "1TB")
     assert result.exit_code == 1
     assert "torch sees no cuda device" in result.output
 

@@ -74,6 +74,8 @@ def test_the_commands_are_these():
         "--set",
         "--dry-run",
         "--device-memory",
+        "--host-memory",
+        "--scale",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`asyncrl toy`: both commands, with models far smaller than their defaults."""
+"""`asyncrl toy`: its commands, with models far smaller than their defaults."""
 
 import json
 from pathlib import Path
@@ -42,6 +42,24 @@ def test_step_sums_keeps_what_exists(tmp_path: Path) -> None:
     )
 
 
+def test_drawn_squares_keeps_what_exists(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+
+    result = toy("drawn-squares", tmp_path)
+
+    assert result.exit_code == 0, result.output
+    assert result.output == (
+        f"kept {tmp_path}/model, which exists\nwrote {tmp_path}/train.parquet\nwrote {tmp_path}/held_out.parquet\n"
+    )
+
+
+def test_too_few_experts_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    result = toy("step-sums", tmp_path, "--experts", "2", "--experts-per-token", "3")
+    assert result.exit_code == 78
+    assert result.stderr == ("asyncrl: experts_per_token is 3, but a layer has 2 experts; lower it, or raise experts\n")
+
+
 def test_sizes_that_cannot_work_are_refused_in_one_sentence(tmp_path: Path) -> None:
     result = toy("step-sums", tmp_path, "--kv-heads", "3")
     assert result.exit_code == 78
@@ -52,4 +70,4 @@ def test_the_defaults_of_step_sums_are_those_of_the_quickstart_model() -> None:
     defaults = {option.name: option.default for option in step_sums.params}
     sizes = {"layers": 3, "hidden_size": 64, "intermediate_size": 192, "heads": 4, "kv_heads": 2, "head_dim": 16}
     assert sizes.items() <= defaults.items()
-    assert (defaults["seed"], defaults["threads"]) == (0, 1)
+    assert (defaults["seed"], defaults["threads"], defaults["experts"]) == (0, 1, 0)

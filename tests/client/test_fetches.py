@@ -7,9 +7,10 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.fetches import FetchQueue
 from asyncrl.errors import LinkError, LinkReset, SpoolAway
-from asyncrl.messages import Fetch, Fetched, SpoolRef
+from asyncrl.messages import Fetch, Fetched, Image, SpoolRef
 
 REF = SpoolRef("a", 0, 16, 5, 0)
+IMAGE = Image(bytes(32), 8, 8, 3)
 PAYLOAD = memoryview(b"hello")
 
 
@@ -31,6 +32,21 @@ def test_a_lost_link_is_an_error_and_the_next_one_is_asked_again() -> None:
         await hub.aclose()
         with pytest.raises(LinkError, match="the link to the spool is closed"):
             await running
+
+    asyncio.run(scene())
+
+
+def test_pictures_and_payloads_are_requested_together_and_told_apart() -> None:
+    async def scene() -> None:
+        queue, hub = FetchQueue(), MemoryHub()
+        image, payload = queue.request(IMAGE, waits=True), queue.request(REF, waits=True)
+        running = asyncio.create_task(queue.run(hub.connect("t")))
+        _, fetch = await hub.receive()
+        assert fetch == Fetch(1, [REF], [IMAGE.digest])
+        hub.send("t", Fetched(1, [PAYLOAD, memoryview(b"red")]))
+        assert (await payload, await image) == (PAYLOAD, memoryview(b"red"))
+        running.cancel()
+        await asyncio.wait([running])
 
     asyncio.run(scene())
 

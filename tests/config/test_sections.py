@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config import sections as module
 from asyncrl.config.sections import Broker, Schedule, Section
-from tests.config.configs import made
+from tests.config.configs import made, refused
 
 
 def test_config_is_immutable() -> None:
@@ -34,8 +34,10 @@ def test_the_window_is_exact_where_floating_point_is_not(hundredths: int, groups
 
 
 def test_sampling_travels_as_it_was_set() -> None:
-    sampling = made(sampling={"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "stop": ["x"]}).sampling
+    given = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "replay_mask": True, "stop": ["x"]}
+    sampling = made(sampling=given).sampling
     travels = msgspec.structs.asdict(sampling.sampling())
+    assert not travels.pop("replay_routes"), "that is a setting of rollouts"
     assert travels | {"seeded": True} == msgspec.structs.asdict(sampling), "whether it has a seed, the lease says"
 
 
@@ -43,6 +45,37 @@ def test_every_section_refuses_unknown_keys() -> None:
     sections = [thing for thing in vars(module).values() if isinstance(thing, type) and issubclass(thing, Section)]
     assert len(sections) > 10
     assert all(section.__struct_config__.forbid_unknown_fields for section in sections)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("sampling", "top_k"),
+        ("evaluation", "top_k"),
+        ("evaluation", "max_prompts"),
+        ("evaluation", "every_versions"),
+        ("checkpoint", "every_steps"),
+        ("data", "max_rows"),
+        ("trainer", "shard_size"),
+    ],
+)
+def test_minus_one_is_read_as_zero_wherever_that_means_all_or_never(section: str, key: str) -> None:
+    config = made(**{section: {key: -1}})
+
+    assert getattr(getattr(config, section), key) == 0
+    assert config == made(**{section: {key: 0}})
+    assert module.from_json(module.to_json(config)) == config
+    assert refused(**{section: {key: -2}}) == f"{section}.{key}: expected `int` >= -1, got -2"
+
+
+def test_a_section_made_in_code_holds_no_minus_one() -> None:
+    assert module.Evaluation(max_prompts=-1, every_versions=3) == module.Evaluation(max_prompts=0, every_versions=3)
+    assert msgspec.structs.replace(module.Checkpoint(every_steps=5), every_steps=-1).every_steps == 0
+
+
+def test_minus_one_stays_where_it_is_a_value() -> None:
+    assert made(algorithm={"loss": "clip_cov", "cov_low": -1.0}).algorithm.cov_low == -1.0
+    assert refused(run={"steps": -1}) == "run.steps: expected `int` >= 1, got -1"
 
 
 def test_evaluation_takes_unset_sampling_from_training() -> None:

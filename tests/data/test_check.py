@@ -48,7 +48,7 @@ def test_a_good_dataset_is_described(tmp_path: Path) -> None:
 
 def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
     fine, empty = {"prompt": "fine", "answer": "1"}, {"prompt": "", "answer": "1"}
-    picture = {"prompt": "<image>?", "answer": "1", "images": [{"path": "x.png"}]}
+    picture = {"prompt": "<image>?", "answer": "1", "videos": [{"path": "x.mp4"}]}
     path = write(tmp_path, fine, empty, picture, empty, empty)
 
     inspection = inspect(path)
@@ -56,7 +56,7 @@ def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
     assert inspection.text().splitlines()[-3:] == [
         "  4 rows cannot be used",
         f"         3  'prompt' is empty: {path} line 2, ...",
-        f"         1  it has images, but prompts must be text: {path} line 3",
+        f"         1  it has videos, but prompts must be text and pictures: {path} line 3",
     ]
     assert [row.place for row in inspection.bad] == [f"{path} line {line}" for line in (2, 3, 4, 5)]
     with pytest.raises(DataError, match=r"^4 of 5 rows cannot be used; the first: .* line 2: 'prompt' is empty$"):

@@ -158,6 +158,7 @@ def test_held_out_prompts_are_the_first_rows_in_file_order(data: Data) -> None:
     assert [draw.row for draw in stream.since(0)] == [0, 1, 2]
     assert stream.limit == 3
     assert held_out_stream(data, max_prompts=100).limit == 5
+    assert held_out_stream(data, max_prompts=0).limit == 5, "all of them"
 
 
 def test_several_held_out_files_give_max_prompts_each(folder: Path) -> None:
@@ -171,6 +172,8 @@ def test_several_held_out_files_give_max_prompts_each(folder: Path) -> None:
         ("b", "0"),
         ("b", "1"),
     ]
+    every = held_out_stream(data, max_prompts=0)
+    assert every.limit == len(every.summary.usable), "0 takes all of each"
 
 
 # ── rows that cannot be used ────────────────────────────────────────────────────────────────

@@ -105,9 +105,9 @@ def test_an_answer_is_text_and_a_whole_number_has_no_decimals(tmp_path: Path, an
             {"prompt": "?", "answer": "5", "data_source": 3}, "'data_source' must be text, got int 3", id="data source"
         ),
         pytest.param(
-            {"prompt": "<image>?", "answer": "5", "images": ["x"]},
-            "it has images, but prompts must be text",
-            id="images",
+            {"prompt": "<image>?", "answer": "5", "videos": ["x"]},
+            "it has videos, but prompts must be text and pictures",
+            id="videos",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 from transformers import Qwen3Config
 
 from asyncrl.config.run_file import decode
@@ -15,6 +16,7 @@ from asyncrl.node import memory
 from asyncrl.node.memory import LIBRARIES_HOST, Room, check_memory, parse_bytes, plan_memory, room_here
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.trainer.memory import Phase
+from tests.conftest import make_vision_model
 
 MODEL = Qwen3Config(
     vocab_size=1000,
@@ -121,7 +123,7 @@ def test_a_run_that_fits_is_accepted(run: Any) -> None:
         (
             {"trainer": {"device": "cuda"}},
             Room(device=1 << 20),
-            r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB; change trainer\..* first: its",
+            r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB; change trainer\..* first: ",
         ),
         (
             {"rollout": {"engine": "vllm", "device": "cuda", "slots": 1}},
@@ -147,6 +149,18 @@ def test_the_memory_of_devices_may_be_given(run: Any) -> None:
     assert room.host is not None
 
 
+def test_the_memory_of_the_machine_may_be_given(run: Any) -> None:
+    assert room_here(run(), host_memory="2TB").host == 2 * 10**12
+
+
+def test_what_is_too_much_for_a_host_is_not_changed_on_a_device(run: Any) -> None:
+    """vLLM's cache is the largest part of all, and no part of the host's memory."""
+    config = run(rollout={"engine": "vllm"}, trainer={"device": "cuda"})
+    problem = plan_memory(config, Room(device=80 * 10**9, host=1 << 20)).problem
+    assert "this machine's memory" in problem
+    assert "gpu_memory_utilization" not in problem
+
+
 def test_a_container_has_the_memory_of_its_limit(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text("1000\n")
@@ -160,3 +174,13 @@ def test_sizes_have_a_unit() -> None:
     for text in ("80", "80G", "0GB", "GB"):
         with pytest.raises(ConfigError, match=r"--x is .*expected a number of bytes with a unit, such as 80GB"):
             parse_bytes(text, "--x")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_model_that_reads_pictures_is_planned_with_its_tower(run: Any, tmp_path: Path, family: str) -> None:
+    make_vision_model(tmp_path, family)
+    plan = plan_memory(run(), NONE)
+    weights = load_file(tmp_path / "model.safetensors").values()
+    assert part(plan.rollout, "weights") == 4 * sum(weight.numel() for weight in weights)
+    assert any("every prompt is one picture" in sentence for sentence in plan.assumptions)
+    assert not plan.problem

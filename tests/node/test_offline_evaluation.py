@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
-from asyncrl.messages import Prompt, Span
+from asyncrl.messages import Image, Prompt, Span
 from asyncrl.node.offline_evaluation import OfflineEvaluator, summarize
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.engine import Completion, Request
@@ -84,6 +85,17 @@ def evaluated(
 ) -> list[CompletionRow]:
     evaluator = OfflineEvaluator(config or a_config(), engine or Parrot(), judge or Judge())  # type: ignore[arg-type]
     return asyncio.run(evaluator.evaluate(prompts))
+
+
+def test_a_request_has_the_files_of_its_pictures_and_the_first_row_of_a_prompt_shows_them() -> None:
+    image = Image(bytes(32), 24, 16, 3)
+    engine = Parrot()
+    fake_engine: Any = engine
+    judge: Any = Judge()
+    evaluator = OfflineEvaluator(a_config(), fake_engine, judge, {image.digest: b"red"}.__getitem__)
+    rows = asyncio.run(evaluator.evaluate([Prompt(text="10 11", answer="1", images=[image])]))
+    assert [request.images for request in engine.requests] == [(b"red",)] * 2
+    assert [cell["bytes"] for row in rows for cell in row.images] == [b"red", None]
 
 
 PROMPTS = [

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Span
+from asyncrl.messages import Image, Span
 from asyncrl.observe.samples import SampleRow, SamplesWriter, read_facts
 
 
@@ -60,9 +61,19 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
         "node": "rollout-0",
         "completion_ids": [9, 2, -1],
         "behavior_logprobs": [-0.5, -0.5, -0.5],
+        "images": [],
     }
     assert (second["completion_ids"], second["num_tokens"]) == ([4], 1)
     assert (third["completion_ids"], third["behavior_logprobs"], third["num_tokens"]) == ([], [], 0)
+
+
+def test_the_files_of_pictures_are_in_one_row_of_their_group(tmp_path: Path) -> None:
+    images = [Image(bytes(32), 24, 16, 3)]
+    rows = [replace(row(0, [1]), images=images, image_files=[b"red"]), replace(row(1, [2]), images=images)]
+    writer = SamplesWriter(tmp_path)
+    first, second = pq.read_table(writer.write(writer.path(41), rows))["images"].to_pylist()
+    assert first == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": b"red"}]
+    assert second == [{"path": "00" * 32, "width": 24, "height": 16, "bytes": None}]
 
 
 def test_a_step_done_again_replaces_its_file(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from asyncrl.messages import (
     Fetched,
     Grade,
     GradeItem,
+    Image,
     Offer,
     Prompt,
     Scored,
@@ -52,6 +53,10 @@ def trajectory(unit: Unit, text: str) -> Trajectory:
         finish_reason="stop",
         text=text,
     )
+
+
+def with_image(unit: Unit) -> Trajectory:
+    return replace(trajectory(unit, "#### 4"), images=[Image(bytes(32), 8, 8, 3)], grids=[(1, 2, 2)])
 
 
 class World:
@@ -176,8 +181,9 @@ def test_one_credit_is_offered_again_each_time() -> None:
         (b"\x91\x00", 1, "damaged: expected checksum"),
         (b"\x91\x00", None, "is not a trajectory"),
         (msgspec.msgpack.encode(trajectory(Unit(9, 9), "#### 4")), None, "payload of another unit: train 9/9"),
+        (msgspec.msgpack.encode(with_image(Unit(0, 0))), None, "other pictures than the prompt's: 000000000000"),
     ],
-    ids=["lost", "checksum", "bytes", "unit"],
+    ids=["lost", "checksum", "bytes", "unit", "picture"],
 )
 def test_a_payload_that_cannot_be_read_is_a_failure_of_the_payload_and_never_a_reward(
     payload: bytes, crc32: int | None, said: str

@@ -1,14 +1,16 @@
 """Trajectories of a rollout, from the lease until they are settled, without links or messages."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Held, Lease, Leased, Prompt, Sampling, Span, Unit
+from asyncrl.messages import Held, Image, Lease, Leased, Prompt, Sampling, Span, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.user_requests import UserRequests
@@ -363,3 +365,64 @@ def test_an_engine_that_fails_amid_a_users_request_ends_the_rollout_and_not_the_
         assert isinstance(stage.generations.fatal_error, KeyError)
 
     play_with_users(scene)
+
+
+class Spools:
+    """Links that answer each picture when the test says so."""
+
+    def __init__(self) -> None:
+        self.requested: list[tuple[Image, asyncio.Future[memoryview | None]]] = []
+
+    def request(self, image: Image, *, waits: bool) -> asyncio.Future[memoryview | None]:
+        assert waits
+        self.requested.append((image, asyncio.get_running_loop().create_future()))
+        return self.requested[-1][1]
+
+
+RED = Image(hashlib.sha256(b"red").digest(), 8, 8, 3)
+PICTURED = replace(LEASE, prompt=Prompt(text="<image> how", images=[RED]), max_prompt_tokens=9)
+
+
+def test_a_group_fetches_its_pictures_once_and_its_requests_have_the_files() -> None:
+    async def scene(stage: Stage) -> None:
+        spools: Any = Spools()
+        stage.generations.images.connect(spools)
+        for index in PICTURED.indices:
+            stage.generations.start(PICTURED, index)
+        await turns()
+        ((image, payload),) = spools.requested
+        assert image == RED
+        payload.set_result(memoryview(b"red"))
+        await stage.engine.started(2)
+        assert [request.images for request in stage.engine.requests] == [(b"red",)] * 2
+
+    play(scene)
+
+
+def test_a_generation_that_waits_for_a_picture_goes_on_in_the_next_session() -> None:
+    async def scene(stage: Stage) -> None:
+        first, second = Spools(), Spools()
+        links: Any = first, second
+        stage.generations.images.connect(links[0])
+        stage.generations.start(PICTURED, 0)
+        await turns()
+        assert stage.generations.begin_session() == [Held(FIRST, 7, 5)]
+        stage.generations.images.connect(links[1])
+        second.requested[0][1].set_result(memoryview(b"red"))
+        await stage.engine.started(1)
+
+    play(scene)
+
+
+def test_a_picture_that_the_run_does_not_have_is_a_failure_of_the_generation() -> None:
+    async def scene(stage: Stage) -> None:
+        spools: Any = Spools()
+        stage.generations.images.connect(spools)
+        stage.generations.start(PICTURED, 0)
+        await turns()
+        spools.requested[0][1].set_result(memoryview(b""))
+        await stage.generations.has_news.wait()
+        (failed,) = stage.generations.failures
+        assert failed.reason.startswith(f"cannot fetch the pictures of the prompt: the picture {RED.digest.hex()[:12]}")
+
+    play(scene)

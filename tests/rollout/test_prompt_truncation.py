@@ -33,6 +33,13 @@ def test_nothing_is_cut_where_that_is_an_error() -> None:
     assert not caught.value.retryable
 
 
+@pytest.mark.parametrize("truncation", ["left", "right", "middle", "error"])
+def test_a_prompt_with_pictures_is_not_cut(truncation: Truncation) -> None:
+    assert fit(TEN, 10, truncation, has_images=True) == TEN
+    with pytest.raises(PromptTooLong, match=r"10 tokens with its pictures, .* and pictures cannot be truncated"):
+        fit(TEN, 9, truncation, has_images=True)
+
+
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 40), st.sampled_from(["left", "right", "middle"]))
 def test_a_prompt_has_exactly_as_many_tokens_as_fit(ids: list[int], most: int, truncation: Truncation) -> None:
     kept = fit(ids, most, truncation)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
+from asyncrl.messages import Image, Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_completion, to_put_item
@@ -86,6 +86,24 @@ def test_damaged_completions_are_refused_and_another_node_may_try(changes):
     assert refused.value.retryable
 
 
+MASKED = {"mask_counts": [2, 1, 3], "mask_ids": [4, 8, 5, 2, 6, 7]}
+MASKING = msgspec.structs.replace(LEASE, sampling=Sampling(max_tokens=8, top_k=3, replay_mask=True), greedy=[2])
+
+
+def test_sampling_masks_reach_the_payload_and_the_completion_to_resume():
+    payload = to_put_item(MASKING, UNIT, [7, 7], completion(**MASKED), text="", node="r-0").payload
+    stored = msgspec.msgpack.decode(payload, type=Trajectory)
+    assert array.array("i", bytes(stored.mask_counts)).tolist() == [2, 1, 3]
+    assert array.array("i", bytes(stored.mask_ids)).tolist() == [4, 8, 5, 2, 6, 7]
+    assert to_completion(stored, UNIT, limits_of(MASKING, 1, 100)) == completion(**MASKED)
+
+
+def test_an_engine_that_records_no_masks_is_noticed_before_its_completion_leaves_the_node():
+    with pytest.raises(EngineError, match="sampling mask: none, expected one for each token"):
+        to_put_item(MASKING, UNIT, [7, 7], completion(), text="", node="r-0")
+    assert to_put_item(MASKING, Unit(3, 2), [7, 7], completion(), text="", node="r-0"), "a greedy one has none"
+
+
 def test_text_that_is_not_unicode_is_refused():
     with pytest.raises(EngineError, match="cannot be encoded"):
         to_put_item(LEASE, UNIT, [7], completion(), text="\ud800", node="r-0")
@@ -103,7 +121,7 @@ def test_more_tokens_than_the_lease_allows_are_refused():
 
 
 def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
-    limits = limits_of(LEASE, 100)
+    limits = limits_of(LEASE, 1, 100)
     stored = msgspec.msgpack.decode(item().payload, type=Trajectory)
     assert to_completion(stored, UNIT, limits) == completion()
     with pytest.raises(EngineError, match="payload of another unit: train 3/1, expected train 3/0") as refused:
@@ -112,6 +130,17 @@ def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
     cut = msgspec.structs.replace(stored, behavior_logprobs=stored.behavior_logprobs[:4])
     with pytest.raises(EngineError, match="arrays of wrong lengths"):
         to_completion(cut, UNIT, limits)
+
+
+def test_a_trajectory_has_the_pictures_of_its_prompt_and_the_grids_of_the_engine():
+    lease = msgspec.structs.replace(LEASE, prompt=Prompt(text="<image> how many", images=[Image(bytes(32), 8, 8, 3)]))
+    whole = completion(grids=[(1, 2, 4)])
+    put = to_put_item(lease, UNIT, [7, 7], whole, text="", node="r-0")
+    stored = msgspec.msgpack.decode(put.payload, type=Trajectory)
+    assert (stored.images, stored.grids) == (lease.prompt.images, [(1, 2, 4)])
+    assert to_completion(stored, UNIT, limits_of(lease, UNIT.index, 100)) == whole
+    with pytest.raises(EngineError, match="impossible grids of pictures: 0, expected one for each of 1 pictures"):
+        to_put_item(lease, UNIT, [7, 7], completion(), text="", node="r-0")
 
 
 def test_a_trajectory_too_large_to_be_stored_is_refused_with_size_limit_and_setting(monkeypatch):

@@ -1,6 +1,7 @@
 """`Stored` is sent only for durable payloads, and fetches are answered in order."""
 
 import asyncio
+import hashlib
 import resource
 import threading
 import zlib
@@ -21,6 +22,7 @@ from asyncrl.messages import (
     Fetched,
     FetchedWeights,
     FetchWeights,
+    Image,
     ListWeights,
     Put,
     PutItem,
@@ -38,10 +40,12 @@ from asyncrl.messages import (
     WeightsList,
 )
 from asyncrl.spool.actor import MAX_REFS, SpoolActor
+from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segment_format import segment_path
 from asyncrl.spool.segments import Segments
 from asyncrl.spool.weights.store import WeightStore
 
+RED = Image(hashlib.sha256(b"red").digest(), 8, 8, 3)
 SUMMARY = TrajectorySummary(
     num_tokens=1, prompt_tokens=1, oldest_version=0, newest_version=0, num_spans=1, finish_reason="stop"
 )
@@ -111,11 +115,14 @@ class ScriptedLink:
 class Scene:
     """A running spool, its peers and its broker."""
 
-    def __init__(self, segments: Segments, weights: WeightStore | None = None) -> None:
+    def __init__(
+        self, segments: Segments, weights: WeightStore | None = None, images: ImageStore | None = None
+    ) -> None:
         self.segments = segments
         self.hub = ScriptedHub()
         self.link = ScriptedLink()
-        self.actor = asyncio.create_task(SpoolActor("s0", segments, self.hub, self.link, weights=weights).run())
+        actor = SpoolActor("s0", segments, self.hub, self.link, weights=weights, images=images)
+        self.actor = asyncio.create_task(actor.run())
 
     def hear(self, message: Message, peer: str = "peer") -> None:
         self.hub.heard.put_nowait((peer, message))
@@ -144,11 +151,16 @@ def put(*payloads: bytes, first: int = 0, lease_id: int = 1) -> Put:
     return Put("r0", "b7", items)
 
 
-def play(segments: Segments, script: Callable[[Scene], Awaitable[None]], weights: WeightStore | None = None) -> None:
+def play(
+    segments: Segments,
+    script: Callable[[Scene], Awaitable[None]],
+    weights: WeightStore | None = None,
+    images: ImageStore | None = None,
+) -> None:
     """Run ``script`` against a spool, then stop the spool; raises the error of a failed actor."""
 
     async def run() -> None:
-        scene = Scene(segments, weights)
+        scene = Scene(segments, weights, images)
         playing = asyncio.ensure_future(script(scene))
         await asyncio.wait([playing, scene.actor], return_when=asyncio.FIRST_COMPLETED)
         if not playing.done():
@@ -402,3 +414,36 @@ def test_a_trajectory_is_served_while_weights_are_being_written(
         assert (await scene.hub.sent.get())[0] == "trainer.w"
 
     play(Segments(tmp_path), script, store)
+
+
+def test_pictures_are_answered_after_the_payloads_and_unknown_ones_are_empty(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.hear(put(b"one"))
+        (item,) = await scene.stored(1)
+        scene.hear(Fetch(17, [item.ref], [RED.digest, bytes(32)]))
+        _, answer = await scene.hub.sent.get()
+        assert isinstance(answer, Fetched)
+        assert [bytes(payload) for payload in answer.payloads] == [b"one", b"red", b""]
+
+    store = ImageStore(tmp_path)
+    store.add(RED, b"red")
+    play(Segments(tmp_path), script, images=store)
+    store.close()
+
+
+def test_a_spool_without_pictures_has_none(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.hear(Fetch(17, [], [RED.digest]))
+        _, answer = await scene.hub.sent.get()
+        assert answer == Fetched(17, [memoryview(b"")])
+
+    play(Segments(tmp_path), script)
+
+
+def test_more_pictures_than_may_be_asked_for_are_refused(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.hear(Fetch(17, [], [RED.digest] * (MAX_REFS + 1)))
+        _, answer = await scene.hub.sent.get()
+        assert answer == Fetched(17, [memoryview(b"")] * (MAX_REFS + 1))
+
+    play(Segments(tmp_path), script)

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from asyncrl.errors import ConfigError, DataError, RunFailed
-from asyncrl.toy.models import Sizes, make_random, make_step_sums
+from asyncrl.toy.models import DRAWN_SQUARES, Sizes, make_drawn_squares, make_random, make_step_sums
 from asyncrl.toy.step_sums import WORDS
 from asyncrl.toy.warm_up import WarmUpSchedule
 
@@ -106,6 +106,35 @@ def test_a_warm_up_that_fails_leaves_no_model(tmp_path: Path) -> None:
     assert names(tmp_path) == {"train.parquet", "held_out.parquet"}
 
 
+def test_experts_make_a_mixture_whose_token_costs_as_much_as_in_a_dense_model(tmp_path: Path) -> None:
+    path = step_sums(tmp_path, sizes=replace(SIZES, experts=4))
+    config = AutoModelForCausalLM.from_pretrained(path).config
+    assert config.model_type == "qwen3_moe"
+    assert (config.num_experts, config.num_experts_per_tok) == (4, 2)
+    assert config.num_experts_per_tok * config.moe_intermediate_size == SIZES.intermediate_size
+
+
+def test_drawn_squares_makes_a_model_its_tokenizer_its_processor_and_its_data(tmp_path: Path) -> None:
+    said: list[str] = []
+    make_drawn_squares(tmp_path, schedule=BRIEF, report=said.append)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "model")
+    assert model.config.model_type == "qwen3_vl"
+    assert model.num_parameters() == 163_008
+    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == model.config.image_token_id
+    assert processor.get_number_of_image_patches(24, 24) == 36
+    assert pq.read_table(tmp_path / "train.parquet").num_rows == 2048
+    assert pq.read_table(tmp_path / "held_out.parquet").num_rows == 256
+    assert names(tmp_path) == ALL
+    assert said[-1] == f"made {tmp_path / 'model'}: 163,008 parameters, 26 tokens"
+
+
+def test_squares_learn_in_batches_of_all_kinds() -> None:
+    """A batch of guesses alone between batches of chains alone would move the mixture."""
+    assert DRAWN_SQUARES.batches_by_length == 1
+
+
 def test_random_learns_its_tokens_from_all_text_columns(tmp_path: Path) -> None:
     write_texts(tmp_path, prompt=["How many clips?"] * 9, answer=["72"] * 9, solution=["zzzzyyyy zzzzyyyy"] * 9)
     path = random(tmp_path)
@@ -141,7 +170,12 @@ def test_a_directory_that_is_no_model_is_never_overwritten(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
-    [({"kv_heads": 3}, "4 heads cannot share 3 kv_heads"), ({"head_dim": 7}, "head_dim is 7")],
+    [
+        ({"kv_heads": 3}, "4 heads cannot share 3 kv_heads"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"experts": 1}, "experts_per_token is 2, but a layer has 1 experts"),
+        ({"experts": 4, "experts_per_token": 3}, "3 experts_per_token cannot share an intermediate_size of 16"),
+    ],
 )
 def test_sizes_that_cannot_work_are_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     for make in (step_sums, random):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import ConfigError
 from asyncrl.toy import step_sums
-from asyncrl.toy.step_sums import Problem, clean_chain, noisy_chain, problems, wrong_guess
+from asyncrl.toy.step_sums import Problem, noisy_chain, problems, wrong_guess
 
 TOM = Problem("Tom", (5, -3, 4))
 seeds = st.integers(0, 2**32)
@@ -30,7 +30,8 @@ def test_a_problem_reads_as_the_module_says() -> None:
     assert TOM.prompt == "Tom a+5 b-3 c+4 How many now?"
     assert TOM.totals == [5, 2, 6]
     assert TOM.answer == "6"
-    assert clean_chain(TOM, random.Random(0)) == " a+5=5 b-3=2 c+4=6 #### 6"
+    assert TOM.chain() == " a+5=5 b-3=2 c+4=6 #### 6"
+    assert TOM.guess() == " #### 6"
 
 
 @given(seeds)
@@ -71,7 +72,7 @@ def test_every_text_is_made_of_the_words(seed: int) -> None:
     words = "|".join(map(re.escape, step_sums.WORDS))
     rng = random.Random(seed)
     for problem in drawn(seed):
-        for text in (problem.prompt, *(show(problem, rng) for show in (clean_chain, wrong_guess, noisy_chain))):
+        for text in (problem.prompt, problem.chain(), wrong_guess(problem, rng), noisy_chain(problem, rng)):
             assert re.fullmatch(f"(?:{words})+", text)
 
 

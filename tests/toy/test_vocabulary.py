@@ -34,6 +34,13 @@ def test_special_tokens_vanish_from_decoded_text() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == " #### 7"
 
 
+def test_special_words_are_encoded_as_one_token_and_left_out_of_decoded_text() -> None:
+    tokenizer = tokenizer_from_words([" #### ", "7"], special=["<|image_pad|>"])
+    ids = tokenizer("<|image_pad|><|image_pad|> #### 7").input_ids
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<|image_pad|>", "<|image_pad|>", " #### ", "7"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == " #### 7"
+
+
 def test_pieces_of_text_give_back_any_text() -> None:
     tokenizer = tokenizer_from_texts(TEXTS, 300)
     for text in ("She sold", "snowman ☃ , ok .", "\n  #### 12"):

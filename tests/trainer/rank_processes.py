@@ -22,8 +22,10 @@ from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.stored import Stored, open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.assignment import first_sharing
+from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup
+from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.trainer.ragged_trajectories import ragged_trajectories
 
 PARTIAL = ".step_000001.partial"
@@ -92,10 +94,17 @@ def run(case: Case, folder: Path, rank: int) -> None:
 
 def own_part(learner: Learner, seed: int, first: int) -> Step:
     """The step of this seed with the trajectories of one rank, or of the ranks that share its rows."""
-    trajectories = ragged_trajectories(seed=seed)
+    trajectories = trajectories_for(learner, seed)
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     owners = learner.assign_ranks(infos)
     return Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
+
+
+def trajectories_for(learner: Learner, seed: int) -> list[TrainingTrajectory]:
+    """The step of this seed, with pictures if the model reads them."""
+    if processor := learner.policy.processor:
+        return pictured_trajectories(processor, num_groups=6, seed=seed)
+    return ragged_trajectories(seed=seed, routes=learner.route_shape)
 
 
 def open_moments(checkpoints: Path) -> AbstractContextManager[Mapping[str, Stored]]:

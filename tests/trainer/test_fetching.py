@@ -14,6 +14,7 @@ from asyncrl.config.sections import Config, Trainer
 from asyncrl.errors import DecodeError
 from asyncrl.messages import (
     Batch,
+    Image,
     Refusal,
     ScoredTrajectory,
     Span,
@@ -27,6 +28,7 @@ from asyncrl.trainer.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
 
 GROUP_SIZE = 3
+RED, UNKNOWN = Image(bytes(32), 8, 8, 3), Image(bytes(31) + b"?", 8, 8, 3)
 CONFIG = decode({"model": {"path": "m"}, "data": {"train": "d"}, "schedule": {"group_size": GROUP_SIZE}})
 SHARING = msgspec.structs.replace(CONFIG, trainer=Trainer(ranks=4, sequence_parallel=2))
 
@@ -49,6 +51,15 @@ class Spool:
 
     def _stored(self, ref: SpoolRef) -> memoryview:
         return memoryview(self._damaged.get(f"_{ref.segment}_{ref.offset}", payload(ref.segment, ref.offset)))
+
+
+class Images:
+    """An `ImageCache` that has `RED`."""
+
+    async def fetch(self, images: Sequence[Image], deadline_s: float) -> list[bytes]:
+        if any(image != RED for image in images):
+            raise DecodeError("the picture is not among those of the run's prompts")
+        return [b"red"] * len(images)
 
 
 class Owning:
@@ -97,8 +108,9 @@ def fetch(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config:
 
 def fetched_by(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config: Config = CONFIG) -> FetchedStep:
     fakes: Any = learner, spool
+    images: Any = Images()
     limits = TrajectoryLimits(100, 4, 8, 6)
-    return asyncio.run(fetch_step(batch, *fakes, rank=rank, config=config, limits=limits))
+    return asyncio.run(fetch_step(batch, *fakes, images=images, rank=rank, config=config, limits=limits))
 
 
 def with_payload(whole: Batch, place: int, payload: bytes) -> Batch:
@@ -177,6 +189,23 @@ def test_bytes_that_are_no_trajectory_are_refused_too() -> None:
     found = fetched_by(with_payload(batch(7, greedy=False), 1, b"?"), Owning(0, 0, 0), Spool(_7_1=b"?"))
     assert [refusal.unit for refusal in found.refused] == [Unit(7, 1)]
     assert "is not a trajectory" in found.refused[0].reason
+
+
+def with_image(image: Image) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(trajectory(7, 1), images=[image], grids=[(1, 2, 2)]))
+
+
+def test_a_trajectory_of_a_picture_has_its_file_and_the_grid_of_the_sampler() -> None:
+    whole = with_payload(batch(7, greedy=False), 1, with_image(RED))
+    (image,) = fetch(whole, Owning(0, 0, 0), Spool(_7_1=with_image(RED))).trajectories[1].images
+    assert (image.digest, image.content, image.grid) == (RED.digest, b"red", (1, 2, 2))
+
+
+def test_a_picture_that_the_run_does_not_have_costs_its_group_alone() -> None:
+    whole = with_payload(batch(7, greedy=False), 1, with_image(UNKNOWN))
+    found = fetched_by(whole, Owning(0, 0, 0), Spool(_7_1=with_image(UNKNOWN)))
+    assert found.refused == [Refusal(Unit(7, 1), "the picture is not among those of the run's prompts")]
+    assert sorted(found.step.trajectories) == [0, 2]
 
 
 def test_a_payload_that_the_spool_damaged_or_lost_is_raised() -> None:

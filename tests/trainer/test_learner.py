@@ -20,7 +20,9 @@ from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.step import local_step
+from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model
+from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.weights.groups.fake_npu import installed_at
 
 CPU = torch.device("cpu")
@@ -247,6 +249,32 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model_path, config, make_trajecto
     resumed.resume(learner.num_steps, learner.snapshot().tensors)
 
     assert resumed.train(make_trajectories(seed=2)) == learner.train(make_trajectories(seed=2))
+    assert all(torch.equal(weight, dict(resumed.named_weights())[name]) for name, weight in learner.named_weights())
+
+
+@pytest.mark.parametrize("freeze_vision", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_checkpoint_of_a_model_that_reads_pictures_goes_on_bit_for_bit(family, freeze_vision, config, tmp_path):
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    make_vision_model(base, family)
+    settings = config(trainer={"freeze_vision": freeze_vision}, algorithm={"kl_coef": 0.1, "entropy_coef": 0.01})
+    learner = Learner(settings, base)
+    before, processor = weights(learner), learner.policy.processor
+    assert processor
+    steps = [pictured_trajectories(processor, seed=seed) for seed in range(3)]
+    for step in steps[:2]:
+        assert learner.train(step)["skipped"] == 0
+    moved = {name for name, weight in weights(learner).items() if not torch.equal(weight, before[name])}
+    assert {name for name in before if "visual" not in name} <= moved
+    assert freeze_vision != any("visual" in name for name in moved)
+
+    snapshot = learner.snapshot()
+    write_model(saved, snapshot)
+    assert any("visual" in name for name in snapshot.weights)
+    assert freeze_vision != any("visual" in name for name in snapshot.tensors["optimizer"])
+    resumed = Learner(settings, saved, reference_path=base)
+    resumed.resume(learner.num_steps, snapshot.tensors)
+    assert resumed.train(steps[2]) == learner.train(steps[2])
     assert all(torch.equal(weight, dict(resumed.named_weights())[name]) for name, weight in learner.named_weights())
 
 

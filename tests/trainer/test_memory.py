@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3Config, Qwen3MoeConfig
 
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
@@ -32,6 +32,7 @@ from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.ranks.sequence import SequenceGroup
+from tests.conftest import make_vision_model
 from tests.patience import PATIENCE_S
 from tests.trainer.memory_process import Case
 
@@ -373,3 +374,28 @@ def test_on_a_device_the_host_is_the_remedy(bare: Path) -> None:
     assert named["reference"] == 'trainer.offload = ["moments", "reference"]'
     assert named["weights"] == 'trainer.ranks, more devices to shard over, or trainer.offload = ["parameters"]'
     assert named["moments"] == "trainer.offload, which names 'moments',"
+
+
+# ── pictures ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_frozen_tower_has_weights_and_neither_gradients_nor_moments(tmp_path: Path, family: str) -> None:
+    make_vision_model(tmp_path, family)
+    whole, frozen = (planned(tmp_path, 2, freeze_vision=freeze)["step"] for freeze in (False, True))
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    tower, rest = (
+        sum(-(-weight.shape[0] // 2) * weight[0].numel() for name, weight in model.named_parameters() if of(name))
+        for of in (lambda name: "visual" in name, lambda name: "visual" not in name)
+    )
+    assert part(whole, "weights") == part(frozen, "weights") == (4 * (tower + rest), 0)
+    assert part(whole, "moments")[0] == 2 * part(whole, "gradients")[0] == 8 * (tower + rest)
+    assert part(frozen, "moments")[0] == 2 * part(frozen, "gradients")[0] == 8 * rest
+    assert part(frozen, "activations")[0] < part(whole, "activations")[0]
+
+
+def test_a_critic_beside_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:
+    make_vision_model(tmp_path)
+    config = decode(settings(tmp_path, 1) | {"algorithm": {"advantage": "gae"}})
+    with pytest.raises(ConfigError, match=r"has a critic, which reads no pictures, but model\.path=.* does; use an"):
+        TrainerMemory(config, tmp_path)

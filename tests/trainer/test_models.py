@@ -17,6 +17,7 @@ from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
 from asyncrl.trainer.ranks.sequence import SequenceGroup
+from tests.conftest import make_vision_model
 
 CPU = torch.device("cpu")
 NAMES = (LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES)
@@ -173,3 +174,9 @@ def test_with_ranks_to_spread_over_every_network_is_and_learns_so(config, model_
     assert all(isinstance(weight, DTensor) for weights in held for weight in weights.values())
     gradient = models.policy.parameters()["model.norm.weight"].grad
     assert isinstance(gradient, DTensor)
+
+
+def test_a_critic_beside_a_policy_that_reads_pictures_is_refused(config, tmp_path):
+    make_vision_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"has a critic, which reads no pictures, but model\.path=.* does; use an"):
+        build(config(algorithm={"advantage": "gae"}), tmp_path, tmp_path)

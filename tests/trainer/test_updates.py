@@ -1,5 +1,6 @@
 """Updates of models with one parameter, their output for every token: loss and gradient are worked by hand."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.optimizer import Optimizer
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.step import Step, trajectory_info
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.trainer.updates import Updates
@@ -68,8 +69,14 @@ class Scene:
         recipe = Recipe(config)
         self.policy = Network(LOGPROB, config)
         self.critic = Network(0.0, config) if VALUES in recipe.wanted else None
-        models: Any = SimpleNamespace(policy=self.policy, optimizer=self.policy.optimizer, critic=self.critic)
-        self.updates = Updates(config, recipe, models, ranks or SingleRank())
+        ranks = ranks or SingleRank()
+        models: Any = SimpleNamespace(
+            policy=self.policy,
+            optimizer=self.policy.optimizer,
+            critic=self.critic,
+            collate=partial(collate, device=ranks.device, group=ranks.sequence),
+        )
+        self.updates = Updates(config, recipe, models, ranks)
 
     def mini_batch(
         self, *, owner: tuple[int, ...] = (0, 0, 0), keep: list[list[bool]] | None = None, **known: Any

@@ -26,7 +26,8 @@ def dppo_tv(tokens: Tokens, *, clip_low: float = 0.15, clip_high: float = 0.15, 
         Metrics ``clip_fraction``: not kept; ``ratio_cap_fraction``: kept, with the weight clipped.
 
     Source:
-        arXiv:2602.04879 (DPPO-Binary-TV; sec. 5.4 on the cap); default bounds: its experiments; default cap: verl's.
+        arXiv:2602.04879 (DPPO-Binary-TV; sec. 5.4 on the cap); default bounds: its experiments. The default cap is the
+        one that verl's code names but never applies: its configuration always has a ``clip_ratio_c``, 3 if not set.
     """
     with torch.no_grad():
         gain = tokens.logprobs.exp() - tokens.old_logprobs.exp()

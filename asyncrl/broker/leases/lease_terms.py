@@ -1,9 +1,11 @@
 """Contents of a `Lease` message: the prompt, the sampling parameters and the seed."""
 
+from msgspec.structs import replace
+
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, ResumePoint
+from asyncrl.messages import Lease, ResumePoint, Sampling
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
@@ -15,7 +17,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
-        sampling=config.evaluation.sampling(training) if is_evaluation else training.sampling(),
+        sampling=config.evaluation.sampling(training) if is_evaluation else _recorded(config),
         seed=sampling_seed(config.run.seed, group.group_id, group.size) if is_seeded else None,
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
@@ -23,6 +25,11 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         greedy=[index for index in lease.open if index >= group.size - group.num_greedy],
         resume_from=[ResumePoint(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
+
+
+def _recorded(config: Config) -> Sampling:
+    """Sampling of trajectories that are trained on, with all that is to be replayed."""
+    return replace(config.sampling.sampling(), replay_routes=config.rollout.replay_routes)
 
 
 def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:

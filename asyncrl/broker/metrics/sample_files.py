@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.checks.trajectory import problem_of
+from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError
 from asyncrl.log import get_logger
@@ -29,6 +30,7 @@ class SampleFiles:
 
     Args:
         payloads: Borrowed, and running.
+        images: Pictures of the prompts, borrowed.
         patience_s: Time that a spool may be away while its payloads are waited for.
         lost: Called with a step, and the number of its trajectories whose spool was given up.
     """
@@ -36,11 +38,13 @@ class SampleFiles:
     def __init__(
         self,
         payloads: PayloadClient,
+        images: ImageCache,
         writer: SamplesWriter,
         patience_s: float = 0.0,
         lost: Callable[[int, int], None] = lambda _step, _num: None,
     ) -> None:
         self._payloads = payloads
+        self._images = images
         self._writer = writer
         self._deadline_s = FETCH_S + patience_s
         self._lost = lost
@@ -80,7 +84,7 @@ class SampleFiles:
 
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         """
-        Write the trajectories that ``stepped`` consumed.
+        Write the trajectories that ``stepped`` consumed, the first of each group with the files of its pictures.
 
         If the payloads cannot be read or the file cannot be written, the step is skipped with a warning. A damaged
         trajectory that no node has noticed, because nothing was computed from it, is left out, and so is one that was
@@ -107,8 +111,10 @@ class SampleFiles:
             return
         if num_lost := trajectories.count(None):
             self._lost(stepped.step, num_lost)
+        prompts = {slot.unit.group_id: prompt for prompt, slot in stored}
+        files = {group_id: await self._files(prompt) for group_id, prompt in prompts.items()}
         rows = [
-            _row(stepped, prompt, slot, trajectory)
+            _row(stepped, prompt, slot, trajectory, files.pop(slot.unit.group_id, []))
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)
             if trajectory and not problem_of(trajectory, slot.unit, slot.summary, TrajectoryLimits())
         ]
@@ -119,8 +125,16 @@ class SampleFiles:
         except OSError as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
 
+    async def _files(self, prompt: Prompt) -> list[bytes]:
+        """Pictures of a prompt; none if they cannot be read, which nothing but the file would suffer from."""
+        try:
+            return await self._images.fetch(prompt.images, self._deadline_s)
+        except (DecodeError, TimeoutError) as error:
+            log.warning("samples.images_missing", reason=str(error) or f"no answer within {self._deadline_s:g} s")
+            return []
 
-def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory) -> SampleRow:
+
+def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory, files: Sequence[bytes]) -> SampleRow:
     oldest = min((span.policy_version for span in trajectory.spans), default=stepped.policy_version)
     return SampleRow(
         step=stepped.step,
@@ -138,4 +152,6 @@ def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory) -
         node=trajectory.node,
         completion_ids=trajectory.completion_ids,
         behavior_logprobs=trajectory.behavior_logprobs,
+        images=prompt.images,
+        image_files=files,
     )

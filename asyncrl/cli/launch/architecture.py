@@ -19,41 +19,41 @@ SECTION = "run"
 NOT_CHECKED = "not checked, because the model cannot be computed"
 
 
-def check_architecture(config: Config, device_memory: str = "") -> list[Line]:
+def check_architecture(config: Config, device_memory: str = "", host_memory: str = "") -> list[Line]:
     """
     Lines of `examine`. Raises `ConfigError` if the trainer or the engine cannot compute the model, or have not the
     memory for it.
     """
-    lines = examine(config, device_memory)
+    lines = examine(config, device_memory, host_memory)
     if problem := next((line.problem for line in lines if line.state == "bad"), ""):
         raise ConfigError(problem)
     return lines
 
 
-def examine(config: Config, device_memory: str = "") -> list[Line]:
+def examine(config: Config, device_memory: str = "", host_memory: str = "") -> list[Line]:
     """
     Lines about the model's architecture, its positions and the memory. Takes seconds, and needs torch.
 
-    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here. Raises
-    `ConfigError` if the check itself fails.
+    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here, and
+    ``host_memory`` that of the machine. Raises `ConfigError` if the check itself fails.
     """
     too_slow = f"reading the architecture of model.path={config.model.path} took longer than {CHECK_S:g} s"
-    found = check_apart(__name__, config, device_memory, limit_s=CHECK_S, too_slow=too_slow)
+    found = check_apart(__name__, config, device_memory, host_memory, limit_s=CHECK_S, too_slow=too_slow)
     return msgspec.json.decode(found, type=list[Line])
 
 
 def _examine(config: Config) -> bytes:
-    return msgspec.json.encode(list(_lines(config, sys.argv[1])))
+    return msgspec.json.encode(list(_lines(config, *sys.argv[1:])))
 
 
-def _lines(config: Config, device_memory: str) -> Iterator[Line]:
+def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[Line]:
     text_config: list[Any] = []
     yield (architecture := _line("architecture", lambda: _architecture(config, text_config)))
     if architecture.state == "bad":
         yield from (Line(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", "memory"))
         return
     yield _line("positions", lambda: _positions(config, text_config[0]))
-    yield _line("memory", lambda: _memory(config, device_memory))
+    yield _line("memory", lambda: _memory(config, device_memory, host_memory))
 
 
 def _line(name: str, find: Callable[[], str]) -> Line:
@@ -84,10 +84,10 @@ def _positions(config: Config, text_config: Any) -> str:
     return f"{longest:,} of prompt and completion, of {f'{known:,}' if known else 'any number'} that the model knows"
 
 
-def _memory(config: Config, device_memory: str) -> str:
+def _memory(config: Config, device_memory: str, host_memory: str) -> str:
     from asyncrl.node.memory import check_memory, room_here
 
-    return check_memory(config, room_here(config, device_memory))
+    return check_memory(config, room_here(config, device_memory, host_memory))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from asyncrl.cli.launch.engine import check_engine
 from asyncrl.cli.launch.functions import check_functions
+from asyncrl.config.check_replay import check_experts
 from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.resolve import with_backend
 from asyncrl.config.sections import Config
@@ -74,8 +76,10 @@ def _functions(config: Config, _: Say) -> str:
     return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}"
 
 
-def _model(config: Config, _: Say) -> str:
+def _model(config: Config, say: Say) -> str:
     check_model(config.model.path)
+    for sentence in check_experts(config, num_experts(Path(config.model.path))):
+        say(f"note: {sentence}")
     if config.critic.path:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     return " and ".join(filter(None, [config.model.path, config.critic.path]))

@@ -22,8 +22,8 @@ from asyncrl.weights.groups.device import BACKENDS
 PACKAGES = {"asyncrl", "torch", "transformers"}
 
 
-async def diagnose_run(config: Config, device_memory: str = "") -> Diagnosis:
-    """Check everything; raises no error, except `ConfigError` for a ``device_memory`` that is no size."""
+async def diagnose_run(config: Config, device_memory: str = "", host_memory: str = "") -> Diagnosis:
+    """Check everything; what fails is a line. The memory is that of the devices and the machine here, unless given."""
     lines = list(_packages())
     can_compute = all(line.state == "good" for line in lines)
     if can_compute:
@@ -32,7 +32,7 @@ async def diagnose_run(config: Config, device_memory: str = "") -> Diagnosis:
     if config.run.epochs is not None:
         lines.append(_line("steps", partial(_steps, config)))
     if can_compute:
-        lines += _architecture(config, device_memory)
+        lines += _architecture(config, device_memory, host_memory)
     return Diagnosis(tuple(lines), all(line.state != "bad" for line in lines))
 
 
@@ -71,9 +71,9 @@ def _steps(config: Config) -> str:
     return f"{resolve_steps(config).run.steps:,} in {config.run.epochs:g} epochs"
 
 
-def _architecture(config: Config, device_memory: str) -> list[Line]:
+def _architecture(config: Config, *memory: str) -> list[Line]:
     try:
-        return examine(config, device_memory)
+        return examine(config, *memory)
     except ConfigError as error:
         return [Line(SECTION, "architecture", "bad", "cannot be checked", str(error))]
 

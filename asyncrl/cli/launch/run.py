@@ -63,11 +63,12 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
         return _execute(config, directory, trainer, shares, console)
 
 
-def dry_run(config: Config, device_memory: str = "") -> None:
+def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
     """
     Check all that `run` and its nodes check before the first step, and the memory; print what it would start.
 
-    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here.
+    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here, and
+    ``host_memory`` that of the machine.
 
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
@@ -79,7 +80,7 @@ def dry_run(config: Config, device_memory: str = "") -> None:
         unchecked = "the advantage, memory and what trainer and rollouts can compute of model.path were not checked"
         _print(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
     else:
-        for line in check_architecture(config, device_memory):
+        for line in check_architecture(config, device_memory, host_memory):
             _print(console, f"{line.name}: {line.what}")
     _print(console, to_toml(config))
     if epochs is not None:

@@ -4,23 +4,25 @@ Geometry3K: a problem, its diagram, and four choices, one of which is the answer
     train/11/data.json         {"annotat_text": "Find $x$.", "choices": ["12", "13"], "answer": "B"}  ──▶  answer "13"
     train/11/img_diagram.png   ──▶  images
 
-Another release is parquet with the columns ``problem``, ``answer`` and ``images``; it is read too.
+Another release is parquet with the columns ``problem``, ``answer`` and ``images``; it is read too. A prompt begins with
+the mark of its diagram, unless the problem has it elsewhere.
 
 Source:
     Lu et al. 2021, arXiv:2105.04165. Data source and instruction are verl's, to make results comparable.
 """
 
 import string
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
+from asyncrl.vision.placeholders import MARK
 
-PLACEHOLDER = "<image>"
-"""Place of the image in a prompt."""
 INFO, DIAGRAM = "data.json", "img_diagram.png"
 
 
@@ -48,6 +50,9 @@ class ProblemFolders:
     def place(self, row: int, /) -> str:
         return str(self._folders[row])
 
+    def column(self, name: str, /) -> Iterator[Any]:
+        return (self[row].get(name) for row in range(len(self)))
+
 
 def _open(source: Path) -> Rows:
     if not source.is_dir():
@@ -60,6 +65,8 @@ def _open(source: Path) -> Rows:
 
 def _problem(row: Row) -> Problem:
     question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
+    if MARK not in question:
+        question = MARK + question
     images = row.get("images") or []
     if len(images) != 1 or not isinstance(images[0], dict) or not images[0].get("bytes"):
         raise DataError("it must have exactly one image, with its bytes")
@@ -73,7 +80,7 @@ def _problem(row: Row) -> Problem:
 
 
 def _question(row: Row) -> str:
-    return PLACEHOLDER + text_of(row, "annotat_text")[0]
+    return text_of(row, "annotat_text")[0]
 
 
 def _choice(row: Row) -> str:

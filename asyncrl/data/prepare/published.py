@@ -21,6 +21,8 @@ from asyncrl.files.output import output
 
 SHOWN = 5
 """Bad rows listed in an error."""
+ROWS_WITH_IMAGES = 128
+"""Rows of a row group in a file with pictures: readers that take a whole group take megabytes."""
 
 Chat = list[dict[str, str]]
 
@@ -103,6 +105,12 @@ def prepare(
     )
 
 
+def written_row(dataset: PublishedDataset, problem: Problem, *, split: str, number: int) -> Row:
+    """The row of a problem: a chat of one message, with the dataset's instruction."""
+    prompt = _prompt(problem.prompt, dataset.instruction, is_chat=True)
+    return _row(dataset, problem, prompt, {"split": split, "index": number})
+
+
 def text_of(row: Row, *keys: str) -> list[str]:
     """Values of columns; raises `DataError` for one that is missing, empty or not text."""
     for key in keys:
@@ -116,8 +124,9 @@ def write(rows: Sequence[Row], out: Path) -> None:
     import pyarrow as pa  # noqa: PLC0415 - takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    group_rows = ROWS_WITH_IMAGES if any("images" in row for row in rows) else None
     with output(out, durable=True) as unfinished:
-        pq.write_table(pa.Table.from_pylist(rows), unfinished, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows), unfinished, compression="zstd", row_group_size=group_rows)
 
 
 def _prompt(prompt: str | Chat, instruction: str, *, is_chat: bool) -> str | Chat:

@@ -13,7 +13,7 @@ from asyncrl.observe.run_record import EvaluationEvent, RunRecord
 HEADER = """\
 ---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {task}
 tags:
 - reinforcement-learning
 - asyncrl
@@ -41,26 +41,60 @@ USAGE = """\
 ## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model}, {reader}
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}")
+{reader_name} = {reader}.from_pretrained("{name}")
+model = {model}.from_pretrained("{name}")
 ```
 
 or `vllm serve {name}`.
 """
 
 
-def model_card(record: RunRecord, name: str, *, step: int, policy_version: int, dtype: str | None) -> str:
+TEXT = {
+    "task": "text-generation",
+    "model": "AutoModelForCausalLM",
+    "reader": "AutoTokenizer",
+    "reader_name": "tokenizer",
+}
+PICTURES = {
+    "task": "image-text-to-text",
+    "model": "AutoModelForImageTextToText",
+    "reader": "AutoProcessor",
+    "reader_name": "processor",
+}
+
+
+def model_card(
+    record: RunRecord,
+    name: str,
+    *,
+    step: int,
+    policy_version: int,
+    dtype: str | None,
+    reads_pictures: bool = False,
+) -> str:
     """The card of checkpoint ``step``, exported as ``name``; ``dtype`` is the one cast to, None for the trained one."""
+    words = PICTURES if reads_pictures else TEXT
     base = record.config.get("model.path", "a language model")
     about = (
         f"`{base}` after {step} optimizer steps of asynchronous reinforcement learning: "
         f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {version('asyncrl')}."
     )
     training = _table(["setting", "value"], [*_settings(record, step, dtype)])
-    parts = [HEADER, f"# {name}", "", about, "", "## Training", "", *training, "", *_results(record, policy_version)]
-    return "\n".join([*parts, USAGE.format(name=name)])
+    parts = [
+        HEADER.format(**words),
+        f"# {name}",
+        "",
+        about,
+        "",
+        "## Training",
+        "",
+        *training,
+        "",
+        *_results(record, policy_version),
+    ]
+    return "\n".join([*parts, USAGE.format(name=name, **words)])
 
 
 def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr
 
 from asyncrl.errors import VerifierError
+from asyncrl.reward.answers.notation import plain
 
 MAX_CHARS = 300
 """Longest answer compared as an expression; the longest of the MATH test split has 159."""
@@ -49,10 +50,10 @@ def same_value(given: str, answer: str) -> bool:
 
 
 def _normalized(text: str) -> str:
-    """Remove math delimiters, thin spaces, line breaks and the final full stop."""
+    """Remove math delimiters, thin spaces, fonts of numbers, line breaks and the final full stop."""
     for sign in ("\\$", "$", "\\(", "\\)", "\\[", "\\]", "\0"):
         text = text.replace(sign, " ")
-    text = text.replace("\\,", "").replace("\\!", "").replace("°", "^\\circ")
+    text = plain(text.replace("\\,", "").replace("\\!", ""), keep_words=True)
     return " ".join(text.split()).removesuffix(".").rstrip()
 
 

@@ -15,16 +15,19 @@ from asyncrl.reward.verifier import VerifierInput
 TAIL_CHARS = 300
 """Length of the tail that is searched; a longer one only finds numbers that are not the final answer."""
 
-NUMBER = r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?"
+NUMBER = r"[-−]?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)"
+"""A number may start with its point, but not in the middle of another number or of an ellipsis."""
 STRICT = re.compile(f"#### ({NUMBER})")
 FLEXIBLE = re.compile(f"({NUMBER})")
+POINT_FIRST = re.compile(r"(?<=^-)\.|^\.")
 
 
 class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     1.0 if the completion ends in the answer, else 0.0.
 
-    Numbers are compared as text, without ``,`` and ``$``: ``1,000`` is ``1000``, but ``18.0`` is not ``18``.
+    Numbers are compared as text, without ``,`` and ``$``: ``1,000`` is ``1000`` and ``.5`` is ``0.5``, but ``18.0`` is
+    not ``18``. A typeset minus (U+2212) is a minus.
 
     Source:
         Cobbe et al. 2021, arXiv:2110.14168: solutions end in ``#### `` and the number.
@@ -43,4 +46,5 @@ class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _normalized(number: str) -> str:
-    return number.replace(",", "").replace("$", "").strip()
+    bare = number.replace(",", "").replace("$", "").replace("−", "-").strip()
+    return POINT_FIRST.sub("0.", bare)

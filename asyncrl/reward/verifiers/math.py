@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.reward.answers.final_answer import after_answer, last_boxed
+from asyncrl.reward.answers.final_answer import BOXES, after_answer, last_boxed
 from asyncrl.reward.answers.same_value import same_value
 from asyncrl.reward.verifier import VerifierInput
 
@@ -27,7 +27,7 @@ class Math(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {"score": float(correct), "answer": given or ""}
 
     def _final_answer(self, completion: str) -> str | None:
-        if self.form == "answer" or (self.form == "any" and "\\boxed" not in completion):
+        if self.form == "answer" or (self.form == "any" and not any(box in completion for box in BOXES)):
             marked = after_answer(completion)
             return marked and (last_boxed(marked) or marked)
         return last_boxed(completion)

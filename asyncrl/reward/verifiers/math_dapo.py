@@ -1,5 +1,5 @@
 """
-DAPO's reward for competition mathematics: the last ``Answer:`` must equal the reference as text, both normalized.
+DAPO's reward for competition mathematics: the final answer must equal the reference as text, both normalized.
 
 No algebra: most of these answers are integers, and comparing text takes microseconds.
 """
@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.answers.final_answer import after_answer, last_boxed
+from asyncrl.reward.answers.notation import plain
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
 """Length of the tail that is searched; the answer is in the last line."""
 
 DECORATION = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\?\$|\\?%|\^\{?\\circ\}?|~")
-WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|boxed|fbox)\{([^{}]*)\}")
 SHORT_FRACTION = re.compile(r"\\[dt]?frac([0-9a-zA-Z])([0-9a-zA-Z])")
 SHORT_ROOT = re.compile(r"\\sqrt([0-9a-zA-Z])")
 ARTICLE = re.compile(r"(?i:\b(?:a|an|the)\s+)")
@@ -37,7 +37,7 @@ class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     boxed: bool = False
-    """The answer is in the last box instead of after ``Answer:``."""
+    """The answer is only looked for in the last box; otherwise after ``Answer:``, and in a box without that."""
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
         """Return score, ``correct`` and the normalized answer; raises `VerifierError` if the row has no answer."""
@@ -45,17 +45,16 @@ class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not answer:
             raise VerifierError("the row has no answer to compare with; repair or drop it")
         tail = inputs.completion[-TAIL_CHARS:]
-        given = last_boxed(tail) if self.boxed else after_answer(tail)
+        given = None if self.boxed else after_answer(tail)
+        given = last_boxed(tail) if given is None else given
         correct = given is not None and normalized(given) == answer
         return {"score": 1.0 if correct else -1.0, "correct": float(correct), "answer": normalized(given or "")}
 
 
 def normalized(answer: str) -> str:
-    """Normalize an answer: remove signs, units, articles and spaces, and brace every fraction."""
-    answer = answer.rpartition("=")[2].strip(" .")
+    """Normalize an answer: remove fonts, signs, units, articles and spaces, and brace every fraction."""
+    answer = plain(answer).rpartition("=")[2].strip(" .")
     answer = DECORATION.sub("", answer)
-    while (bare := WORDS.sub(r"\1", answer)) != answer:
-        answer = bare
     answer = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     answer = SHORT_ROOT.sub(r"\\sqrt{\1}", answer)
     answer = UNIT.sub("", ARTICLE.sub("", answer).strip(" ."))

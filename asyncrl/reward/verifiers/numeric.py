@@ -12,8 +12,11 @@ from asyncrl.reward.verifier import VerifierInput
 TAIL_CHARS = 300
 """Length of the tail that is searched for the answer."""
 
-NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-"""Runs of characters after a fixed start, so it cannot backtrack."""
+NUMBER = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""
+Runs of characters after a fixed start, so it cannot backtrack. A number may start with its point, but not in the middle
+of another number or of an ellipsis.
+"""
 
 
 class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +38,7 @@ class Numeric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _number(text: str) -> float | None:
-    """Return the last number of a text, or None if there is no finite one."""
-    found = NUMBER.findall(text)
+    """Return the last number of a text, or None if there is no finite one; a typeset minus (U+2212) is a minus."""
+    found = NUMBER.findall(text.replace("−", "-"))
     number = float(found[-1].replace(",", "")) if found else math.inf
     return number if math.isfinite(number) else None

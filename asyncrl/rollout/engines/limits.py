@@ -46,5 +46,10 @@ def _check_sampling(sampling: Sampling) -> None:
             f"{sampling.top_p:g} and {sampling.top_k}",
             retryable=False,
         )
+    if sampling.replay_mask and not sampling.is_truncated:
+        raise EngineError(
+            "replay_mask records the ids that top_p and top_k leave, but they leave all; set it to false",
+            retryable=False,
+        )
     if "" in sampling.stop:
         raise EngineError("a stop string is empty and would end every completion; remove it", retryable=False)

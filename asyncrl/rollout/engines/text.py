@@ -1,8 +1,9 @@
 """Tokenizer functions shared by the engines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,14 +39,21 @@ def encode(
         raise EngineError(
             f"expected a prompt with either text or chat, got {'both' if prompt.text else 'neither'}", retryable=False
         )
-    if prompt.text:
-        return list(tokenizer(prompt.text).input_ids)
+    return token_ids(tokenizer, prompt.text or prompt.chat, template_kwargs)
+
+
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase, content: str | Sequence[Mapping[str, Any]], template_kwargs: TemplateKwargs
+) -> list[int]:
+    """Token ids of plain text, or of a chat's messages, whose content may have several parts."""
+    if isinstance(content, str):
+        return list(tokenizer(content).input_ids)
     if not tokenizer.chat_template:
         raise EngineError(
             "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
         )
     encoded = tokenizer.apply_chat_template(
-        prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
+        list(content), add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
     )
     return list(encoded["input_ids"])
 
@@ -64,7 +72,8 @@ def stop_window(stop: list[str]) -> int:
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """End-of-sequence tokens named by the generation config, the model config or the tokenizer."""
-    sources = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    config = model.config.get_text_config()
+    sources = (model.generation_config.eos_token_id, config.eos_token_id, tokenizer.eos_token_id)
     found: set[int] = set()
     for ids in sources:
         found.update([ids] if isinstance(ids, int) else ids or [])

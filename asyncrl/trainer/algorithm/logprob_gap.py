@@ -5,10 +5,11 @@ Log-prob gap: difference between sampler and trainer on the same tokens under th
     written by      v3      v4      v5             in training: v4
     compared             ✓✓✓✓✓✓✓✓                  rollout.kv = "recompute"
                                                    rollout.kv = "keep": none, v4 read keys that v3 had computed
+                                                   rollout.replay_routes: none, v3 chose the experts of its tokens
 
 It measures the engine's numerical error alone. Tokens of other versions also differ because the policy has moved. With
-top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer does not reproduce; then
-nothing is compared.
+top-p or top-k all tokens differ, because they cut the sampling distribution, which the trainer reproduces only with
+``sampling.replay_mask``; without it nothing is compared.
 """
 
 from collections.abc import Sequence
@@ -31,19 +32,20 @@ class Comparable:
     """Selects the tokens to compare. Logs a warning if the configuration allows no comparison."""
 
     def __init__(self, config: Config) -> None:
-        self._reads_old_keys = config.rollout.kv == "keep"
-        self._is_uncut = config.sampling.top_p == 1 and config.sampling.top_k == 0
-        if not self._is_uncut:
+        self._mixes_versions = config.rollout.kv == "keep" or config.rollout.replay_routes
+        self._is_reproduced = config.sampling.replay_mask or not config.sampling.sampling().is_truncated
+        if not self._is_reproduced:
             log.warning(
                 "logprob_gap.unmeasured",
-                cause="sampling.top_p or top_k renormalises the recorded log-probs, which the trainer cannot reproduce",
+                cause="sampling.top_p or top_k renormalises the recorded log-probs, which the trainer reproduces only "
+                "with sampling.replay_mask",
             )
 
     def tokens(
         self, trajectories: Sequence[TrainingTrajectory], policy_version: int | None
     ) -> NDArray[np.bool_] | None:
         """Mark the tokens that ``policy_version``, the weights in training, wrote: [N], or None if there are none."""
-        if not self._is_uncut or policy_version is None:
+        if not self._is_reproduced or policy_version is None:
             return None
         masks = [self._written(one.spans, policy_version, len(one.completion_ids)) for one in trajectories]
         mask = np.concatenate(masks)
@@ -51,7 +53,7 @@ class Comparable:
 
     def _written(self, spans: Sequence[Span], policy_version: int, num_tokens: int) -> NDArray[np.bool_]:
         mask = np.zeros(num_tokens, np.bool_)
-        for span in spans[:1] if self._reads_old_keys else spans:
+        for span in spans[:1] if self._mixes_versions else spans:
             if span.policy_version == policy_version:
                 mask[span.start : span.end] = True
         return mask

@@ -14,12 +14,14 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from asyncrl.config.model import weights
 from asyncrl.errors import ConfigError
+from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.names import checkpoint_specs
 
@@ -54,6 +56,23 @@ def read_architecture(path: Path, setting: str, overrides: Mapping[str, Any] = N
         ) from error
 
 
+def language_model(config: Any, source: str) -> Any:
+    """
+    Auto class of transformers for the language model of a config, with a vision tower if it reads pictures.
+
+    Raises:
+        ConfigError: The model, named by ``source``, is of another kind.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if config.model_type in FAMILIES:
+        return AutoModelForImageTextToText
+    raise ConfigError(
+        f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model that "
+        f"AutoModelForCausalLM loads, or one that reads pictures: {', '.join(FAMILIES)}"
+    )
+
+
 def check_architecture(
     path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str, overrides: Mapping[str, Any] = NONE
 ) -> PreTrainedConfig:
@@ -67,14 +86,10 @@ def check_architecture(
     """
     config = read_architecture(path, setting, overrides)
     source = f"{setting}={path}"
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ConfigError(
-            f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model "
-            f"that AutoModelForCausalLM loads"
-        )
+    kind = language_model(config, source)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = kind.from_config(config)
     except Exception as error:  # as above
         raise ConfigError(
             f"{source}: no model can be made by its config.json: {_first_line(error)}; copy the model directory again"

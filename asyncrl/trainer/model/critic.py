@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForTokenClassification
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, read_rows
@@ -26,7 +27,6 @@ from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
-from asyncrl.trainer.ranks.experts import expert_modules
 from asyncrl.trainer.ranks.sharding import Computation
 
 HEAD = ("score.weight", "score.bias")

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.trainer.ranks.experts import expert_modules
+from asyncrl.algo.routing import expert_modules
 from asyncrl.trainer.ranks.ranks import Ranks
 
 

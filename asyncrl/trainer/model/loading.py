@@ -137,9 +137,13 @@ def pack(computation: Computation, source: str, dtype: torch.dtype, device: torc
     computation.run(_pack, computation.model, source, TOLERANCE[dtype], device)
 
 
-def packed_states(body: nn.Module, batch: MicroBatch) -> Tensor:
-    """[W, H] last hidden states of the packed row, each sequence computed as if it were alone."""
-    return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row)[0]
+def packed_states(body: nn.Module, batch: MicroBatch, **pictures: object) -> Tensor:
+    """
+    [W, H] last hidden states of the packed row, each sequence computed as if it were alone.
+
+    ``pictures`` are those of `picture_features`, for a body that reads pictures.
+    """
+    return _states(body, batch.input_ids, position_ids=batch.position_ids, row=batch.row, **pictures)[0]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Low-rank adapters (LoRA): the model is frozen, and a low-rank path beside each o
     └──▶ A ──▶ B ──▶ · α/r ──┘           A [r, I], B [O, r] trained; B starts at zero, and with it the path's output
 
 Adapters are kept outside of the model, whose tensors keep their names, so publishing, saving and sharding need no
-special case. The published weight is W + α/r · B A, under the name of W.
+special case. The published weight is W + α/r · B A, under the name of W. A vision tower has none, and stays as it is.
 
 Source:
     Hu et al. 2021, arXiv:2106.09685.
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, read_rows
+from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
-from asyncrl.weights.contents.names import checkpoint_tensors
+from asyncrl.weights.contents.names import checkpoint_tensors, checkpoint_views, saved_tensors
 
 SEED = 0
 """Seed of the initial A: fixed, so that all ranks start with the same A."""
@@ -72,7 +73,7 @@ class Adapters(nn.Module):
         """
         Merge the adapter of a weight [O, I]; ``weight`` itself if it has none.
 
-        ``name`` is its name in the model, which for adapted layers is also that in a checkpoint.
+        ``name`` is its name in the model.
         """
         if (key := self._keys.get(name)) is None:
             return weight
@@ -111,9 +112,13 @@ class Adapters(nn.Module):
 
 
 def _target_layers(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
-    """Linear layers by full name, without the head; only those whose last name is in ``targets``, if there are any."""
-    head, saved = model.get_output_embeddings(), dict(checkpoint_tensors(model))
-    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head}
+    """
+    Linear layers of the language model by full name, without the head; only those whose last name is in ``targets``,
+    if there are any.
+    """
+    whole, tower = _saved_whole(model), vision_tower(model)
+    others = {model.get_output_embeddings(), *(tower.modules() if tower else ())}
+    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer not in others}
     kinds = {name.rpartition(".")[2] for name in layers}
     if unknown := sorted(set(targets) - kinds):
         raise ConfigError(
@@ -121,10 +126,18 @@ def _target_layers(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
             f"{', '.join(sorted(kinds))}"
         )
     selected = {name: layer for name, layer in layers.items() if not targets or name.rpartition(".")[2] in targets}
-    for name, layer in selected.items():
-        if f"{name}.weight" not in saved or saved[f"{name}.weight"].shape != layer.weight.shape:
+    for name in selected:
+        if f"{name}.weight" not in whole:
             raise ConfigError(
                 f"trainer.lora.targets: checkpoints of {type(model).__name__} store {name} in another form, so an "
                 f"adapter cannot be merged into it; leave {name.rpartition('.')[2]!r} out"
             )
     return selected
+
+
+def _saved_whole(model: nn.Module) -> set[str]:
+    """Parameters, by their names in the model, that a checkpoint has as one tensor of the same shape."""
+    own = saved_tensors(model)
+    if (views := checkpoint_views(model, own)) is not None:
+        return {view.parameter for view in views if view.shape == tuple(own[view.parameter].shape)}
+    return {name for name, tensor in checkpoint_tensors(model) if name in own and tensor.shape == own[name].shape}

@@ -15,20 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoModelForCausalLM
 
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.messages import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
+from asyncrl.trainer.model.architecture import language_model, read_architecture
 from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
+from asyncrl.trainer.model.route_replay import RouteReplay
+from asyncrl.trainer.model.vision import ProcessorFiles, freeze_tower, picture_features
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
@@ -40,7 +44,7 @@ TOLERANCE = 1e-4
 
 class Policy:
     """
-    Causal language model whose log-probs carry gradients.
+    Causal language model, which may read pictures, whose log-probs carry gradients.
 
     Args:
         overrides: ``model.overrides``.
@@ -49,8 +53,10 @@ class Policy:
             weights is collective.
         gradient_checkpointing: Activations to recompute; see `enable_checkpointing`.
         expert_parallel: Send tokens to the ranks that hold their experts, in place of gathering experts.
+        freeze_vision: Train no parameter of the vision tower.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
         is_frozen: The model is never trained: its parameters are stored in ``dtype``, and get no gradients.
+        replay_routes: Send tokens to the experts of `MicroBatch.routes`, where there are some.
         offload: What is on the host between its uses: ``parameters`` with their gradients, or ``activations``.
 
     Raises:
@@ -67,18 +73,29 @@ class Policy:
         mesh: DeviceMesh | None = None,
         gradient_checkpointing: Checkpointing = False,
         expert_parallel: bool = False,
+        freeze_vision: bool = False,
         lora: Lora | None = None,
         is_frozen: bool = False,
         offload: Collection[str] = (),
+        replay_routes: bool = False,
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
-        self.model: Any = make_model(path, AutoModelForCausalLM, setting="model.path", overrides=overrides)
+        kind = language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
+        self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
+        self.processor = ImageProcessor.load(path)
+        """Reads pictures; None if the model reads none."""
+        self._processor_files = ProcessorFiles(path)
+        never = sorted(self.processor.vision_token_ids) if self.processor else []
+        self._banned = torch.tensor(never, device=device) if never else None
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
         self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:
             inputs = HostActivations(device) if "activations" in offload else None
             enable_checkpointing(self.model, f"model.path={path}", gradient_checkpointing, inputs=inputs)
+        if freeze_vision:
+            freeze_tower(self.model, f"model.path={path}")
+        self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
         if is_frozen:
             freeze(self.model, self.dtype)
@@ -87,7 +104,7 @@ class Policy:
         self._computation = Computation(self.model, *filter(None, [self._adapters]))
         load(
             path,
-            AutoModelForCausalLM,
+            kind,
             self._computation,
             setting="model.path",
             device=device,
@@ -114,7 +131,9 @@ class Policy:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Hugging Face name, tied ones once under their first name. With LoRA, by PEFT's name."""
-        return dict(self.model.named_parameters()) if self._adapters is None else self._adapters.named()
+        if self._adapters is not None:
+            return self._adapters.named()
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def memory(self) -> list[Tensor]:
         """Parameters and buffers, adapters included. Borrowed."""
@@ -130,7 +149,8 @@ class Policy:
         """Files of a model directory besides weights and tokenizer, each with a method ``save_pretrained``."""
         config = copy(self.model.config)
         config.architectures, config.dtype = [type(self.model).__name__], "float32"
-        return [config, self.model.generation_config] if self.model.can_generate() else [config]
+        generation = [self.model.generation_config] if self.model.can_generate() else []
+        return [config, *generation, self._processor_files]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights to publish, in ``dtype`` of the model; see `saved_weights`."""
@@ -153,16 +173,26 @@ class Policy:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
 
+    @property
+    def route_shape(self) -> RouteShape | None:
+        """Shape of the experts that can be replayed; None if none are."""
+        return None if self._replay is None else self._replay.shape
+
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
+        pictures = picture_features(self.model, batch.pictures, self.device)
+        if self._replay is not None:
+            self._replay.routes = batch.routes  # until the next micro-batch: the backward pass may need them again
         return score_states(
-            packed_states(self.model.base_model, batch)[batch.positions],
+            packed_states(self.model.base_model, batch, **pictures)[batch.positions],
             self._head.weight,
             self._head.bias,
             batch.token_ids,
+            mask=batch.mask,
             temperature=temperature,
             dtype=self.dtype,
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
+            banned=self._banned,
         )
 
     def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:

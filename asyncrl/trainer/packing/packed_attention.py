@@ -11,7 +11,8 @@ all sequences. Elsewhere, sequences of the same length go through torch's scaled
 
 Ranks that share the row (`SequenceGroup`) each compute it for a part of the heads.
 
-Models find the function by its name, `PACKED`, and receive the `Row` as a keyword argument.
+Models find the function by its name, `PACKED`, and receive the `Row` as a keyword argument. Vision towers find
+`picture_attention` by `PICTURES`: there the sequences are the patches of pictures, each of which sees all of its own.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ from asyncrl.trainer.packing.row import Row
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [K, heads, D], keys and values [K, kv_heads, D]."""
 
-PACKED = "asyncrl_packed"
+PACKED, PICTURES = "asyncrl_packed", "asyncrl_flash_pictures"
+"""Names in transformers, which calls a tower's function once for all pictures if "flash" is in its name."""
 HAS_ARGUMENTS = "enable_gqa" in signature(varlen_attn).parameters
 """False for the first torch releases with `varlen_attn`, which lack sliding windows and shared key heads."""
 CAPABILITY = (8, 0)
@@ -66,7 +68,7 @@ def packed_attention(
         [1, W, heads, D], and None in place of the attention weights.
     """
     row = row or Row([np.arange(query.shape[2])], query.device)
-    heads = (row.group.to_heads(part) for part in (query, key, value))
+    heads = [row.group.to_heads(part) for part in (query, key, value)]
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
     if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
         out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
@@ -77,10 +79,47 @@ def packed_attention(
     return row.group.to_positions(_take_rows(out, row.firsts)[None]), None
 
 
+def picture_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """
+    Attention function of a vision tower, as `packed_attention` without order: a patch sees all of its picture.
+
+    Args:
+        query: [1, heads, P, D] of the patches of all pictures; ``key`` and ``value`` are the same.
+        cu_seq_lens_q: [S + 1] ends of pictures, or of windows of them, starting with 0.
+
+    Returns:
+        [1, P, heads, D], and None in place of the attention weights.
+    """
+    ends = cu_seq_lens_q.tolist()
+    row = Row(np.split(np.arange(ends[-1]), ends[1:-1]), query.device)
+    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
+    if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
+        out = _varlen_attention((queries, keys, values), row, scaling, None, dtype, is_causal=False)
+    else:
+        out = _batched_attention((queries, keys, values), row.lengths, scaling, None, is_causal=False)
+    return _take_rows(out, row.firsts)[None], None
+
+
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch every layer of ``model`` to `packed_attention`. Registers `PACKED` with transformers."""
+    """Switch every layer of ``model`` to these functions, which transformers gets to know."""
     AttentionInterface.register(PACKED, packed_attention)
-    model.set_attn_implementation(PACKED)
+    AttentionInterface.register(PICTURES, picture_attention)
+    set_attention(model, PACKED, PICTURES)
+
+
+def set_attention(model: PreTrainedModel, text: str, pictures: str) -> None:
+    """Let layers attend by functions that transformers knows by name: those of text, and those of a vision tower."""
+    model.set_attn_implementation({"": text, "text_config": text, "vision_config": pictures})
 
 
 @cache
@@ -94,7 +133,9 @@ def _take_rows(part: Tensor, indices: Tensor) -> Tensor:
     return F.embedding(indices, part.flatten(1)).view(-1, *part.shape[1:])
 
 
-def _varlen_attention(heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype) -> Tensor:
+def _varlen_attention(
+    heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype, *, is_causal: bool = True
+) -> Tensor:
     """[K, heads, D] by one kernel that takes the ends of the sequences."""
     queries, keys, values = (part.to(dtype) for part in heads)
     longest = max(row.lengths)
@@ -107,14 +148,16 @@ def _varlen_attention(heads: Heads, row: Row, scaling: float | None, window: int
         longest,
         longest,
         scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
+        window_size=(-1 if window is None else window - 1, 0 if is_causal else -1),
         enable_gqa=True,
     )
     assert isinstance(out, Tensor)  # without return_aux
     return out
 
 
-def _batched_attention(heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None) -> Tensor:
+def _batched_attention(
+    heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None, *, is_causal: bool = True
+) -> Tensor:
     """[K, heads, D], with one batch for each run of sequences of the same length."""
     runs = [(length, len(list(run))) for length, run in groupby(lengths)]
     cuts = [length * count for length, count in runs]
@@ -127,7 +170,7 @@ def _batched_attention(heads: Heads, lengths: Sequence[int], scaling: float | No
             _to_batch(key, count),
             _to_batch(value, count),
             mask,
-            is_causal=mask is None,
+            is_causal=is_causal and mask is None,
             scale=scaling,
             enable_gqa=True,
         )

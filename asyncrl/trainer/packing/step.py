@@ -31,9 +31,14 @@ class TrajectoryInfo:
     """Index within its group."""
     prompt_length: int
     outcome: Outcome
+    shares_prompt: bool = True
+    """It can share the prompt of its group in a row, which it may not if other experts were recorded for it."""
 
     @property
     def size(self) -> Size:
+        """Its tokens; a prompt that may not be shared counts as a part of the completion."""
+        if not self.shares_prompt:
+            return Size(self.outcome.group_id, 0, self.prompt_length + self.outcome.length)
         return Size(self.outcome.group_id, self.prompt_length, self.outcome.length)
 
 
@@ -116,4 +121,4 @@ def trajectory_info(trajectory: TrainingTrajectory) -> TrajectoryInfo:
         reward=trajectory.reward,
         metrics=trajectory.metrics,
     )
-    return TrajectoryInfo(trajectory.index, len(trajectory.prompt_ids), outcome)
+    return TrajectoryInfo(trajectory.index, len(trajectory.prompt_ids), outcome, trajectory.experts is None)

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 
 PARALLEL = "asyncrl_parallel"
@@ -49,15 +50,6 @@ class Routes(NamedTuple):
     """[E / n] int32 number of received rows up to the last one of each of this rank's experts."""
     group: dist.ProcessGroup | None
     """Ranks that exchange rows; None for this process alone."""
-
-
-def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules of fused experts, whose parameters are [E, ...], one for each layer that has them."""
-    return [
-        module
-        for module in model.modules()
-        if hasattr(module, "num_experts") and getattr(getattr(module, "down_proj", None), "ndim", 0) == 3
-    ]
 
 
 def require_experts(model: nn.Module, ranks: int, source: str) -> None:

@@ -14,6 +14,7 @@ Source:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from asyncrl.errors import BrokenInvariant
+from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.ranks.experts import spread_experts
 from asyncrl.trainer.ranks.ranks import collective, group_backend
 
@@ -70,14 +72,19 @@ def shard_model(
     ``dtype`` is that of the gathered parameters and of what is computed with them. Stored parameters keep theirs, and
     gradients are reduced in float32. With ``on_host`` both stay on the host, and are brought to the device by layer.
     With ``expert_parallel`` experts are not gathered; see `spread_experts`.
+
+    A vision tower computes the rotations of its patches in float32, and rounds nothing between its layers.
     """
     ungathered = spread_experts(model, mesh) if expert_parallel else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if on_host else OffloadPolicy()
     kinds = set(model._no_split_modules or ())
+    tower = vision_tower(model)
+    of_tower = {*tower.modules()} if tower else set()
     for module in model.modules():
         if type(module).__name__ in kinds:
-            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ungathered)
+            rounding = replace(policy, cast_forward_inputs=module not in of_tower)
+            fully_shard(module, mesh=mesh, mp_policy=rounding, offload_policy=offload, ignored_params=ungathered)
     fully_shard(computation, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ungathered)
 
 

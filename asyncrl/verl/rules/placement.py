@@ -80,9 +80,13 @@ def _sequence_parallel(recipe: Recipe) -> None:
     wanted, context = _row_ranks(recipe)
     shared = gcd(wanted, ranks)
     if wanted > 1:
-        recipe.put("trainer.sequence_parallel", shared, "" if shared == wanted else f"{wanted} does not divide {ranks}")
+        recipe.put("trainer.sequence_parallel", shared)
+    if shared < wanted:
+        why = f"{shared} ranks share a row: {wanted} does not divide the {ranks} of a machine"
+        recipe.comments["trainer.sequence_parallel"] = why
+        recipe.say(f"{A}.ulysses_sequence_parallel_size", "substituted", why)
     longest = recipe.settings["data.max_prompt_tokens"] + recipe.settings["sampling.max_tokens"]
-    tokens = _tokens(recipe, longest) * context // shared
+    tokens = _tokens(recipe, longest) * context // wanted
     needed = ceil(longest / shared)
     comment = f"{tokens:,} in verl; one trajectory may have {longest:,} tokens" if tokens < needed else ""
     recipe.put("trainer.max_tokens_per_micro_batch", max(tokens, needed), comment)

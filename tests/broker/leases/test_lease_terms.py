@@ -12,7 +12,14 @@ from tests.broker.driver import a_config
 
 def lease_on(split: Split, *, seeded: bool = True, **evaluation: object) -> Lease:
     config = a_config(
-        sampling={"max_tokens": 9, "temperature": 0.7, "top_k": 5, "stop": ["."], "seeded": seeded},
+        sampling={
+            "max_tokens": 9,
+            "temperature": 0.7,
+            "top_k": 5,
+            "replay_mask": True,
+            "stop": ["."],
+            "seeded": seeded,
+        },
         evaluation={"max_tokens": 20} | evaluation,
     )
     group = Group(3, Prompt(text="how many?"), 2, min_version=0, split=split)
@@ -22,8 +29,20 @@ def lease_on(split: Split, *, seeded: bool = True, **evaluation: object) -> Leas
 def test_training_uses_the_sampling_of_the_run() -> None:
     lease = lease_on("train")
 
-    assert lease.sampling == Sampling(9, 0.7, 1.0, 5, ["."])
+    assert lease.sampling == Sampling(9, 0.7, 1.0, 5, ["."], replay_mask=True)
     assert (lease.group_id, lease.indices, lease.prompt.text) == (3, [0, 1], "how many?")
+
+
+def test_only_what_is_trained_on_records_experts() -> None:
+    config = a_config(rollout={"replay_routes": True})
+
+    def is_recorded(split: Split) -> bool:
+        group = Group(3, Prompt(text="how many?"), 2, min_version=0, split=split)
+        lease = lease_message(config, group, LeaseBook(1, 60.0).grant("ann", 3, split, [1, 0], now_s=0.0))
+        return lease.sampling.replay_routes
+
+    assert is_recorded("train")
+    assert not is_recorded("held_out")
 
 
 def test_an_evaluation_is_greedy_over_everything_and_stops_at_the_same_strings() -> None:

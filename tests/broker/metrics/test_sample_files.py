@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.sample_files import SampleFiles
+from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
 from asyncrl.messages import Prompt, Span, SpoolRef, Stepped, Trajectory, Unit
 from asyncrl.observe.samples import SamplesWriter
@@ -36,7 +37,7 @@ def a_group(prompt: Prompt) -> Group:
 
 
 def written(folder: Path, group: Group, *trajectories: Trajectory) -> list[dict[str, object]]:
-    files = SampleFiles(Payloads(*trajectories), SamplesWriter(folder))  # type: ignore[arg-type]
+    files = SampleFiles(Payloads(*trajectories), ImageCache(), SamplesWriter(folder))  # type: ignore[arg-type]
     asyncio.run(files.write(Stepped(3, 5, {}), [group]))
     return [row for path in folder.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
 
@@ -69,7 +70,7 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
 
 
 def test_a_step_has_its_file_once_it_is_written(tmp_path: Path) -> None:
-    files = SampleFiles(Payloads(TRAJECTORY), SamplesWriter(tmp_path))  # type: ignore[arg-type]
+    files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), SamplesWriter(tmp_path))  # type: ignore[arg-type]
     assert not files.has(3)
     asyncio.run(files.write(Stepped(3, 5, {}), [a_group(Prompt(text="2 + 2?"))]))
     assert files.has(3)
@@ -95,7 +96,7 @@ def test_trajectories_that_were_lost_with_their_spool_are_counted_and_left_out(t
         slot.ref = SpoolRef("spool", 0, 0, 1, 0)
     lost: list[tuple[int, int]] = []
     payloads: Any = Payloads(TRAJECTORY, None)
-    files = SampleFiles(payloads, SamplesWriter(tmp_path), lost=lambda *what: lost.append(what))
+    files = SampleFiles(payloads, ImageCache(), SamplesWriter(tmp_path), lost=lambda *what: lost.append(what))
     asyncio.run(files.write(Stepped(3, 5, {}), [group]))
     assert lost == [(3, 1)]
     (file,) = tmp_path.glob("*.parquet")
@@ -104,7 +105,7 @@ def test_trajectories_that_were_lost_with_their_spool_are_counted_and_left_out(t
 
 def test_answers_of_an_evaluation_are_written_before_the_next_commit(tmp_path: Path) -> None:
     async def scene() -> None:
-        files = SampleFiles(Payloads(TRAJECTORY), SamplesWriter(tmp_path))  # type: ignore[arg-type]
+        files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), SamplesWriter(tmp_path))  # type: ignore[arg-type]
         group = a_group(Prompt(text="2 + 2?"))
         async with asyncio.TaskGroup() as tasks:
             files.begin_answers(tasks, 10, 5, [(group.prompt, group.slots[0])])

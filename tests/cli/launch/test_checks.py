@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.cli.launch import checks
 from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved
@@ -61,6 +62,16 @@ def test_bad_rows_that_are_skipped_are_a_remark(a_run: Config, tmp_path: Path) -
     data: dict[str, Any] = {"train": a_run.data.train, "on_bad_row": "skip"}
     CHECKS["data"](decode({"model": {"path": a_run.model.path}, "data": data}), remarks.append)
     assert "1 row cannot be used" in remarks[0]
+
+
+def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(
+    a_run: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remarks: list[str] = []
+    monkeypatch.setattr(checks, "num_experts", lambda _: 128)
+    CHECKS["model"](a_run, remarks.append)
+    assert "is a mixture of 128 experts" in remarks[0]
+    CHECKS["model"](replace(a_run, rollout=replace(a_run.rollout, replay_routes=True)), pytest.fail)
 
 
 def test_too_few_devices_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,16 @@ def test_parquet_with_answers_is_converted_too(tmp_path: Path) -> None:
     prepare(GEO3K, tmp_path / "train.parquet", tmp_path / "out.parquet")
 
     row = open_rows(tmp_path / "out.parquet")[0]
+    assert row["images"] == [{"bytes": PICTURE, "path": "a.png"}]
     assert row["reward_model"]["ground_truth"] == "5"
     assert row["prompt"][0]["content"].startswith("<image>Find $x$. You FIRST")
+
+
+def test_a_problem_without_the_mark_of_its_picture_gets_it(tmp_path: Path) -> None:
+    rows = [{"images": [{"bytes": PICTURE, "path": ""}], "problem": "Find $x$.", "answer": "5"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    prepare(GEO3K, tmp_path / "train.parquet", tmp_path / "out.parquet", instruction="")
+    assert open_rows(tmp_path / "out.parquet")[0]["prompt"][0]["content"] == "<image>Find $x$."
 
 
 @pytest.mark.parametrize(
@@ -84,11 +92,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="Geometry3K is not here")
-def test_published_rows_are_written_and_known_to_have_images(tmp_path: Path) -> None:
+def test_published_rows_are_written_with_their_pictures(tmp_path: Path) -> None:
     report = prepare(GEO3K, PUBLISHED, tmp_path / "out.parquet", split="train")
 
     inspection = inspect(tmp_path / "out.parquet")
 
     assert (report.num_rows, report.bad) == (report.num_read, [])
-    assert {row.reason for row in inspection.bad} == {"it has images, but prompts must be text"}
-    assert len(inspection.bad) == inspection.num_rows == report.num_rows
+    assert inspection.bad == []
+    assert len(inspection.images) == inspection.num_rows == report.num_rows

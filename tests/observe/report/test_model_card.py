@@ -93,3 +93,12 @@ def test_a_run_directory_without_records_still_gives_a_card(tmp_path: Path) -> N
 
     assert "| optimizer steps | 10 |" in lines
     assert any("from_pretrained(" in line for line in lines)
+
+
+def test_a_model_that_reads_pictures_is_used_with_its_processor(make_run: MakeRun) -> None:
+    record = a_record(make_run)
+    text = model_card(record, "mine", step=10, policy_version=10, dtype=None, reads_pictures=True)
+    assert "pipeline_tag: image-text-to-text" in text
+    assert 'processor = AutoProcessor.from_pretrained("mine")' in text
+    assert 'model = AutoModelForImageTextToText.from_pretrained("mine")' in text
+    assert "AutoModelForCausalLM" not in text

@@ -17,7 +17,13 @@ def judged(completion: str, answer: str, *, boxed: bool = False) -> Verdict:
     ("written", "expected"),
     [
         (" $1,234$. ", "1234"),
-        ("1{,}234", "1{,}234"),
+        ("1{,}234", "1234"),
+        ("$\\boxed{\\frac{1}{2}}$", "\\frac{1}{2}"),
+        ("\\boxed{x = 5}", "5"),
+        ("\\mathbf{\\text{5}}", "5"),
+        ("−5", "-5"),
+        ("90\\degree", "90"),
+        ("90°", "90"),
         ("x = 5", "5"),
         ("\\boxed{\\text{5}}", "5"),
         ("5 \\text{ miles}", "5"),
@@ -39,7 +45,29 @@ def test_right_is_one_and_wrong_is_minus_one() -> None:
     assert judged("Answer: 1,234", "1234") == Verdict(1.0, {"correct": 1.0}, "1234")
     assert judged("Answer: 1235", "1234") == Verdict(-1.0, {"correct": 0.0}, "1235")
     assert judged("1234", "1234") == Verdict(-1.0, {"correct": 0.0}, "")
-    assert judged("\\boxed{1234}", "1234", boxed=True).reward == 1.0
+    assert judged("Answer: $\\boxed{\\frac{1}{2}}$", "\\frac12").reward == 1.0
+    assert judged("Answer: 1{,}024", "1024").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "otherwise", "boxed"),
+    [
+        ("so \\boxed{\\text{1,234}}", 1.0, 1.0),
+        ("so \\fbox{1234} it is", 1.0, 1.0),
+        ("\\boxed{1} no, \\boxed{1234}", 1.0, 1.0),
+        ("Answer:\n\\boxed{1234}", 1.0, 1.0),
+        ("Answer: 1234, not \\boxed{1}", -1.0, -1.0),
+        ("Answer: 1234\nnot \\boxed{1}", 1.0, -1.0),
+        ("Answer: 1\nnot \\boxed{1234}", -1.0, 1.0),
+        ("Answer: 1234", 1.0, -1.0),
+        ("so \\boxed{1234", -1.0, -1.0),
+    ],
+)
+def test_a_box_counts_where_no_answer_is_marked_and_with_boxed_alone(
+    completion: str, otherwise: float, boxed: float
+) -> None:
+    assert judged(completion, "1234").reward == otherwise
+    assert judged(completion, "1234", boxed=True).reward == boxed
 
 
 def test_only_the_tail_is_searched() -> None:

@@ -21,6 +21,15 @@ def score(verifier: Numeric, completion: str, answer: str) -> float:
         (1e-6, "1.5e3", "1500", 1.0),
         (1e-6, "first 18, then 3", "18", 0.0),
         (1e-6, "-3", "3", 0.0),
+        (1e-6, "−3", "-3", 1.0),
+        (1e-6, "−3", "3", 0.0),
+        (1e-6, "1e−3", "0.001", 1.0),
+        (0.0, "it is .75", "0.75", 1.0),
+        (0.0, "it is .75", "75", 0.0),
+        (0.0, "-.75", "-0.75", 1.0),
+        (0.0, "$.75", "0.75", 1.0),
+        (0.0, "so...75", "75", 1.0),
+        (0.0, "section 1.2.75", "75", 1.0),
         (0.01, "3.14", "3.14159", 1.0),
         (0.0001, "3.14", "3.14159", 0.0),
         (0.01, "0.005", "0", 1.0),
@@ -44,6 +53,6 @@ def test_a_number_is_equal_to_itself_however_long(number: float) -> None:
     assert score(Numeric(tolerance=0.0), f"so: {number!r}", repr(number)) == 1.0
 
 
-@pytest.mark.parametrize("unit", ["1", "1,", "1.", "1e", "-", "1e+", ",", "1e1"])
+@pytest.mark.parametrize("unit", ["1", "1,", "1.", "1e", "-", "1e+", ",", "1e1", ".1", "."])
 def test_a_hostile_megabyte_is_judged_and_not_rewarded(unit: str) -> None:
     assert score(Numeric(), unit * (1_000_000 // len(unit)), "18") == 0.0

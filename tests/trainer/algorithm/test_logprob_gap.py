@@ -45,11 +45,20 @@ def test_weights_that_wrote_no_token_are_compared_with_none(config, version):
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
 def test_tokens_of_a_cut_distribution_are_not_compared_and_that_is_logged_once(config, cut):
     with capture_logs() as logs:
-        comparable = Comparable(config(sampling=cut))
+        comparable = Comparable(config(sampling=cut, schedule={"staleness": 0}))
         assert comparable.tokens([ONE_VERSION], NOW) is None
         assert comparable.tokens([ONE_VERSION], NOW) is None
 
     assert [line["event"] for line in logs] == ["logprob_gap.unmeasured"]
+
+
+def test_with_the_masks_of_the_sampler_tokens_of_a_cut_distribution_are_compared(config):
+    with capture_logs() as logs:
+        tokens = Comparable(config(sampling={"top_p": 0.9, "replay_mask": True})).tokens([ONE_VERSION], NOW)
+
+    assert tokens is not None
+    assert tokens.all()
+    assert not logs
 
 
 def test_the_total_is_of_the_compared_tokens_of_all_micro_batches() -> None:

@@ -23,6 +23,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 def write_model(folder: Path, snapshot: Snapshot) -> None:
     """Write the model alone, without a tokenizer."""
+    folder.mkdir(exist_ok=True)
     for config in snapshot.configs:
         config.save_pretrained(folder)
     save_file(snapshot.weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -9,6 +9,7 @@ from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MambaConfi
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.model.architecture import check_architecture, check_sequence_parallel
+from tests.conftest import make_vision_model
 
 SMALL = {
     "vocab_size": 8,
@@ -39,6 +40,13 @@ def test_models_with_attention_and_a_linear_head_are_accepted(kind, tmp_path):
 def test_a_saved_model_has_the_shapes_of_its_config(save_model):
     path = save_model()
     check_architecture(path, check_weights(path, "model.path"), "model.path")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_models_that_read_pictures_are_accepted_by_their_text(family, tmp_path):
+    make_vision_model(tmp_path, family)
+    found = check_architecture(tmp_path, check_weights(tmp_path, "model.path"), "model.path")
+    assert (found.vocab_size, found.hidden_size) == (32, 32)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.snapshot import host_copy
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from tests.conftest import make_vision_model
 
 CPU = torch.device("cpu")
 LORA = Lora(rank=2, alpha=3.0)
@@ -89,3 +90,14 @@ def test_adapters_of_another_rank_are_refused(model_path):
     policy, narrow = adapted(model_path), adapted(model_path, lora=Lora(rank=1))
     with pytest.raises(LedgerError, match=r"expected \(2, .*got \(1, .*trainer\.lora"):
         policy.restore_adapters(dict(narrow.parameters()))
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_vision_tower_has_no_adapters_and_stays_as_it_is(family, tmp_path):
+    make_vision_model(tmp_path, family)
+    plain = dict(Policy(tmp_path).named_weights())
+    policy = adapted(tmp_path)
+    assert not any("visual" in name for name in policy.parameters())
+
+    for name, weight in policy.named_weights():
+        assert torch.equal(weight, plain[name]) == (".layers." not in name or "norm" in name or "bias" in name), name

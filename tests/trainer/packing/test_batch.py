@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,63 @@ def test_no_trajectories_are_one_token_that_predicts_nothing() -> None:
     assert batch.positions.shape == batch.token_ids.shape == (0,)
     assert batch.row.lengths == [1]
     assert batch.lengths == []
+
+
+def test_masks_or_experts_of_other_tokens_are_refused() -> None:
+    whole = trajectory([5, 6], [7, 8, 9], [-1.0] * 3)
+    with pytest.raises(
+        AsyncrlError, match=r"group 7 has 2 sampling masks of 3 ids for 3 completion tokens, but 3 mask"
+    ):
+        replace(whole, mask_counts=np.array([1, 2], np.int32), mask_ids=np.array([7, 8, 9], np.int32))
+    with pytest.raises(AsyncrlError, match=r"group 7 has experts of 5 tokens, expected those of all 4 but the last"):
+        replace(whole, experts=np.zeros((5, 1, 2), np.uint8))
+
+
+def routed(first_expert: int) -> TrainingTrajectory:
+    experts = np.array([[[first_expert, 1]], [[2, 3]], [[0, 1]], [[1, 2]]], np.uint8)
+    return replace(trajectory([5, 6], [7, 8, 9], [-1.0] * 3), experts=experts)
+
+
+def test_experts_follow_their_tokens_and_prompts_with_other_experts_are_not_shared() -> None:
+    batch = collate([routed(0), routed(0), routed(3)], device=CPU)
+
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 7, 8, 5, 6, 7, 8]]
+    assert batch.routes is not None
+    assert batch.routes[:, 0, 0].tolist() == [0, 2, 0, 1, 0, 1, 3, 2, 0, 1]
+    assert collate([trajectory([5, 6], [7], [-1.0])], device=CPU).routes is None
+
+
+def test_a_rank_that_shares_a_row_has_the_experts_of_its_part_and_the_filling_takes_the_first() -> None:
+    parts = [collate([routed(3)], device=CPU, group=SequenceGroup(3, index)).routes for index in range(3)]
+    assert [part.tolist() for part in parts if part is not None] == [
+        [[[3, 1]], [[2, 3]]],
+        [[[0, 1]], [[1, 2]]],
+        [[[0, 1]], [[0, 1]]],
+    ]
+
+
+def masked() -> list[TrainingTrajectory]:
+    """Three tokens with masks of 2, 1 and 3 ids, and two tokens without."""
+    counts, ids = np.array([2, 1, 3], np.int32), np.array([7, 9, 8, 0, 3, 9], np.int32)
+    first = trajectory([5, 6], [7, 8, 9], [-1.0] * 3)
+    return [replace(first, mask_counts=counts, mask_ids=ids), trajectory([4], [3, 2], [-0.5] * 2)]
+
+
+def test_masks_follow_their_tokens_and_a_trajectory_without_any_leaves_the_vocabulary() -> None:
+    mask = collate(masked(), device=CPU).mask
+
+    assert mask is not None
+    assert (mask.counts.tolist(), mask.ids.tolist()) == ([2, 1, 3, 0, 0], [7, 9, 8, 0, 3, 9])
+    assert mask.ends == [0, 2, 3, 6, 6, 6]
+    assert collate(masked()[1:], device=CPU).mask is None
+
+
+def test_a_rank_that_shares_a_row_has_the_masks_of_its_tokens() -> None:
+    parts = [collate(masked(), device=CPU, group=SequenceGroup(2, index)) for index in range(2)]
+
+    assert [part.token_ids.tolist() for part in parts] == [[7, 8], [9, 3, 2]]
+    found = [(part.mask.counts.tolist(), part.mask.ids.tolist(), part.mask.ends) for part in parts if part.mask]
+    assert found == [([2, 1], [7, 9, 8], [0, 2, 3]), ([3, 0, 0], [0, 3, 9], [0, 3, 3, 3])]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

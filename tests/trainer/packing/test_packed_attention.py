@@ -19,9 +19,12 @@ from asyncrl.trainer.packing.packed_attention import (
     _has_kernel,
     _varlen_attention,
     packed_attention,
+    picture_attention,
     use_packed_attention,
 )
 from asyncrl.trainer.packing.row import Row
+from tests.conftest import make_vision_model
+from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -152,8 +155,8 @@ def test_other_attentions_are_kept_apart_too(model):
         torch.testing.assert_close(got[:, places], logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, monkeypatch):
+@pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])
+def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causal, monkeypatch):
     def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa):
         """Reference by its documentation: sequences end at ``ends``; a token sees itself and ``left`` tokens before."""
         assert ends.tolist() == key_ends.tolist()
@@ -162,7 +165,9 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, monkeypa
         found = []
         for start, end in itertools.pairwise(ends.tolist()):
             at = torch.arange(end - start)
-            mask = (at <= at[:, None] + right) & ((at >= at[:, None] - left) if left >= 0 else True)
+            mask = torch.ones(len(at), len(at), dtype=torch.bool)
+            mask &= (at <= at[:, None] + right) if right >= 0 else True
+            mask &= (at >= at[:, None] - left) if left >= 0 else True
             q, k, v = (part[start:end].transpose(0, 1) for part in (query, key, value))
             out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
             found.append(out.transpose(0, 1))
@@ -171,8 +176,43 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, monkeypa
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.varlen_attn", kernel)
     row = Row([np.arange(6), np.arange(6, 9), np.arange(9, 12), np.arange(12, 14)], CPU)
     heads = torch.randn(14, 4, 8), *torch.randn(2, 14, 2, 8)
-    got = _varlen_attention(heads, row, 0.5, window, torch.float32)
-    torch.testing.assert_close(got, _batched_attention(heads, row.lengths, 0.5, window), rtol=1e-5, atol=1e-6)
+    got = _varlen_attention(heads, row, 0.5, window, torch.float32, is_causal=is_causal)
+    expected = _batched_attention(heads, row.lengths, 0.5, window, is_causal=is_causal)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_patches_see_all_of_their_picture_and_nothing_of_others():
+    ends = torch.tensor([0, 4, 10, 12, 16, 17], dtype=torch.int32)
+    parts = [torch.randn(1, 2, 17, 8, requires_grad=True) for _ in range(3)]
+    got, _ = picture_attention(torch.nn.Module(), parts[0], parts[1], parts[2], None, scaling=0.3, cu_seq_lens_q=ends)
+    got.square().sum().backward()
+    found = [part.grad for part in parts]
+
+    alone = [part.detach().requires_grad_() for part in parts]
+    pictures = zip(*(torch.split(part, ends.diff().tolist(), 2) for part in alone), strict=True)
+    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=0.3) for q, k, v in pictures], 2).transpose(1, 2)
+    out.square().sum().backward()
+    torch.testing.assert_close(got, out, rtol=1e-5, atol=1e-6)
+    for gradient, part in zip(found, alone, strict=True):
+        torch.testing.assert_close(gradient, part.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_layer_of_a_tower_attends_to_all_pictures_in_one_call(family, tmp_path, monkeypatch):
+    calls = []
+
+    def counting(*args, **kwargs):
+        calls.append(kwargs["cu_seq_lens_q"].tolist())
+        return picture_attention(*args, **kwargs)
+
+    monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.picture_attention", counting)
+    make_vision_model(tmp_path, family)
+    policy = Policy(tmp_path)
+    trajectories = pictured_trajectories(reader(policy), group_size=1)
+    policy.score(collate(trajectories, device=CPU, processor=reader(policy)), temperature=1.0)
+    depth = policy.model.config.vision_config.depth
+    assert len(calls) == depth
+    assert len({ends[-1] for ends in calls}) == 1
 
 
 @pytest.mark.parametrize(("capability", "has_kernel"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])

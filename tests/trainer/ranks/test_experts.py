@@ -12,10 +12,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3Config, Qwen3MoeConfig
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.ranks.experts import expert_modules, grouped_linear, require_experts
+from asyncrl.trainer.ranks.experts import grouped_linear, require_experts
 from asyncrl.trainer.ranks.ranks import RankGroup
 
 CPU = torch.device("cpu")

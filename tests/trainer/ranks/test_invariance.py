@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.checkpoints.checkpoint import begin
 from asyncrl.trainer.learner import Learner
-from tests.trainer.ragged_trajectories import ragged_trajectories
-from tests.trainer.rank_processes import Case
+from tests.conftest import make_vision_model
+from tests.trainer.rank_processes import Case, trajectories_for
 
 STEPS, SEED = 5, 3
 NUM_SAMPLED = 24
@@ -93,12 +93,12 @@ def trained(folder: Path, chosen: list[Way], models: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def expected(kind: str, models: dict[str, Path]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def expected(kind: str, models: dict[str, Path], **trainer: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics of the last step and the weights after it, of one rank with nothing special."""
-    plain: Way = {"kind": kind, "ranks": 1, "sequence_parallel": 1}
+    plain: Way = {"kind": kind, "ranks": 1, "sequence_parallel": 1, **trainer}
     learner = Learner(decode(settings(plain)), models[kind])
     for number in range(STEPS):
-        metrics = learner.train(ragged_trajectories(seed=SEED + number))
+        metrics = learner.train(trajectories_for(learner, SEED + number))
     return metrics, {key: weight.clone() for key, weight in learner.named_weights()}
 
 
@@ -121,6 +121,31 @@ def test_five_steps_are_the_same_however_they_are_computed(tmp_path, model_path,
     of_one = {kind: expected(kind, models) for kind in models}
     for way in chosen:
         found = difference(tmp_path, way, *of_one[way["kind"]])
+        assert max(found.values()) < TOLERANCE, (way, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freeze_vision", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_five_steps_with_pictures_are_the_same_however_they_are_computed(tmp_path, family, freeze_vision):
+    """Also where a rank's part of a row has pictures and another's has none."""
+    models = {"pictures": tmp_path / "model"}
+    make_vision_model(models["pictures"], family)
+    chosen = [
+        {"kind": "pictures", "sequence_parallel": 1, "freeze_vision": freeze_vision, **way}
+        for way in (
+            {"ranks": 2},
+            {"ranks": 3, "gradient_checkpointing": True},
+            {"ranks": 2, "sequence_parallel": 2},
+            {"ranks": 4, "sequence_parallel": 2, "shard_size": 2, "gradient_checkpointing": "selective"},
+            {"ranks": 2, "offload": ["parameters"]},
+            {"ranks": 2, "offload": ["moments", "activations"], "gradient_checkpointing": True},
+        )
+    ]
+    trained(tmp_path, chosen, models)
+    of_one = expected("pictures", models, freeze_vision=freeze_vision)
+    for way in chosen:
+        found = difference(tmp_path, way, *of_one)
         assert max(found.values()) < TOLERANCE, (way, found)
 
 

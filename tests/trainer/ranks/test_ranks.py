@@ -45,6 +45,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rounded": {"kl_coef": 0.1},
     "parallel": {"kl_coef": 0.1},
     "parallel-rounded": {},
+    "replayed": {},
+    "parallel-replayed": {},
 }
 UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -55,6 +57,8 @@ UPDATES: dict[str, dict[str, Any]] = {
     "rounded": {"gradient_checkpointing": True},
     "parallel": {"gradient_checkpointing": True, "expert_parallel": True, "mini_batches": 2},
     "parallel-rounded": {"expert_parallel": True},
+    "replayed": {"gradient_checkpointing": True},
+    "parallel-replayed": {"gradient_checkpointing": True, "expert_parallel": True},
 }
 OFFLOADS: dict[tuple[str, int], dict[str, Any]] = {
     ("plain", 3): {"offload": ["moments"]},
@@ -80,6 +84,8 @@ CASES = [
     *itertools.product(("parallel",), SIZES, (1,)),
     ("parallel", 4, 2),
     ("parallel-rounded", 2, 1),
+    *itertools.product(("replayed",), (2,), (1, 2)),
+    ("parallel-replayed", 4, 2),
 ]
 """Algorithm, ranks, and how many of them share a row."""
 SHARD_SIZES = {4: 2}
@@ -106,6 +112,7 @@ def settings(algorithm: str, size: int, sharing: int = 1, **changes: Any) -> dic
         "model": {"path": "unused", "dtype": DTYPES.get(algorithm, "float32")},
         "data": {"train": "unused", "max_prompt_tokens": 16},
         "sampling": {"max_tokens": 20},
+        "rollout": {"replay_routes": "replayed" in algorithm},
         "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **offload, **changes},
         "algorithm": ALGORITHMS[algorithm],
     }
@@ -117,8 +124,8 @@ def case_name(algorithm: str, size: int, sharing: int = 1) -> str:
 
 @pytest.fixture(scope="module")
 def paths(model_path: Path, experts_path: Path, even_experts_path: Path) -> dict[str, Path]:
-    parallel = dict.fromkeys(("parallel", "parallel-rounded"), even_experts_path)
-    return dict.fromkeys(ALGORITHMS, model_path) | {"experts": experts_path} | parallel
+    parallel = dict.fromkeys(("parallel", "parallel-rounded", "parallel-replayed"), even_experts_path)
+    return dict.fromkeys(ALGORITHMS, model_path) | dict.fromkeys(("experts", "replayed"), experts_path) | parallel
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
 def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
     alone, dtype = Learner(decode(settings(algorithm, 1)), paths[algorithm]), DTYPES.get(algorithm, "float32")
-    expected = alone.train(ragged_trajectories(seed=3))
+    expected = alone.train(ragged_trajectories(seed=3, routes=alone.route_shape))
     metrics = msgspec.json.decode((folder / f"{case_name(algorithm, size, sharing)}.metrics").read_bytes())
 
     assert expected["grad_norm"] > 0.01

@@ -51,6 +51,15 @@ def test_ulysses_ranks_share_a_row_with_as_many_tokens_each() -> None:
     assert (found["sequence_parallel"], found["max_tokens_per_micro_batch"]) == (4, 4096)
 
 
+def test_ranks_that_share_a_row_are_of_one_machine() -> None:
+    option = f"{A}.ulysses_sequence_parallel_size=4"
+    found = trainer(
+        option, "trainer.n_gpus_per_node=6", f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=8192"
+    )
+    assert (found["sequence_parallel"], found["max_tokens_per_micro_batch"]) == (2, 8192)
+    assert fate("fully_async", option, "trainer.n_gpus_per_node=6")[0] == "substituted"
+
+
 def test_the_longest_trajectory_fits_into_the_budget() -> None:
     found = trainer(f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=4096")
     assert found["max_tokens_per_micro_batch"] == 8192

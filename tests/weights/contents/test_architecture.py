@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config, Qwen3VLConfig
 
 from asyncrl.errors import ConfigError
 from asyncrl.weights.contents.architecture import check_positions, config_changes, num_positions, read_config
@@ -93,3 +93,12 @@ def test_too_few_positions_are_one_sentence_with_two_remedies() -> None:
         ConfigError, match=r"holds 65 tokens .* knows 64 .*, or set model\.overrides\.max_position_embe"
     ):
         check_positions(SimpleNamespace(max_position_embeddings=64), 65)
+
+
+def test_the_language_model_of_one_that_reads_pictures_is_overridden_in_its_table(tmp_path: Path) -> None:
+    Qwen3VLConfig().save_pretrained(tmp_path)
+    overrides = {"text_config": {"max_position_embeddings": 1234}}
+    assert config_changes(tmp_path, overrides) == overrides
+    assert read_config(tmp_path, overrides).get_text_config().max_position_embeddings == 1234
+    with pytest.raises(ConfigError, match="did you mean 'text_config.max_position_embeddings'"):
+        read_config(tmp_path, overrides["text_config"])

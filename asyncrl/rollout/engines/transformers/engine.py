@@ -21,21 +21,30 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from asyncrl.config.model.directory import check_model
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines import parameters, text
+from asyncrl.rollout.engines import parameters, prompts, text
 from asyncrl.rollout.engines.limits import check
-from asyncrl.rollout.engines.transformers import qwen3
+from asyncrl.rollout.engines.transformers import qwen3, qwen3_vl
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower
+from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.groups.device import current, torch_device
@@ -56,6 +65,8 @@ class TransformersEngine:
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
         prefill_tokens: int = PREFILL_TOKENS,
+        processor: ImageProcessor | None = None,
+        replay_routes: bool = False,
     ) -> None:
         """
         Allocate the KV cache.
@@ -65,13 +76,18 @@ class TransformersEngine:
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
                 its end, so a host that serves users on a CPU takes about 256.
+            processor: Reads the pictures of prompts; None if the model reads none.
+            replay_routes: Record which experts tokens take, for requests that ask for it.
 
-        Raises `ConfigError` if the model's attention does not fit the slots, or its weights cannot be replaced.
+        Raises `ConfigError` if the model's attention does not fit the slots, its weights cannot be replaced, or it has
+        no experts to record.
         """
         parameters.check_loadable(model)
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._template_kwargs = chat_template_kwargs
+        self._processor = processor
+        self._tower = VisionTower(model, processor) if processor else None
         self._kv = kv
         self._max_tokens = max_tokens_per_slot
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
@@ -79,7 +95,7 @@ class TransformersEngine:
         """Device of the weights."""
         with current(self.device):
             self._table = SlotTable(
-                _forward(model, slots, max_tokens_per_slot),
+                _forward(model, slots, max_tokens_per_slot, self._tower),
                 slots=slots,
                 eos_ids=text.eos_ids(model, tokenizer),
                 vocab_size=self._vocab_size,
@@ -87,12 +103,15 @@ class TransformersEngine:
                 policy_version=policy_version,
                 prefill_tokens=prefill_tokens,
                 device=self.device,
+                never=processor.vision_token_ids if processor else (),
             )
         self._waiting: deque[SlotJob] = deque()
         self._futures: dict[SlotJob, asyncio.Future[Completion]] = {}
         self._decoding: asyncio.Task[None] | None = None
         self._recomputing: Iterator[int] = iter(())
         """Recomputation of the cache after a swap; it ends before the next step."""
+        if replay_routes:
+            self._table.cache.routes = RouteCache(model, slots=slots, positions=max_tokens_per_slot)
         self._turns = Turns()
         self._parking = Parking()
         self._is_paused = False
@@ -118,8 +137,10 @@ class TransformersEngine:
         check_model(model_path)
         own = torch_device(device)
         tokenizer = text.load_tokenizer(model_path)
+        processor = ImageProcessor.load(Path(model_path))
+        family = AutoModelForImageTextToText if processor else AutoModelForCausalLM
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = family.from_pretrained(
                 model_path,
                 config=read_config(Path(model_path), overrides),
                 dtype=getattr(torch, dtype),
@@ -132,7 +153,7 @@ class TransformersEngine:
         except Exception as error:  # a wrong value in config.json may raise anything
             raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
         with current(own):
-            return cls(model.requires_grad_(False).to(own), tokenizer, **options)
+            return cls(model.requires_grad_(False).to(own), tokenizer, processor=processor, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "paused" if self._is_paused else "open"
@@ -147,7 +168,7 @@ class TransformersEngine:
         return self._vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return text.encode(self._tokenizer, prompt, self._template_kwargs)
+        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor)
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
@@ -159,12 +180,14 @@ class TransformersEngine:
         """
         See `Engine.generate`. Requests wait for a slot in order of priority, then of arrival.
 
-        Invalid requests and non-finite log-probs are final.
+        Invalid requests, damaged pictures and non-finite log-probs are final.
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._max_tokens, vocab_size=self._vocab_size)
-        job = SlotJob(request)
+        if request.sampling.replay_routes and self._table.cache.routes is None:
+            raise EngineError("this engine records no experts: make it with replay_routes", retryable=False)
+        job = SlotJob(request, self._placed(request))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[job] = future
         self._waiting.insert(self._place_of(request), job)
@@ -174,6 +197,14 @@ class TransformersEngine:
         finally:
             if self._futures.pop(job, None) is not None:  # cancelled
                 self._abandon(job)
+
+    def _placed(self, request: Request) -> PlacedPictures | None:
+        """Pictures of a request among its tokens."""
+        if self._tower is not None:
+            return self._tower.place(request)
+        if request.images:
+            raise EngineError(prompts.READS_NONE, retryable=False)
+        return None
 
     def _place_of(self, request: Request) -> int:
         """Place in the queue, before all requests of lower priority."""
@@ -196,6 +227,7 @@ class TransformersEngine:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
         with current(self.device):
             parameters.load(self._model, weights)
+        self._forget()
         self._table.set_version(policy_version)
         if self._kv == "recompute":
             self._recomputing = self._table.recompute()
@@ -207,8 +239,9 @@ class TransformersEngine:
     async def sleep(self) -> int:
         """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
         with current(self.device):
+            self._forget()
             weights = [*self._model.parameters(), *self._model.buffers()]
-            return self._parking.park(weights, [self._table.cache.storage])
+            return self._parking.park(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
         with current(self.device):
@@ -277,14 +310,22 @@ class TransformersEngine:
         elif job in self._table.running:
             self._table.release(job)
 
+    def _forget(self) -> None:
+        """Drop what the vision tower made of pictures."""
+        if self._tower is not None:
+            self._tower.forget()
+
     def _stops_here(self, token_ids: list[int], stop: list[str]) -> bool:
         decoded = text.decode(self._tokenizer, token_ids)
         return any(string in decoded for string in stop)
 
 
-def _forward(model: PreTrainedModel, slots: int, positions: int) -> Forward:
+def _forward(model: PreTrainedModel, slots: int, positions: int, tower: VisionTower | None) -> Forward:
     """The fastest forward pass that supports this model."""
     config = model.config.get_text_config()
     check_attention(config, positions)
     cache = KVCache(config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
+    if tower is not None:
+        kind = qwen3_vl.Qwen3VLForward if qwen3_vl.fits(model) else PictureForward
+        return kind(model, cache, tower)
     return qwen3.Qwen3Forward(model, cache) if qwen3.fits(model) else ModelForward(model, cache)

@@ -8,7 +8,8 @@ Forward passes of a model over the KV cache, as the slot table needs them.
 (see `qwen3`) decodes small models several times faster, because it spends its time in kernels.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from asyncrl.algo.products import head_logits
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 from asyncrl.weights.contents.architecture import check_positions
 
 
@@ -27,15 +29,20 @@ class Forward(Protocol):
     @property
     def cache(self) -> KVCache: ...
 
-    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor, /) -> None:
+    def prefill(
+        self, slots: Tensor, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None] = (), /
+    ) -> None:
         """
         Compute keys and values of whole prefixes: [B, P] tokens at positions 0 .. P - 1 of the [B] slots.
 
         Row b has ``lengths[b]`` tokens and padding on the right. Causal attention hides the padding from real tokens,
-        and its keys, if stored at all, are overwritten before they are read.
+        and its keys, if stored at all, are overwritten before they are read. ``placed`` has the pictures of each row;
+        it is empty if no row has any.
         """
 
-    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, /) -> Tensor:
+    def step(
+        self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None, /
+    ) -> Tensor:
         """
         Feed one token to each of the slots 0 .. n - 1.
 
@@ -43,6 +50,7 @@ class Forward(Protocol):
             ids: [n] tokens.
             positions: [n] position of each token, all below ``length``, the number of positions to attend to.
             cells: [n] ``slot * cache.positions + position``, the cell for its key and value.
+            rotary: [n] positions for the rotary embedding, where pictures moved them; None if they are ``positions``.
 
         Returns:
             [n, V] logits of the next token.
@@ -61,23 +69,24 @@ class ModelForward:
         if type(head := model.get_output_embeddings()) is nn.Linear:  # the model may still cap or scale its logits
             head.forward = lambda input: head_logits(input, head.weight, head.bias)  # type: ignore[method-assign]  # noqa: A006
 
-    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
+    def prefill(
+        self, slots: Tensor, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None] = ()
+    ) -> None:
         # Padding is computed too: a model's own forward takes rectangles.
         columns = self._columns[: ids.shape[1]]
         self._set_target((slots[:, None] * self.cache.positions + columns).flatten(), None)
         self._model.base_model(
-            input_ids=ids,
-            position_ids=columns.expand_as(ids),
+            **self._inputs(ids, lengths, placed),
             attention_mask=causal_bias(columns, columns, self._model.dtype).expand(len(ids), 1, -1, -1),
             past_key_values=self._past,
             use_cache=True,
         )
 
-    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
+    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         self._set_target(cells, length)
         output = self._model(
             input_ids=ids[:, None],
-            position_ids=positions[:, None],
+            position_ids=self._position_ids(positions if rotary is None else rotary),
             attention_mask=causal_bias(positions, self._columns[:length], self._model.dtype)[:, None, None],
             past_key_values=self._past,
             use_cache=True,
@@ -85,9 +94,19 @@ class ModelForward:
         logits: Tensor = output.logits[:, -1]
         return logits
 
+    def _inputs(self, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None]) -> dict[str, Any]:
+        """Arguments of the model for the tokens of a prefill."""
+        return {"input_ids": ids, "position_ids": self._columns[: ids.shape[1]].expand_as(ids)}
+
+    def _position_ids(self, rotary: Tensor) -> Tensor:
+        """Positions of a step, [n, 1] as the model takes them."""
+        return rotary[:, None]
+
     def _set_target(self, cells: Tensor, length: int | None) -> None:
         for layer in self._layers:
             layer.cells, layer.length = cells, length
+        if self.cache.routes is not None:
+            self.cache.routes.cells = cells
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from asyncrl.rollout.engines.transformers.route_cache import RouteCache
+
 
 class KVCache:
     """Cells are never cleared: no completion reads beyond its own position."""
@@ -25,11 +27,17 @@ class KVCache:
         shape = (config.num_hidden_layers, slots, positions, 2, self.kv_heads, self.head_dim)
         # Zeros instead of uninitialised memory: a masked position is multiplied by 0, and 0 times NaN is NaN.
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.routes: RouteCache | None = None
+        """Experts of the same tokens, if they are recorded."""
         self._cells = self.storage.view(len(self.storage), slots * positions, 2 * self.kv_heads * self.head_dim)
 
     @property
     def num_bytes(self) -> int:
         return self.storage.nbytes
+
+    def memory(self) -> list[Tensor]:
+        """All tensors that it has allocated. Borrowed."""
+        return [self.storage] if self.routes is None else [self.storage, self.routes.storage]
 
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2 * kv_heads * head_dim], keys first, at [N] cells ``slot * positions + position``."""
@@ -43,3 +51,5 @@ class KVCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
         self.storage[:, target, :length] = self.storage[:, source, :length]
+        if self.routes is not None:
+            self.routes.copy(source, target, length)

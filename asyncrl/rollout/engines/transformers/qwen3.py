@@ -3,6 +3,8 @@ Forward pass of dense Qwen3 models with as few kernels as torch allows.
 
     x ─rms─ qkv ─rms(q,k)─ rope ─▶ cache ─▶ attention ─ o ─(+x)─ rms ─ gate,up ─ silu·mul ─ down ─(+x)─▶
 
+The decoder of a Qwen3-VL is such a model too: `qwen3_vl` adds its pictures.
+
 Projections with the same input are fused into one matrix. The model's parameters become views of that matrix, so new
 weights written into the parameters take effect here, and there is no second copy.
 
@@ -21,47 +23,64 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from asyncrl.algo.products import head_logits
 from asyncrl.rollout.engines.transformers.forward import causal_bias
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 
 Attend = Callable[[int, Tensor], Tensor | None]
 """(layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if not needed; stores keys and values in the cache."""
+Add = Callable[[int, Tensor], None]
+"""(layer, its output [N, H]): adds to it, in place."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of tokens, each [N, 1, D]; the first half of the sines is negated, so that `roll` rotates."""
 
 
 def fits(model: PreTrainedModel) -> bool:
     """True if `Qwen3Forward` gives the same logits as the model itself."""
-    config = model.config
+    return type(model) is Qwen3ForCausalLM and model.config.model_type == "qwen3" and fits_decoder(model)
+
+
+def fits_decoder(model: PreTrainedModel) -> bool:
+    """True if the options of a model's decoder are those that `Qwen3Forward` knows."""
+    config = model.config.get_text_config()
     return (
-        type(model) is Qwen3ForCausalLM
-        and config.model_type == "qwen3"
-        and config.hidden_act == "silu"
-        and not config.attention_bias
-        and config.rope_parameters["rope_type"] == "default"
+        config.hidden_act == "silu" and not config.attention_bias and config.rope_parameters["rope_type"] == "default"
     )
 
 
 class Qwen3Forward:
     """A `Forward`. Moves the model's projections and head norms into shared storage."""
 
-    def __init__(self, model: Qwen3ForCausalLM, cache: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        decoder, config = model.get_decoder(), model.config.get_text_config()
         self.cache = cache
-        self._embed, self._head = model.model.embed_tokens, model.lm_head
-        self._norm = model.model.norm
-        self._layers = [_Layer(layer) for layer in model.model.layers]
-        self._query_heads: int = model.config.num_attention_heads
-        self._eps: float = model.config.rms_norm_eps
+        self._embed, self._head = decoder.embed_tokens, model.lm_head
+        self._norm, self._rotary = decoder.norm, decoder.rotary_emb
+        self._layers = [_Layer(layer) for layer in decoder.layers]
+        self._query_heads: int = config.num_attention_heads
+        self._eps: float = config.rms_norm_eps
         heads = [0] * self._query_heads + [1] * cache.kv_heads
         self._head_kind = torch.tensor(heads, device=model.device)
-        self._head_norms = _fuse([n for layer in model.model.layers for n in _head_norms(layer)])
+        self._head_norms = _fuse([n for layer in decoder.layers for n in _head_norms(layer)])
         self._columns = torch.arange(cache.positions, device=model.device)
-        self._cos, self._sin = _rotations(model, self._columns)
+        self._cos, self._sin = self._rotations(self._columns[None])
 
-    def prefill(self, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
+    def prefill(
+        self, slots: Tensor, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None] = ()
+    ) -> None:
         """See `Forward.prefill`. Only attention computes the padding; the last layer stops at its keys and values."""
-        columns = self._columns[: ids.shape[1]]
-        real = (columns < lengths[:, None]).nonzero(as_tuple=True)
+        real = self._real(ids, lengths)
+        self._run(self._embedded(ids[real]), self._at(real[1]), self._prefilling(slots, real, ids.shape))
+
+    def _real(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and position of every token that is no padding, each [N]."""
+        row, position = (self._columns[: ids.shape[1]] < lengths[:, None]).nonzero(as_tuple=True)
+        return row, position
+
+    def _prefilling(self, slots: Tensor, real: tuple[Tensor, Tensor], shape: torch.Size) -> Attend:
+        """Attention of a prefill: rows attend to themselves."""
         row, position = real
         cells = slots[row] * self.cache.positions + position
         kinds = [self._query_heads, self.cache.kv_heads, self.cache.kv_heads]
-        grid = self._cos.new_zeros(*ids.shape, sum(kinds), self.cache.head_dim)
+        grid = self._cos.new_zeros(*shape, sum(kinds), self.cache.head_dim)
 
         def attend(layer: int, heads: Tensor) -> Tensor | None:
             self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
@@ -72,9 +91,9 @@ class Qwen3Forward:
             attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             return attended.transpose(1, 2)[real].flatten(1)
 
-        self._run(ids[real], position, attend)
+        return attend
 
-    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int) -> Tensor:
+    def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         rows = len(ids)
         bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None, None]
         # Query heads that share a key-value head become several queries of it: one wider product, no repeated keys.
@@ -86,16 +105,21 @@ class Qwen3Forward:
             keys, values = self.cache.read(layer, rows, length)
             return F.scaled_dot_product_attention(queries, keys, values, bias).reshape(rows, -1)
 
-        hidden = self._run(ids, positions, attend)
+        hidden = self._run(self._embedded(ids), self._at(positions if rotary is None else rotary), attend)
         return head_logits(self._rms(hidden, self._norm), self._head.weight)
 
-    def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def _embedded(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._embed.weight)
+
+    def _at(self, positions: Tensor) -> Rotation:
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def _run(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None = None) -> Tensor:
         """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""
-        hidden = F.embedding(ids, self._embed.weight)
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        cos, sin = rotation
         norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
         for index, layer in enumerate(self._layers):
-            heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(ids), -1, self.cache.head_dim)
+            heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(hidden), -1, self.cache.head_dim)
             self._rotate(heads[:, : norms.shape[1]], norms[index], cos, sin)
             attended = attend(index, heads)
             if attended is None:
@@ -103,6 +127,8 @@ class Qwen3Forward:
             hidden = torch.addmm(hidden, attended, layer.out.weight.t())
             gate, up = F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.weight.t())
+            if add is not None:
+                add(index, hidden)
         return hidden
 
     def _rms(self, hidden: Tensor, norm: Qwen3RMSNorm) -> Tensor:
@@ -112,6 +138,12 @@ class Qwen3Forward:
         """Normalise queries and keys [N, Q + K, D] and apply the rotary embedding, in place."""
         normed = F.rms_norm(heads, heads.shape[-1:], eps=self._eps).mul_(norms)
         torch.addcmul(normed * cos, normed.roll(self.cache.head_dim // 2, -1), sin, out=heads)
+
+    def _rotations(self, positions: Tensor) -> Rotation:
+        """Cosines and sines, each [N, D], of positions [1, N] or, with a place in a picture, [3, 1, N]."""
+        cos, sin = self._rotary(self._embed.weight, positions)
+        half = sin.shape[-1] // 2
+        return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
 
 class _Layer:
@@ -136,10 +168,3 @@ def _fuse(parameters: Sequence[nn.Parameter]) -> Tensor:
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part
     return fused
-
-
-def _rotations(model: Qwen3ForCausalLM, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [positions, D]; the first half of the sines is negated, so `roll` rotates."""
-    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight, columns[None])
-    half = sin.shape[-1] // 2
-    return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)

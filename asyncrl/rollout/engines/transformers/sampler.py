@@ -10,6 +10,7 @@ Shapes: n rows decoded together, V tokens in the vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,21 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 """Constants of splitmix64 as signed 64-bit integers: torch wraps signed products as C wraps unsigned ones."""
+
+
+class Ranking(NamedTuple):
+    """Tokens of n rows, likeliest first."""
+
+    order: Tensor
+    """[n, V] int64 tokens."""
+    logprobs: Tensor
+    """[n, V] log-probabilities of these tokens; minus infinity for those that were filtered out."""
+
+    def masks(self, rows: Tensor) -> tuple[list[int], list[int]]:
+        """Sampling masks of [m] rows: number of tokens left in each, and these tokens, row after row, ascending."""
+        is_left = torch.zeros_like(self.order[rows], dtype=torch.bool)
+        is_left.scatter_(1, self.order[rows], self.logprobs[rows] > -torch.inf)
+        return is_left.sum(1).tolist(), is_left.nonzero()[:, 1].tolist()
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -57,12 +73,12 @@ def draw_plain(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw_filtered(
     logits: Tensor, temperatures: Tensor, uniform: Tensor, top_p: Tensor, top_k: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Ranking]:
     """
     `draw` from the ``top_k`` likeliest tokens, reduced to the fewest that hold ``top_p`` of their probability.
 
     ``top_p`` [n] is in (0, 1]; ``top_k`` [n] int64 keeps all if 0. Temperature 0 ignores both. The log-probabilities
-    are renormalised over the remaining tokens.
+    are renormalised over the remaining tokens, which the returned `Ranking` tells.
 
     Source: Holtzman et al. 2020, arXiv:1904.09751 (top-p); Fan et al. 2018, arXiv:1805.04833 (top-k).
     """
@@ -76,7 +92,7 @@ def draw_filtered(
     ordered = ordered.masked_fill(mass_before >= top_p.masked_fill(greedy | (top_p >= 1), 2.0)[:, None], -torch.inf)
     logprobs = ordered.log_softmax(-1)
     ranks = _invert(logprobs, uniform).masked_fill(greedy[:, None], 0)
-    return order.gather(-1, ranks)[:, 0], logprobs.gather(-1, ranks)[:, 0]
+    return order.gather(-1, ranks)[:, 0], logprobs.gather(-1, ranks)[:, 0], Ranking(order, logprobs)
 
 
 def _invert(logprobs: Tensor, uniform: Tensor) -> Tensor:

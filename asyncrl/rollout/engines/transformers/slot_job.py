@@ -1,22 +1,31 @@
 """A request while the slot table decodes it."""
 
+from asyncrl.algo.routing import from_routing
 from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 
 
 class SlotJob:
     """A request and its slot. Compared by identity: two requests may be equal."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, placed: PlacedPictures | None = None) -> None:
         resumed = request.resume_from
         self.request = request
         self.prefix = tuple(request.prompt_ids) + tuple(resumed.completion_ids if resumed else ())
-        """Prompt and resumed tokens. Jobs with equal prefixes may share a prefill."""
+        """Prompt and resumed tokens."""
+        self.placed = placed
+        """Pictures of the prompt; None without any."""
+        self.key = (self.prefix, placed.pictures.digests if placed else ())
+        """Jobs with the same tokens and pictures may share a prefill. Tokens alone would mix two pictures up."""
+        self.delta = placed.delta if placed else 0
+        """Rotary position of a token after the prompt, minus its place."""
         self.resumed_logprobs = resumed.behavior_logprobs if resumed else []
         self.resumed_s = resumed.generate_s if resumed else 0.0
         self.prompt_tokens = len(request.prompt_ids)
         sampling = request.sampling
-        self.is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        self.is_filtered = sampling.is_truncated
         """Draws from a part of the vocabulary."""
         self.is_plain = sampling.temperature == 1 and not self.is_filtered
         """Draws from the softmax of the logits, unchanged."""
@@ -28,6 +37,9 @@ class SlotJob:
         self.prefix_version = 0
         """Policy version that computed the keys and values of ``prefix``."""
         self.spans = Spans(resumed.spans if resumed else [])
+        self.masks = Masks(resumed)
+        self.experts = from_routing(resumed.routing) if resumed and resumed.routing else None
+        """Experts of the first tokens, as other nodes or earlier policies have recorded them; None if none have."""
 
     @property
     def num_resumed(self) -> int:

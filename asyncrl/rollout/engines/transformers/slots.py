@@ -16,11 +16,13 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.engine import Completion
@@ -51,7 +53,9 @@ class SlotTable:
         policy_version: int,
         device: torch.device,
         prefill_tokens: int = PREFILL_TOKENS,
+        never: Collection[int] = (),
     ) -> None:
+        """``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary."""
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
@@ -71,12 +75,13 @@ class SlotTable:
 
         self._first_cell = torch.arange(slots, device=device) * positions
         self._ids, self._logprobs, self._uniforms = cells(torch.int64), cells(torch.float32), cells(torch.float32)
-        self._integers, self._floats = rows(4, torch.int64), rows(2, torch.float32)
-        self._cursor, self._last_cell, self._prompt_tokens, self._top_k = self._integers
+        self._integers, self._floats = rows(5, torch.int64), rows(2, torch.float32)
+        self._cursor, self._last_cell, self._prompt_tokens, self._top_k, self._delta = self._integers
         self._temperature, self._top_p = self._floats
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[list(eos_ids)] = True
         self._eos_ids = frozenset(eos_ids)
+        self._never = self._tensor(sorted(never)) if never else None
         self._update_summary()
 
     @property
@@ -99,17 +104,17 @@ class SlotTable:
         if not free:
             return
         # A running job whose prefix was computed under the current weights is copied instead of computed again.
-        leaders = {job.prefix: job for job in self.running if job.prefix_version == self.policy_version}
+        leaders = {job.key: job for job in self.running if job.prefix_version == self.policy_version}
         fresh: list[SlotJob] = []
         followers: list[tuple[SlotJob, SlotJob]] = []
         while waiting and free:
-            leader = leaders.get(waiting[0].prefix)
+            leader = leaders.get(waiting[0].key)
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._prefill_tokens:
                 break
             job = waiting.popleft()
             self._place(job, free.popleft())
             if leader is None:
-                leaders[job.prefix] = job
+                leaders[job.key] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
@@ -143,9 +148,13 @@ class SlotTable:
         rows = len(self._jobs)
         cursor = self._cursor[:rows]
         length = min(self._positions, -(-(self._longest + self._steps) // LENGTH_STEP) * LENGTH_STEP)
-        logits = self._forward.step(self._ids[cursor], cursor - self._first_cell[:rows], cursor, length)
+        positions = cursor - self._first_cell[:rows]
+        rotary = positions + self._delta[:rows] if self._has_pictures else None
+        logits = self._forward.step(self._ids[cursor], positions, cursor, length, rotary).float()
+        if self._never is not None:
+            logits.index_fill_(-1, self._never, -torch.inf)
         cursor += 1
-        tokens, logprobs = self._draw(logits.float(), self._uniforms[cursor - self._prompt_tokens[:rows]])
+        tokens, logprobs = self._draw(logits, self._uniforms[cursor - self._prompt_tokens[:rows]])
         self._ids[cursor] = tokens
         self._logprobs[cursor] = logprobs
         self._steps += 1
@@ -160,10 +169,19 @@ class SlotTable:
         if self._filtered is not None:
             # Only these rows are filtered: a token must not depend on the filters of other rows.
             at = self._filtered
-            tokens[at], logprobs[at] = sampler.draw_filtered(
+            tokens[at], logprobs[at], ranking = sampler.draw_filtered(
                 logits[at], temperatures[at], uniforms[at], self._top_p[at], self._top_k[at]
             )
+            self._record_masks(ranking)
         return tokens, logprobs
+
+    def _record_masks(self, ranking: sampler.Ranking) -> None:
+        if not self._masked:
+            return
+        counts, ids = ranking.masks(self._tensor(list(self._masked)))
+        end = 0
+        for job, count in zip(self._masked.values(), counts, strict=True):
+            job.masks.add(ids[end : (end := end + count)])
 
     def _ended(self, slots: list[int]) -> list[SlotJob]:
         """Jobs in ``slots``, and jobs whose text now contains a stop string."""
@@ -204,7 +222,18 @@ class SlotTable:
             spans=job.spans.until(end - start),
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
+            grids=list(job.placed.pictures.grids) if job.placed else [],
+            mask_counts=job.masks.counts.copy(),
+            mask_ids=job.masks.ids.copy(),
+            routing=to_routing(self._experts(job)) if job.request.sampling.replay_routes else None,
         )
+
+    def _experts(self, job: SlotJob) -> Experts:
+        """[L + T - 1, layers, K] experts of the tokens that the policy has read, as when it read them first."""
+        assert self.cache.routes is not None  # the engine refuses requests that ask for what it does not record
+        start = 0 if job.experts is None else len(job.experts)
+        newest = self.cache.routes.read(job.slot, start, self._num_tokens(job) - 1)
+        return newest if job.experts is None else np.concatenate((job.experts, newest))
 
     # ── new weights ─────────────────────────────────────────────────────────────────────────
 
@@ -213,6 +242,8 @@ class SlotTable:
         self.policy_version = policy_version
         for job in self.running:
             job.spans.set_version(policy_version, self._steps - job.start_step)
+            if job.request.sampling.replay_routes:
+                job.experts = self._experts(job)  # A recomputation of the cache replaces those in it.
 
     def recompute(self) -> Iterator[int]:
         """
@@ -240,7 +271,8 @@ class SlotTable:
         if longest == 0:
             return
         slots = self._tensor([job.slot for job in jobs])
-        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths))
+        placed = [job.placed for job in jobs] if any(job.placed for job in jobs) else []
+        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths), placed)
 
     def _free_slots(self) -> deque[int]:
         """Holes first, so that fewer completions have to move."""
@@ -263,7 +295,7 @@ class SlotTable:
             sampling = job.request.sampling
             first = self._begin(job)
             last = first + sampling.max_tokens - 1
-            integers.append((first + job.num_resumed - 1, last, job.prompt_tokens, sampling.top_k))
+            integers.append((first + job.num_resumed - 1, last, job.prompt_tokens, sampling.top_k, job.delta))
             floats.append((sampling.temperature, sampling.top_p))
         slots = self._tensor([job.slot for job in jobs])
         self._integers[:, slots] = self._tensor(integers).t()
@@ -309,9 +341,12 @@ class SlotTable:
     def _update_summary(self) -> None:
         """Update the properties of all rows together; called when rows are added, removed or moved."""
         jobs = self.running
-        filtered = [job.slot for job in jobs if job.is_filtered]
-        self._filtered = self._tensor(filtered) if filtered else None
+        filtered = [job for job in jobs if job.is_filtered]
+        self._filtered = self._tensor([job.slot for job in filtered]) if filtered else None
+        self._masked = {row: job for row, job in enumerate(filtered) if job.request.sampling.replay_mask}
+        """Jobs that record sampling masks, by their row among the filtered ones."""
         self._is_plain = all(job.is_plain for job in jobs)
+        self._has_pictures = any(job.delta for job in jobs)
         self._with_stops = [job for job in jobs if job.request.sampling.stop]
         self._longest = max((job.prompt_tokens - job.start_step for job in jobs), default=0)
         """Tokens of the longest row minus the step count."""

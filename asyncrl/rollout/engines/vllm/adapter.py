@@ -7,13 +7,16 @@ processor has not read yet) and ``output_handler`` (the task between the two, wh
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
+import numpy as np
 import vllm
 import vllm.exceptions
 import vllm.inputs
 from msgspec import Struct
+from msgspec.structs import replace
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutputs
@@ -23,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.log import get_logger
 from asyncrl.messages import Sampling
-from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, WORKER_EXTENSION
+from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, MASKS, ROUTES, WORKER_EXTENSION
 
 log = get_logger()
 
@@ -44,6 +47,12 @@ class VllmOutput(Struct, frozen=True):
     logprobs: list[float]
     finish_reason: str
     """``stop``, ``length``, ``abort`` or ``error``; empty while it runs."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt with those of its pictures, as vLLM counts them; 0 while it runs."""
+    masks: list[list[int]] = []
+    """Sampling mask of each token, ascending; empty if vLLM records none."""
+    experts: Any = None
+    """[prompt and tokens - 1, all layers, K] experts, a NumPy array; None if vLLM records none."""
 
 
 class Adapter:
@@ -53,6 +62,10 @@ class Adapter:
         self._llm = llm
         _check(llm)
         config = llm.vllm_config
+        self.records_masks = bool(getattr(config.model_config, "return_sampling_mask", False))
+        """vLLM then refuses requests that decode greedily or without top-k."""
+        aux_output = getattr(config, "aux_output_config", None)
+        self.records_routes = bool(getattr(aux_output, "enable_return_routed_experts", False))
         self.ranks: int = config.parallel_config.world_size
         self.max_tokens: int = config.model_config.max_model_len
         """Longest prompt and completion together, tokens."""
@@ -63,9 +76,22 @@ class Adapter:
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
-    @staticmethod
-    def params(sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int]) -> SamplingParams:
-        """vLLM's parameters for one request, with ``max_tokens`` less the resumed ones."""
+    def params(
+        self, sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int], never: Collection[int] = ()
+    ) -> SamplingParams:
+        """
+        vLLM's parameters for one request, with ``max_tokens`` less the resumed ones.
+
+        ``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary.
+
+        Raises `EngineError` if vLLM was not started to record what the request asks for.
+        """
+        if sampling.replay_mask and not self.records_masks:
+            raise EngineError(f"vLLM records no sampling masks: start it with {MASKS}", retryable=False)
+        if sampling.replay_routes and not self.records_routes:
+            raise EngineError(f"vLLM records no experts: start it with {ROUTES}", retryable=False)
+        if self.records_masks and not sampling.temperature:  # the likeliest token, in other words
+            sampling = replace(sampling, temperature=1.0, top_p=1.0, top_k=1)
         options: dict[str, Any] = {"flat_logprobs": True}  # one object for all tokens instead of one per token
         return SamplingParams(
             max_tokens=max_tokens,
@@ -77,6 +103,7 @@ class Adapter:
             ignore_eos=True,
             stop_token_ids=eos_ids,
             stop=sampling.stop or None,
+            logit_bias=dict.fromkeys(never, -math.inf) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),  # Completions are decoded whole, elsewhere.
             logprobs=0,  # of the sampled token only
@@ -85,24 +112,45 @@ class Adapter:
             **{name: value for name, value in options.items() if name in SamplingParams.__struct_fields__},
         )
 
+    async def prepare(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """
+        vLLM's input for a prompt: ``prompt_token_ids``, and pictures in ``multi_modal_data``, which a thread reads.
+
+        For one call of `sample`, soon: what vLLM has cached of a picture is left out. Raises a final `EngineError` if
+        vLLM refuses the prompt.
+        """
+        if "multi_modal_data" not in prompt:
+            return prompt | ({"type": "token"} if hasattr(vllm.inputs, "tokens_input") else {})
+        try:
+            (prepared,) = await self._llm.renderer.render_cmpl_async([prompt])
+        except REFUSALS as error:
+            raise EngineError(f"vLLM refuses the pictures: {error}", retryable=False) from error
+        return dict(prepared)
+
     async def sample(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str, priority: int = 0
+        self, request_id: str, prompt: dict[str, Any], params: SamplingParams, salt: str, priority: int = 0
     ) -> VllmOutput:
         """
         Serve one request to its end. Cancelling the task aborts it.
 
-        Requests share cached prefixes only with those of the same ``salt``. ``priority`` counts if vLLM was started
-        with ``scheduling_policy="priority"``. Raises `EngineError`, not retryable if vLLM refuses the request, or
-        `EngineDied`.
+        ``prompt`` is that of `prepare`. Requests share cached prefixes only with those of the same ``salt``.
+        ``priority`` counts if vLLM was started with ``scheduling_policy="priority"``. Raises `EngineError`, not
+        retryable if vLLM refuses the request, or `EngineDied`.
         """
-        prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
-        if hasattr(vllm.inputs, "tokens_input"):
-            prompt["type"] = "token"  # An untyped prompt would be prepared in a thread.
+        prompt = {**prompt, "cache_salt": salt}  # typed: vLLM has it in its queue before anything else happens
         result = VllmOutput([], [], "error")
         try:
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 completion = output.outputs[0]
-                result = _output(completion.token_ids, completion.logprobs, completion.finish_reason)
+                masks = getattr(completion, "sampling_mask", None)
+                result = _output(
+                    completion.token_ids,
+                    completion.logprobs,
+                    completion.finish_reason,
+                    masks.token_ids if masks else [],
+                    getattr(completion, "routed_experts", None),
+                )
+                result = replace(result, num_prompt_tokens=len(output.prompt_token_ids or ()))
         except EngineDeadError:
             raise await self.engine_died() from None
         except REFUSALS as error:
@@ -115,7 +163,11 @@ class Adapter:
         """Tokens of a request so far; None if vLLM does not have the request (any more)."""
         if (state := self._state(request_id)) is None:
             return None
-        return _output(state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, None)
+        chunks = getattr(state, "sampling_mask_chunks", [])
+        masks = [mask for chunk in chunks for mask in chunk.to_nested_list()]
+        parts = getattr(state, "routed_experts_chunks", [])
+        experts = np.concatenate(parts) if parts else None
+        return _output(state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, None, masks, experts)
 
     def num_written(self, request_id: str) -> int | None:
         """Length of `written`, without copying the tokens."""
@@ -239,12 +291,20 @@ class Adapter:
         return getattr(manager, "processes", ())
 
 
-def _output(token_ids: Sequence[int], logprobs: Any, finish_reason: str | None) -> VllmOutput:
+def _output(
+    token_ids: Sequence[int],
+    logprobs: Any,
+    finish_reason: str | None,
+    masks: Sequence[Sequence[int]],
+    experts: Any = None,
+) -> VllmOutput:
     if hasattr(logprobs, "logprobs"):
         flat = list(logprobs.logprobs)
     else:
         flat = [position[token].logprob for token, position in zip(token_ids, logprobs or [], strict=True)]
-    return VllmOutput(list(token_ids), flat, finish_reason or "")
+    return VllmOutput(
+        list(token_ids), flat, finish_reason or "", masks=[sorted(mask) for mask in masks], experts=experts
+    )
 
 
 def _check(llm: AsyncLLM) -> None:

@@ -9,6 +9,8 @@ from asyncrl.errors import ConfigError
 
 WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"
 LOGPROBS_MODE = "processed_logprobs"
+MASKS, ROUTES = "return_sampling_mask", "enable_return_routed_experts"
+"""vLLM's arguments to record what the trainer replays; older releases have none."""
 
 FIXED: Mapping[str, tuple[Any, str]] = {
     "logprobs_mode": (LOGPROBS_MODE, "log-probs are those of the distribution sampled from, filters included"),
@@ -32,6 +34,8 @@ CONFIGURED: Mapping[str, str] = {
     "enable_chunked_prefill": "rollout.vllm.enable_chunked_prefill",
     "data_parallel_size": "rollout.replicas",
     "enable_sleep_mode": "rollout.colocated",
+    MASKS: "sampling.replay_mask",
+    ROUTES: "rollout.replay_routes",
 }
 """vLLM's argument: the asyncrl setting for it."""
 
@@ -79,6 +83,10 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
                 "rollout.engine='transformers'"
             )
         args["enable_sleep_mode"] = True
+    for argument, is_wanted in ((MASKS, config.sampling.replay_mask), (ROUTES, config.rollout.replay_routes)):
+        if is_wanted:
+            _require_runner(argument, names, is_cpu=is_cpu)
+            args[argument] = True
     if vllm.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = vllm.kv_cache_bytes
     args |= {name: value for name, (value, _) in FIXED.items()}
@@ -86,6 +94,20 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
     if unknown := sorted(args.keys() - set(names)):
         raise ConfigError(f"the installed vLLM has no {unknown[0]!r}, which asyncrl needs; install another version")
     return args | vllm.engine_args
+
+
+def _require_runner(argument: str, names: Collection[str], *, is_cpu: bool) -> None:
+    """Raise `ConfigError` unless vLLM can have an argument that its Model Runner V2 alone honours."""
+    setting = CONFIGURED[argument]
+    if argument not in names:
+        raise ConfigError(
+            f"{setting} needs vLLM's {argument!r}, which the installed vLLM has not; install vLLM 0.28 or newer"
+        )
+    if is_cpu:
+        raise ConfigError(
+            f"{setting} with rollout.engine='vllm' needs vLLM's Model Runner V2, which runs on CUDA devices only; use "
+            f"rollout.engine='transformers', which records on any device"
+        )
 
 
 def _chunked_prefill(vllm: Vllm, is_cpu: bool) -> bool:

@@ -1,20 +1,32 @@
 """Facts about the model of a directory, read without loading weights."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec import Struct
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
+from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
+
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+"""Index of a layer in the name of a module."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -22,6 +34,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
     vocab_size: int
+    expert_layers: list[int] = []
+    """Indices of the layers that have experts."""
 
 
 def read(
@@ -37,14 +51,22 @@ def read(
         specs=checkpoint_specs(model, dtype),
         eos_ids=text.eos_ids(model, tokenizer),
         vocab_size=model.get_input_embeddings().weight.shape[0],
+        expert_layers=_expert_layers(model),
     )
+
+
+def _expert_layers(model: PreTrainedModel) -> list[int]:
+    experts = {id(module) for module in expert_modules(model)}
+    names = [name for name, module in model.named_modules() if id(module) in experts]
+    return [int(found[1]) for name in names if (found := LAYER.search(name))]
 
 
 def _without_weights(model_path: str, overrides: Mapping[str, Any]) -> PreTrainedModel:
     try:
         config = read_config(Path(model_path), overrides)
+        family = AutoModelForImageTextToText if config.model_type in FAMILIES else AutoModelForCausalLM
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = family.from_config(config)
     except ConfigError:
         raise
     except Exception as error:  # a wrong value in config.json may raise anything

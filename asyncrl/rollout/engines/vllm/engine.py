@@ -18,6 +18,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -29,13 +30,15 @@ from asyncrl.config.sections import Config, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
 from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
-from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
+from asyncrl.rollout.engines.vllm.pictures import check_torchvision, placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.shared import SharedTensors, shared_staging
@@ -88,6 +91,7 @@ class VllmEngine:
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
         self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides)
+        self._processor = ImageProcessor.load(Path(model_path))
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
         self._is_paused = False
@@ -100,11 +104,13 @@ class VllmEngine:
             raise ConfigError(NOT_INSTALLED)
         check_model(config.model.path)
         tokenizer = text.load_tokenizer(config.model.path)
+        if reads_pictures := ImageProcessor.load(Path(config.model.path)) is not None:
+            check_torchvision()
         with environment(DEFAULTS):
             from asyncrl.rollout.engines.vllm.launch import launch
 
             return cls(  # No variable for vLLM: its imports keep this frame alive.
-                launch(config),
+                launch(config, reads_pictures=reads_pictures),
                 tokenizer,
                 model_path=config.model.path,
                 kv=config.rollout.kv,
@@ -115,7 +121,7 @@ class VllmEngine:
             )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return text.encode(self._tokenizer, prompt, self._template_kwargs)
+        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor)
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
@@ -140,7 +146,7 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError("the engine was closed")
         check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
-        vllm_request = VllmRequest(request)
+        vllm_request = VllmRequest(request, placed(request, self._processor), self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
             await self._workers_checked()
@@ -177,13 +183,16 @@ class VllmEngine:
             max_tokens=sampling.max_tokens - vllm_request.num_resumed,
             seed=vllm_request.seed,
             eos_ids=self._checkpoint.eos_ids,
+            never=self._processor.vision_token_ids if self._processor else (),
         )
         while True:
-            vllm_request.begin(self.policy_version)
+            prompt = await self._adapter.prepare(vllm_request.prompt)
+            vllm_request.begin(self.policy_version)  # Nothing is awaited until vLLM has the request.
             output = await self._adapter.sample(
-                vllm_request.id, vllm_request.prompt_ids, params, self._salt, vllm_request.request.priority
+                vllm_request.id, prompt, params, self._salt, vllm_request.request.priority
             )
             if output.finish_reason in ("stop", "length"):
+                _check_prompt(vllm_request, output)
                 return self._until_stop(vllm_request, output)
             if not vllm_request.restarts:
                 raise EngineError("the engine was closed" if self._is_closed else "vLLM aborted the request")
@@ -198,7 +207,11 @@ class VllmEngine:
             decoded = self.decode(resumed[-window:] + output.token_ids[:end])
             if any(string in decoded for string in stop):
                 return replace(
-                    output, token_ids=output.token_ids[:end], logprobs=output.logprobs[:end], finish_reason="stop"
+                    output,
+                    token_ids=output.token_ids[:end],
+                    logprobs=output.logprobs[:end],
+                    masks=output.masks[:end],
+                    finish_reason="stop",
                 )
         return output
 
@@ -270,3 +283,13 @@ class VllmEngine:
         await self._adapter.abort([vllm_request.id for vllm_request in self._requests])
         if self._owns_llm:
             await self._adapter.aclose()
+
+
+def _check_prompt(vllm_request: VllmRequest, output: "VllmOutput") -> None:
+    """Raise if vLLM has read a picture as another number of tokens: the trainer would see another prompt."""
+    if output.num_prompt_tokens != vllm_request.num_prompt_tokens:
+        raise EngineError(
+            f"vLLM read a prompt as {output.num_prompt_tokens} tokens, expected {vllm_request.num_prompt_tokens}: it "
+            f"cuts pictures otherwise than asyncrl; remove what rollout.vllm.engine_args sets for pictures",
+            retryable=False,
+        )

@@ -21,11 +21,14 @@ ON_ASCEND = {"weight_nz_mode": 0}
 """Settings of vllm-ascend that ``engine_args.additional_config`` may replace: no layout but the plain one takes new
 weights."""
 
+NO_VIDEOS = {"video": 0}
+"""Most items of a prompt; ``engine_args`` may limit pictures. vLLM would set memory aside for the longest video."""
+
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Given by class, because on a CPU vLLM reads the name ``uni`` as ``mp`` to bind threads, which is not wanted."""
 
 
-def launch(config: Config) -> AsyncLLM:
+def launch(config: Config, *, reads_pictures: bool = False) -> AsyncLLM:
     """
     Start vLLM and load the model. May be called from any thread, with or without an event loop.
 
@@ -34,6 +37,8 @@ def launch(config: Config) -> AsyncLLM:
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     is_cpu = current_platform.is_cpu()
     args = engine_args(config, names, is_cpu=is_cpu)
+    if reads_pictures:
+        args = {"limit_mm_per_prompt": NO_VIDEOS} | args
     args["seed"] = secrets.randbits(31)  # Requests without a seed draw from it, so no two engines may share one.
     if config.model.overrides:
         args["hf_overrides"] = config_changes(Path(config.model.path), config.model.overrides)

@@ -3,25 +3,38 @@
 import hashlib
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from asyncrl.messages import FinishReason
+import numpy as np
+
+from asyncrl.algo.routing import from_routing, to_routing
+from asyncrl.messages import FinishReason, Routing
 from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 
 if TYPE_CHECKING:
     from asyncrl.rollout.engines.vllm.adapter import VllmOutput
+    from asyncrl.rollout.engines.vllm.pictures import VllmPictures
 
 
 class VllmRequest:
     """A request and its id in vLLM. Compared by identity: two requests may be equal."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self, request: Request, pictures: "VllmPictures | None" = None, expert_layers: Sequence[int] = ()
+    ) -> None:
+        """``expert_layers`` are the layers whose experts are recorded, of all for which vLLM has some."""
+        self._expert_layers = list(expert_layers)
         resumed = request.resume_from
         self.request = request
         self.resumed_ids = resumed.completion_ids if resumed else []
-        self.prompt_ids = request.prompt_ids + self.resumed_ids
+        self._pictures = pictures
+        self.prompt_ids = (pictures.collapsed_ids if pictures else request.prompt_ids) + self.resumed_ids
         """Prompt for vLLM: the request's own prompt and the resumed tokens."""
+        self.num_prompt_tokens = len(request.prompt_ids) + len(self.resumed_ids)
+        """Length of that prompt with all tokens of its pictures."""
         self.spans = Spans(resumed.spans if resumed else [])
         self.id = ""
         self.restarts = False
@@ -31,6 +44,11 @@ class VllmRequest:
     @property
     def num_resumed(self) -> int:
         return len(self.resumed_ids)
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """Prompt for vLLM, with its pictures."""
+        return {"prompt_token_ids": self.prompt_ids} | (self._pictures.prompt_parts() if self._pictures else {})
 
     @property
     def seed(self) -> int | None:
@@ -50,10 +68,28 @@ class VllmRequest:
         """The resumed tokens followed by vLLM's."""
         resumed = self.request.resume_from
         token_ids = self.resumed_ids + output.token_ids
+        masks = Masks(resumed)
+        for mask in output.masks if self.request.sampling.replay_mask else ():
+            masks.add(mask)
         return Completion(
             completion_ids=token_ids,
             behavior_logprobs=(resumed.behavior_logprobs if resumed else []) + output.logprobs,
             spans=self.spans.until(len(token_ids)),
             finish_reason=finish_reason,
+            grids=list(self._pictures.grids) if self._pictures else [],
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
+            mask_counts=masks.counts,
+            mask_ids=masks.ids,
+            routing=self._routing(output, len(token_ids)) if self.request.sampling.replay_routes else None,
         )
+
+    def _routing(self, output: "VllmOutput", num_tokens: int) -> Routing | None:
+        """Experts of all tokens but the last; those of resumed tokens as they were recorded before."""
+        if output.experts is None:
+            return None
+        experts = output.experts[: len(self.request.prompt_ids) + num_tokens - 1, self._expert_layers]
+        resumed = self.request.resume_from
+        if resumed and resumed.routing:
+            before = from_routing(resumed.routing)
+            experts = np.concatenate((before, experts[len(before) :].astype(before.dtype)))
+        return to_routing(experts)

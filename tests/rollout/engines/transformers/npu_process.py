@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from tests.rollout.engines.vision_models import picture_request
 
 PROMPTS = [[5, 9, 7], [5, 9, 7], [3, 4], [8]]
 STEPS = 3
@@ -31,6 +32,8 @@ async def decode(engine: TransformersEngine) -> list[Completion]:
         Request(prompt_ids=prompt, sampling=Sampling(max_tokens=12, **options), seed=seed)
         for seed, (prompt, options) in enumerate(zip(PROMPTS, FILTERS, strict=True))
     ]
+    if engine._processor is not None:
+        requests.append(picture_request(engine._processor, (24, 16), seed=4))
     running = [asyncio.create_task(engine.generate(request)) for request in requests]
     while engine._table._steps < STEPS and not any(task.done() for task in running):
         await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine
 from copy import deepcopy
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +299,56 @@ def test_a_full_completion_cannot_be_resumed(make_engine):
     full = replace(prefix, completion_ids=[4] * 4, behavior_logprobs=[-1.0] * 4, spans=[Span(0, 0, 4)])
     with pytest.raises(EngineError, match="has 4 tokens, but max_tokens is 4"):
         run(make_engine(), resuming(req, full))
+
+
+# ── sampling masks ──────────────────────────────────────────────────────────────────────────
+
+CUT = {"temperature": 0.9, "top_p": 0.95, "top_k": 20, "replay_mask": True}
+
+
+def masks_of(done: Completion) -> list[list[int]]:
+    ends = [0, *accumulate(done.mask_counts)]
+    return [done.mask_ids[start:end] for start, end in pairwise(ends)]
+
+
+def renormalised(model: PreTrainedModel, req: Request, done: Completion) -> list[float]:
+    """Log-probs of a model's own forward pass, over the recorded masks."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([req.prompt_ids + done.completion_ids])).logits[0, len(req.prompt_ids) - 1 : -1]
+    rows = zip(logits / req.sampling.temperature, done.completion_ids, masks_of(done), strict=True)
+    return [float(row[mask].log_softmax(-1)[mask.index(token)]) for row, token, mask in rows]
+
+
+@FAMILIES
+def test_over_the_recorded_masks_the_model_has_the_recorded_logprobs(make_engine, make_model, family):
+    """Some end early, others move to their slots, and some have no filter or no record."""
+    kinds: list[dict[str, Any]] = [CUT, {}, CUT | {"replay_mask": False}, CUT | {"top_k": 3}]
+    requests = [request(*range(3, 4 + n % 5), seed=n, max_tokens=3 + n % 11, **kinds[n % 4]) for n in range(17)]
+    model = make_model(family)
+
+    for req, done in zip(requests, run(make_engine(family, slots=3), *requests), strict=True):
+        if not req.sampling.replay_mask:
+            assert (done.mask_counts, done.mask_ids) == ([], [])
+            continue
+        assert len(done.mask_counts) == len(done.completion_ids)
+        assert max(done.mask_counts) <= req.sampling.top_k
+        assert all(mask == sorted(set(mask)) for mask in masks_of(done))
+        assert done.behavior_logprobs == pytest.approx(renormalised(model, req, done), abs=1e-5)
+
+
+def test_a_resumed_completion_has_the_masks_of_an_uninterrupted_one(make_engine):
+    requests = [request(5, 9, 7, seed=n, max_tokens=20, **CUT) for n in range(3)]
+    undisturbed = run(make_engine(), *requests)
+    prefixes = asyncio.run(written_after(make_engine(), 4, *requests))
+    assert [len(prefix.mask_counts) for prefix in prefixes] == [4, 4, 4]
+
+    for done, expected in zip(run(make_engine(), *map(resuming, requests, prefixes)), undisturbed, strict=True):
+        assert masks_of(done) == masks_of(expected)
+
+
+def test_masks_of_the_whole_vocabulary_are_refused(make_engine):
+    with pytest.raises(EngineError, match="records the ids that top_p and top_k leave, but they leave all"):
+        run(make_engine(), request(replay_mask=True))
 
 
 # ── new weights ─────────────────────────────────────────────────────────────────────────────

@@ -80,7 +80,7 @@ def test_temperature_sharpens_the_distribution_that_is_reported():
 def test_greedy_takes_the_likeliest_and_reports_the_unscaled_logprob():
     for tokens, logprobs in (
         sampler.draw(QUARTERS, ONE * 0, uniform(0.99)),
-        sampler.draw_filtered(QUARTERS, ONE * 0, uniform(0.99), ONE * 0.1, torch.tensor([1])),
+        sampler.draw_filtered(QUARTERS, ONE * 0, uniform(0.99), ONE * 0.1, torch.tensor([1]))[:2],
     ):
         assert tokens.item() == 1
         assert logprobs.exp().item() == pytest.approx(0.5)
@@ -103,12 +103,13 @@ def test_filters_keep_and_renormalise(top_p, top_k, kept):
     draws = torch.arange(0, 1, 1 / 64)
     count = len(draws)
 
-    tokens, logprobs = sampler.draw_filtered(
+    tokens, logprobs, ranking = sampler.draw_filtered(
         QUARTERS.expand(count, -1), ONE.expand(count), draws, ONE.expand(count) * top_p, torch.full((count,), top_k)
     )
 
     drawn = dict(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
     assert drawn == pytest.approx(kept)
+    assert ranking.masks(torch.tensor([0, 7])) == ([len(kept)] * 2, sorted(kept) * 2)
 
 
 def test_broken_logits_still_give_a_token_of_the_vocabulary():

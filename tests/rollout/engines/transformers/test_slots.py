@@ -1,4 +1,6 @@
+import math
 from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +24,13 @@ class CountingForward:
         self.prefills: list[list[list[int]]] = []
         self.steps: list[tuple[list[int], list[int], int]] = []
 
-    def prefill(self, slots: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> None:
+    def prefill(self, slots: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor, placed: Any = ()) -> None:
         self.prefills.append([row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)])
 
-    def step(self, ids: torch.Tensor, positions: torch.Tensor, cells: torch.Tensor, length: int) -> torch.Tensor:
+    def step(
+        self, ids: torch.Tensor, positions: torch.Tensor, cells: torch.Tensor, length: int, rotary: Any = None
+    ) -> torch.Tensor:
+        assert rotary is None
         assert (cells - torch.arange(len(ids)) * self.cache.positions).tolist() == positions.tolist()
         self.steps.append((ids.tolist(), positions.tolist(), length))
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float() * 100
@@ -33,7 +38,7 @@ class CountingForward:
 
 @pytest.fixture
 def make_table(make_model):
-    def make(slots: int = 4, positions: int = 40, **options: int) -> tuple[SlotTable, CountingForward]:
+    def make(slots: int = 4, positions: int = 40, **options: Any) -> tuple[SlotTable, CountingForward]:
         forward = CountingForward(make_model(), slots, positions)
         table = SlotTable(
             forward,
@@ -179,3 +184,13 @@ def test_a_released_row_is_not_decoded(make_table):
     table.step()
 
     assert forward.steps == [([4], [0], 16)]
+
+
+def test_ids_that_are_never_sampled_leave_their_probability_to_the_rest(make_table):
+    table, _ = make_table(never=[6, 7])
+
+    table.admit(deque([job(5, max_tokens=1)]))
+    ((_, completion),) = table.step()
+
+    assert completion.completion_ids == [0]  # the first of the others, all equally likely
+    assert completion.behavior_logprobs == pytest.approx([-math.log(VOCAB - 2)])

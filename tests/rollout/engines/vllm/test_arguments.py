@@ -102,6 +102,25 @@ def test_optional_arguments_may_be_missing():
     assert "use_tqdm_on_load" not in engine_args(config_with(), NAMES - {"use_tqdm_on_load"}, is_cpu=False)
 
 
+def test_sampling_masks_need_a_runner_that_records_them():
+    config = replace(config_with(), sampling=SamplingConfig(top_k=20, replay_mask=True))
+
+    assert engine_args(config, NAMES, is_cpu=False)["return_sampling_mask"] is True
+    assert "return_sampling_mask" not in engine_args(config_with(), NAMES, is_cpu=False)
+    with pytest.raises(ConfigError, match=r"sampling\.replay_mask with .* which runs on CUDA devices only"):
+        engine_args(config, NAMES, is_cpu=True)
+    with pytest.raises(ConfigError, match="which the installed vLLM has not; install vLLM"):
+        engine_args(config, NAMES - {"return_sampling_mask"}, is_cpu=False)
+
+
+def test_experts_need_a_runner_that_records_them():
+    config = replace(config_with(), rollout=Rollout(engine="vllm", replay_routes=True))
+
+    assert engine_args(config, NAMES, is_cpu=False)["enable_return_routed_experts"] is True
+    with pytest.raises(ConfigError, match=r"rollout\.replay_routes with .* which runs on CUDA devices only"):
+        engine_args(config, NAMES, is_cpu=True)
+
+
 def test_the_installed_vllm_knows_every_name_that_is_refused_or_set():
     arg_utils = pytest.importorskip("vllm.engine.arg_utils")
     known = arg_utils.AsyncEngineArgs.__dataclass_fields__

@@ -141,11 +141,39 @@ def test_a_request_takes_the_parameters_that_are_set(vllm: Source) -> None:
 
 
 @on_every_vllm
+def test_a_prompt_takes_pictures_with_names_of_their_own(vllm: Source) -> None:
+    options = attributes(vllm.find("vllm/inputs/llm.py", "_PromptOptions"))
+
+    assert {"multi_modal_data", "multi_modal_uuids", "cache_salt"} <= options
+    assert accepts(vllm.find("vllm/renderers/base.py", "BaseRenderer.render_cmpl_async"), "prompts")
+    assert "renderer" in attributes(vllm.find(ASYNC_LLM, "AsyncLLM"))
+    assert "logit_bias" in attributes(vllm.find("vllm/sampling_params.py", "SamplingParams"))
+    assert "prompt_token_ids" in attributes(vllm.find("vllm/outputs.py", "RequestOutput"))
+    assert "limit_mm_per_prompt" in attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
+
+
+@on_every_vllm
 def test_the_engine_takes_every_argument_that_is_set_or_refused(vllm: Source) -> None:
     fields = attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
     set_here = {"seed", "distributed_executor_backend", "additional_config"}
 
-    assert {*arguments.CONFIGURED, *arguments.FIXED, *arguments.UNSUPPORTED, *set_here} <= fields
+    known = {*arguments.CONFIGURED, *arguments.FIXED, *arguments.UNSUPPORTED, *set_here}
+    assert known - {arguments.MASKS, arguments.ROUTES} <= fields
+
+
+@on_every_vllm
+def test_a_vllm_that_takes_the_arguments_to_record_gives_masks_and_experts_by_these_names(vllm: Source) -> None:
+    fields = attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
+    if not {arguments.MASKS, arguments.ROUTES} <= fields:
+        pytest.skip("it records neither")
+
+    assert {"sampling_mask", "routed_experts"} <= attributes(vllm.find("vllm/outputs.py", "CompletionOutput"))
+    assert "token_ids" in attributes(vllm.find("vllm/outputs.py", "SamplingMask"))
+    assert "to_nested_list" in attributes(vllm.find("vllm/v1/outputs.py", "SamplingMaskLists"))
+    assert arguments.ROUTES in attributes(vllm.find("vllm/config/aux_output.py", "AuxOutputConfig"))
+    processor = vllm.bytes(PROCESSOR)
+    assert b"self.sampling_mask_chunks" in processor
+    assert b"self.routed_experts_chunks" in processor
 
 
 @on_every_vllm

@@ -3,6 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+from msgspec.structs import replace
+
+from asyncrl.algo.routing import from_routing, to_routing
 from asyncrl.messages import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm.request import VllmRequest
@@ -30,13 +34,45 @@ def test_resumed_tokens_are_prompt_to_vllm_and_part_of_the_completion():
     mine = make(PREFIX)
     mine.begin(policy_version=4)
 
-    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0])
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[])
     done = mine.completion(output, "stop")
 
     assert mine.prompt_ids == [1, 2, 3, 8, 9]
     assert (done.completion_ids, done.behavior_logprobs) == ([8, 9, 7], [-0.5, -0.25, -1.0])
     assert done.spans == [Span(3, 0, 2), Span(4, 2, 3)]
     assert done.generate_s >= 100.0
+
+
+def test_masks_of_resumed_tokens_come_first_and_unasked_ones_are_left_out():
+    asked = replace(make().request.sampling, top_k=3, replay_mask=True)
+    prefix = replace(PREFIX, mask_counts=[1, 2], mask_ids=[8, 5, 9])
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[[6, 7]])
+
+    done = VllmRequest(replace(make(prefix).request, sampling=asked)).completion(output, "stop")
+
+    assert (done.mask_counts, done.mask_ids) == ([1, 2, 2], [8, 5, 9, 6, 7])
+    unasked = make()
+    unasked.begin(policy_version=4)
+    assert unasked.completion(output, "stop").mask_counts == []
+
+
+def test_experts_are_those_of_layers_that_have_some_and_of_resumed_tokens_the_ones_recorded_before():
+    """Three prompt tokens, two resumed ones and one of vLLM, which read the first five."""
+    experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+    output: Any = SimpleNamespace(token_ids=[7], logprobs=[-1.0], masks=[], experts=experts)
+    before = np.full((4, 2, 2), 99, np.uint8)
+    asked = replace(make().request.sampling, replay_routes=True)
+
+    def completed(prefix: Completion) -> np.ndarray:
+        request = VllmRequest(replace(make(prefix).request, sampling=asked), expert_layers=[0, 2])
+        routing = request.completion(output, "stop").routing
+        assert routing
+        return from_routing(routing)
+
+    np.testing.assert_array_equal(completed(PREFIX), experts[:, [0, 2]])
+    resumed = completed(replace(PREFIX, routing=to_routing(before)))
+    np.testing.assert_array_equal(resumed[:4], before)
+    np.testing.assert_array_equal(resumed[4:], experts[4:, [0, 2]])
 
 
 def test_a_resumed_request_has_another_seed():

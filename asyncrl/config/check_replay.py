@@ -1,0 +1,85 @@
+"""
+Checks of what the sampler records for the trainer to replay: sampling masks, and experts.
+
+    top_p < 1 or top_k > 0    sampling.replay_mask    any                     log-probs of one distribution
+                              without, decoupled      ratios of the trainer alone; importance weights begin below 1
+                              without, synchronous    every ratio begins below 1
+                              without, asynchronous   refused: age and truncation cannot be told apart
+    mixture of experts        rollout.replay_routes   any                     tokens take the experts they took
+                              without, asynchronous   advised against
+"""
+
+from asyncrl.config.correction import resolved
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+
+
+def check_replay(config: Config) -> None:
+    """Raise `ConfigError` if masks would be recorded in vain, cannot be, or are missing."""
+    if config.sampling.replay_mask:
+        if not config.sampling.sampling().is_truncated:
+            raise ConfigError("sampling.replay_mask is only read with top_p below 1 or top_k above 0; remove it")
+        if config.rollout.engine == "vllm":
+            _check_vllm(config)
+    elif (cut := _truncation(config)) and config.schedule.staleness and _mode(config) == "bypass":
+        raise ConfigError(
+            f"{cut} with schedule.staleness = {config.schedule.staleness:g}: without the ids that were left at each "
+            f"token, the ratio in the loss compares the whole vocabulary with a part of it; set sampling.replay_mask = "
+            f"true, or algorithm.correction.mode = 'decoupled'"
+        )
+
+
+def replay_advice(config: Config) -> list[str]:
+    """A sentence on truncated sampling that is allowed, and that hardly anybody wants."""
+    if config.sampling.replay_mask or not (cut := _truncation(config)):
+        return []
+    which = "importance weights" if _mode(config) == "decoupled" else "ratios"
+    return [
+        f"{cut}: the sampler renormalises over the ids that are left, and the trainer over the whole vocabulary, so "
+        f"{which} begin below 1; sampling.replay_mask = true has both renormalise over the same ids"
+    ]
+
+
+def check_experts(config: Config, num_experts: int) -> list[str]:
+    """
+    A sentence on routes that are not replayed and hardly anybody wants so.
+
+    Raises `ConfigError` if routes are to be replayed of a model without experts; ``num_experts`` is 0 of such a one.
+    """
+    model, is_replayed = f"model.path={config.model.path}", config.rollout.replay_routes
+    if is_replayed and not num_experts:
+        raise ConfigError(
+            f"rollout.replay_routes is only read with a mixture of experts, and {model} is none; remove it"
+        )
+    if is_replayed or not num_experts or not config.schedule.staleness:
+        return []
+    return [
+        f"{model} is a mixture of {num_experts} experts and schedule.staleness is {config.schedule.staleness:g}: where "
+        f"experts are nearly tied, sampler and trainer choose different ones, and log-probs jump as if the policy had "
+        f"moved; rollout.replay_routes = true sends each token to the experts that it took"
+    ]
+
+
+def _check_vllm(config: Config) -> None:
+    """vLLM bounds the size of masks by top-k, and refuses every request without it."""
+    evaluation, bounds = config.evaluation, {"sampling.top_k": config.sampling.top_k}
+    if config.data.held_out and evaluation.temperature:
+        bounds["evaluation.top_k"] = evaluation.top_k
+    for key, top_k in bounds.items():
+        if not top_k:
+            raise ConfigError(
+                f"sampling.replay_mask with rollout.engine='vllm' needs {key} above 0: vLLM records no mask without a "
+                f"bound of its size; set it, for example to 100"
+            )
+
+
+def _truncation(config: Config) -> str:
+    """The setting that truncates, with its value; empty if none does."""
+    sampling = config.sampling
+    if sampling.top_p < 1:
+        return f"sampling.top_p is {sampling.top_p:g}"
+    return f"sampling.top_k is {sampling.top_k}" if sampling.top_k else ""
+
+
+def _mode(config: Config) -> str:
+    return resolved(config.algorithm.correction).mode

@@ -1,0 +1,74 @@
+r"""
+Pictures of a dataset's rows: the files that the image column holds or names, and what a prompt says of each.
+
+    [{"bytes": b"\x89PNG...", "path": "11.png"}]      as verl and the hub write them
+    [b"\x89PNG..."]     ["diagrams/11.png"]           files, or paths relative to the dataset's own folder
+
+A single picture may stand without a list. Of each file the header is read, for its size; the pixels are decoded where
+the model is.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import DataError
+from asyncrl.messages import Image
+
+MAX_FILE_BYTES = 32 << 20
+"""Largest file of a picture: it travels to the nodes as a payload does, in one piece."""
+
+Keep = Callable[[Image, bytes], None]
+"""Takes a picture that a prompt needs, with its file."""
+
+
+def keep_nothing(_image: Image, _content: bytes) -> None:
+    """`Keep` of a reader that needs no pictures, only prompts."""
+
+
+def read_files(value: Any, folder: Path) -> list[bytes]:
+    """Files of the pictures in a cell of the image column. Raises `DataError` if one of them cannot be had."""
+    if value is None:
+        return []
+    return [_read_file(item, folder) for item in (value if isinstance(value, list) else [value])]
+
+
+def _read_file(item: Any, folder: Path) -> bytes:
+    content = (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
+    if isinstance(content, str) and content:
+        content = _read_path(folder / content)
+    if not isinstance(content, bytes) or not content:
+        raise DataError(f"a picture must be bytes or a path, or {{bytes, path}} with one of them, got {_kind(item)}")
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(_too_large(f"a picture of {len(content):,} bytes"))
+    return content
+
+
+def _read_path(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise DataError(_too_large(f"picture {path} of {size:,} bytes"))
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"picture {path} cannot be read: {error.strerror or error}") from error
+
+
+def describe(content: bytes) -> Image:
+    """Digest and size of a picture. Raises `DataError` if it is no picture, too large, or pillow is not installed."""
+    try:
+        from asyncrl.vision.picture import picture_size  # noqa: PLC0415  only prompts with pictures need pillow
+    except ModuleNotFoundError as error:
+        raise DataError("it has pictures, but pillow is not installed: pip install 'asyncrl[vision]'") from error
+    width, height = picture_size(content)
+    return Image(hashlib.sha256(content).digest(), width, height, len(content))
+
+
+def _too_large(what: str) -> str:
+    return f"{what} is too large: the limit is {MAX_FILE_BYTES:,}; make it smaller"
+
+
+def _kind(item: Any) -> str:
+    if isinstance(item, dict):
+        return f"a dict with {', '.join(map(str, item)) or 'nothing'}"
+    return "null" if item is None else f"{type(item).__name__} {item!r:.40}"

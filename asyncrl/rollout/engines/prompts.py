@@ -1,0 +1,46 @@
+"""Token ids of prompts, with and without pictures: the canonical ids, in which a picture has all of its tokens."""
+
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.errors import DataError, EngineError
+from asyncrl.messages import Prompt
+from asyncrl.rollout.engines import text
+from asyncrl.vision.placeholders import check_marks, expand, marked_chat, marked_text
+from asyncrl.vision.processor import ImageProcessor
+
+READS_NONE = "a prompt has pictures, but the model reads none; use a Qwen3-VL or Qwen2.5-VL, or prompts of text"
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+    processor: ImageProcessor | None = None,
+) -> list[int]:
+    """
+    Token ids of a prompt; ``processor`` is None if the model reads no pictures.
+
+    Raises a final `EngineError` if the prompt has pictures that the model cannot read, or not as many as marks.
+    """
+    if processor is None:
+        if prompt.images:
+            raise EngineError(READS_NONE, retryable=False)
+        return text.encode(tokenizer, prompt, template_kwargs)
+    try:
+        counts = [processor.num_tokens(processor.grid(image.width, image.height)) for image in prompt.images]
+        return expand(_collapsed(tokenizer, prompt, template_kwargs, processor), counts, processor.image_token_id)
+    except DataError as error:
+        raise EngineError(str(error), retryable=False) from error
+
+
+def _collapsed(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template_kwargs: text.TemplateKwargs, processor: ImageProcessor
+) -> list[int]:
+    """Token ids with one token for each picture."""
+    if not prompt.images:
+        return text.encode(tokenizer, prompt, template_kwargs)
+    check_marks(prompt)
+    if prompt.chat:
+        return text.token_ids(tokenizer, marked_chat(prompt.chat), template_kwargs)
+    placeholder = "".join(tokenizer.convert_ids_to_tokens(list(processor.placeholder_ids)))
+    return text.token_ids(tokenizer, marked_text(prompt.text, placeholder), template_kwargs)

@@ -1,0 +1,42 @@
+"""Forward pass of any model of `asyncrl.vision` by its own code, with pictures in the prefill."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.rollout.engines.transformers.forward import ModelForward
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
+
+
+class PictureForward(ModelForward):
+    """
+    A `Forward` that always gives the model positions [3, B, P].
+
+    Without them transformers (5.19) takes the last offsets that it left on the module, which are another batch's.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, tower: VisionTower) -> None:
+        super().__init__(model, cache)
+        self._tower = tower
+
+    def _inputs(self, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None]) -> dict[str, Any]:
+        # The model looks for pictures wherever it finds their token: not in what an earlier request left as padding.
+        real = self._columns[: ids.shape[1]] < lengths[:, None]
+        inputs = {"input_ids": ids.where(real, 0)}
+        if not placed:
+            return inputs | {"position_ids": self._columns[: ids.shape[1]].expand(3, *ids.shape)}
+        features = self._tower.see(placed)
+        seen = SimpleNamespace(
+            pooler_output=[features.embeddings], deepstack_features=[[layer] for layer in features.deepstack]
+        )
+        return inputs | {
+            "position_ids": mrope(placed, ids.shape[1], ids.device),
+            "mm_encoder_outputs": {"image": seen},
+        }
+
+    def _position_ids(self, rotary: Tensor) -> Tensor:
+        return rotary[:, None].expand(3, -1, -1)

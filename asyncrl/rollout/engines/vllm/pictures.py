@@ -1,0 +1,59 @@
+"""
+Pictures of a request as vLLM takes them.
+
+    prompt ids, expanded ─ collapse ─▶ one token for each picture, which vLLM expands itself
+    files ─ decode, resize ─▶ pictures, with the files' digests as their names in vLLM's caches
+
+vLLM resizes and cuts pictures with torchvision, whose filter differs from pillow's in the last bits. So it gets each at
+the size to which it would resize it, resized here: what is left to it are two multiplications.
+"""
+
+from hashlib import sha256
+from importlib.util import find_spec
+from typing import Any
+
+from asyncrl.errors import ConfigError, DataError, EngineError
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.prompts import READS_NONE
+from asyncrl.vision.placeholders import collapse
+from asyncrl.vision.positions import Grid
+from asyncrl.vision.processor import ImageProcessor
+
+
+class VllmPictures:
+    """Pictures of one prompt. Raises a final `EngineError` if one is damaged, or does not fit the prompt's tokens."""
+
+    def __init__(self, request: Request, processor: ImageProcessor) -> None:
+        try:
+            self._pictures = processor.resized(request.images)
+            self.grids: list[Grid] = [processor.grid(*picture.size) for picture in self._pictures]
+            counts = [processor.num_tokens(grid) for grid in self.grids]
+            self.collapsed_ids = collapse(request.prompt_ids, counts, processor.image_token_id)
+            """Token ids of the prompt with one for each picture."""
+        except DataError as error:
+            raise EngineError(str(error), retryable=False) from error
+        self._digests = [sha256(file).hexdigest() for file in request.images]
+
+    def prompt_parts(self) -> dict[str, Any]:
+        """Parts of vLLM's prompt. By the digests, requests with the same pictures share one run of the encoder."""
+        return {"multi_modal_data": {"image": self._pictures}, "multi_modal_uuids": {"image": self._digests}}
+
+
+def placed(request: Request, processor: ImageProcessor | None) -> VllmPictures | None:
+    """Pictures of a request; None without any. ``processor`` is None if the model reads none."""
+    if processor is None:
+        if request.images:
+            raise EngineError(READS_NONE, retryable=False)
+        return None
+    if request.images or processor.image_token_id in request.prompt_ids:
+        return VllmPictures(request, processor)
+    return None
+
+
+def check_torchvision() -> None:
+    """Raise `ConfigError` if vLLM could not read pictures here."""
+    if find_spec("torchvision") is None:
+        raise ConfigError(
+            "the model reads pictures, which vLLM needs torchvision for, and it is not installed here; install the "
+            "torchvision of this torch, or use rollout.engine='transformers'"
+        )

@@ -1,0 +1,157 @@
+"""
+Drawn squares: a counting task that needs a picture, with unlimited problems.
+
+    picture      3 x 3 coloured squares, 24 x 24 pixels, shaded and noisy
+    prompt       <image>How many red?
+    clean chain   red 1 blue 1 red 2 pink 2 green 2 blue 2 red 3 cyan 3 pink 3 #### 3
+    wrong guess   #### 7
+    noisy chain  a chain with one square misread, and the mistake carried to the end
+
+A chain names the colour of each square, row by row, with the running count; a guess gives only the answer. The count is
+drawn first, evenly from 0 to 9, so a policy that does not see the picture is right one time in ten.
+
+Invariants:
+* The split of a problem depends on its colours alone, not on shades and noise, so no drawing is in both splits.
+* Prompts without their mark, and demonstrations, are sequences of `WORDS`.
+"""
+
+import io
+import random
+import zlib
+from collections.abc import Iterator
+from itertools import accumulate, islice
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from PIL import Image
+
+from asyncrl.data.prepare.published import write as write_parquet
+from asyncrl.messages import Split
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 200, 40),
+    "blue": (40, 50, 230),
+    "yellow": (230, 220, 40),
+    "pink": (240, 100, 220),
+    "cyan": (40, 220, 220),
+}
+SIDE = 3
+"""Squares in a row, and rows."""
+SQUARE_PIXELS = 8
+"""Width and height of a square: those that one image token stands for."""
+DARKEST = 0.6
+"""Least brightness of a square, as a share of its colour."""
+NOISE_STD = 12.0
+
+NUM_SQUARES = SIDE * SIDE
+IMAGE_MARK = "<image>"
+QUESTION = "How many"
+ANSWER = " ####"
+COLOUR_WORDS = {colour: f" {colour}" for colour in COLOURS}
+NUMBER_WORDS = tuple(f" {number}" for number in range(NUM_SQUARES + 1))
+WORDS = (QUESTION, "?", ANSWER, *COLOUR_WORDS.values(), *NUMBER_WORDS)
+"""Vocabulary of prompts and demonstrations; a space belongs to the word after it."""
+
+DATA_SOURCE = "drawn_squares"
+NUM_ROWS: dict[Split, int] = {"train": 2048, "held_out": 256}
+
+
+class Problem(Struct, frozen=True):
+    """Squares, and a colour to count."""
+
+    asked: str
+    squares: tuple[str, ...]
+    """Colours, row by row."""
+    seed: int
+    """Seed of shades and noise."""
+
+    @property
+    def prompt(self) -> str:
+        return f"{IMAGE_MARK}{QUESTION}{COLOUR_WORDS[self.asked]}?"
+
+    @property
+    def answer(self) -> str:
+        return str(self.squares.count(self.asked))
+
+    @property
+    def split(self) -> Split:
+        """Split by a checksum of the colours, the same on every machine: one drawing in ten is held out."""
+        return "held_out" if zlib.crc32(" ".join((self.asked, *self.squares)).encode()) % 10 == 0 else "train"
+
+    def chain(self, seen: tuple[str, ...] = ()) -> str:
+        """Each square with the running count, then the answer; ``seen`` replaces the right colours."""
+        seen = seen or self.squares
+        counts = list(accumulate(colour == self.asked for colour in seen))
+        named = (COLOUR_WORDS[colour] + NUMBER_WORDS[count] for colour, count in zip(seen, counts, strict=True))
+        return "".join(named) + ANSWER + NUMBER_WORDS[counts[-1]]
+
+    def guess(self) -> str:
+        """Answer without a chain."""
+        return f"{ANSWER} {self.answer}"
+
+    def picture(self) -> NDArray[np.uint8]:
+        """[24, 24, 3] RGB."""
+        rng = np.random.default_rng(self.seed)
+        shades = rng.uniform(DARKEST, 1.0, (NUM_SQUARES, 1))
+        squares = np.array([COLOURS[colour] for colour in self.squares]) * shades
+        drawn = squares.reshape(SIDE, SIDE, 3).repeat(SQUARE_PIXELS, 0).repeat(SQUARE_PIXELS, 1)
+        return (drawn + rng.normal(0, NOISE_STD, drawn.shape)).clip(0, 255).astype(np.uint8)
+
+
+def wrong_guess(problem: Problem, rng: random.Random) -> str:
+    """A count without a chain; never the right one, or reinforcement learning would reward guessing."""
+    return ANSWER + rng.choice([number for number in NUMBER_WORDS if number.strip() != problem.answer])
+
+
+def noisy_chain(problem: Problem, rng: random.Random) -> str:
+    """A chain with one square misread so that the answer is wrong: a chain is not always rewarded."""
+    at = rng.randrange(NUM_SQUARES)
+    is_asked = problem.squares[at] == problem.asked
+    misread = rng.choice(_others(problem.asked)) if is_asked else problem.asked
+    return problem.chain((*problem.squares[:at], misread, *problem.squares[at + 1 :]))
+
+
+def problems(seed: int, split: Split) -> Iterator[Problem]:
+    """Yield problems of one split, endlessly."""
+    rng = random.Random(f"drawn squares {split} {seed}")
+    while True:
+        problem = _draw(rng)
+        if problem.split == split:
+            yield problem
+
+
+def png(problem: Problem) -> bytes:
+    """Encode the picture without loss."""
+    file = io.BytesIO()
+    Image.fromarray(problem.picture()).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, split: Split, seed: int, *, num_rows: int | None = None) -> None:
+    """Write problems of one split as parquet: ``prompt``, ``images``, ``answer``, ``data_source``."""
+    drawn = islice(problems(seed, split), num_rows or NUM_ROWS[split])
+    rows = [
+        {
+            "prompt": problem.prompt,
+            "images": [{"bytes": png(problem)}],
+            "answer": problem.answer,
+            "data_source": DATA_SOURCE,
+        }
+        for problem in drawn
+    ]
+    write_parquet(rows, path)
+
+
+def _draw(rng: random.Random) -> Problem:
+    asked = rng.choice(list(COLOURS))
+    count = rng.randint(0, NUM_SQUARES)
+    squares = [asked] * count + rng.choices(_others(asked), k=NUM_SQUARES - count)
+    rng.shuffle(squares)
+    return Problem(asked, tuple(squares), rng.getrandbits(32))
+
+
+def _others(colour: str) -> list[str]:
+    return [other for other in COLOURS if other != colour]

@@ -1,0 +1,98 @@
+"""
+Lessons: a task, as the warm-up sees it.
+
+    step sums        prompt ──▶ token ids ┐
+    drawn squares    prompt ──▶ token ids ┼─▶ demonstration
+                     picture ─▶ patches ──┘
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.toy import drawn_squares, step_sums
+from asyncrl.toy.demonstrations import Encoded, encode
+from asyncrl.toy.vision_model import IMAGE_PAD, VISION_END, VISION_START, image_processor
+
+STEP_SUMS_MORE = 0.82
+"""Probability of each further change: problems are longer than in the data, because long chains are harder."""
+
+
+class Problem(Protocol):
+    @property
+    def prompt(self) -> str: ...
+
+    def chain(self) -> str:
+        """Completion that works the answer out."""
+
+    def guess(self) -> str:
+        """Completion that gives the answer alone."""
+
+
+Demonstration = Callable[[Any, random.Random], str]
+Encode = Callable[[Sequence[Any], Sequence[str]], list[Encoded]]
+
+
+class Lesson(Struct, frozen=True, kw_only=True):
+    name: str
+    problems: Iterator[Problem]
+    """Training problems, endlessly."""
+    held_out: Iterator[Problem]
+    """Problems to measure with, endlessly: other ones than the rows of the held-out file, which measure the result."""
+    mixture: Mapping[Demonstration, float]
+    """Shares of demonstrations that make chains rare. Guesses are the likeliest, so greedy decoding guesses."""
+    encode: Encode
+    """Encodes problems with their completions."""
+
+
+def clean_chain(problem: Problem, rng: random.Random) -> str:
+    """A chain without a mistake; ``rng`` is not used."""
+    return problem.chain()
+
+
+def step_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
+    return Lesson(
+        name="step sums",
+        problems=step_sums.problems(seed, "train", more=STEP_SUMS_MORE),
+        held_out=step_sums.problems(seed + 1, "held_out", min_steps=step_sums.HELD_OUT_STEPS),
+        mixture={clean_chain: 0.3, step_sums.wrong_guess: 0.6, step_sums.noisy_chain: 0.1},
+        encode=partial(_encode_text, tokenizer),
+    )
+
+
+def drawn_squares_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
+    return Lesson(
+        name="drawn squares",
+        problems=drawn_squares.problems(seed, "train"),
+        held_out=drawn_squares.problems(seed + 1, "held_out"),
+        mixture={clean_chain: 0.1, drawn_squares.wrong_guess: 0.85, drawn_squares.noisy_chain: 0.05},
+        encode=partial(_encode_pictures, tokenizer),
+    )
+
+
+def _encode_text(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], completions: Sequence[str]
+) -> list[Encoded]:
+    return encode(tokenizer, [problem.prompt for problem in problems], completions)
+
+
+def _encode_pictures(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[drawn_squares.Problem], completions: Sequence[str]
+) -> list[Encoded]:
+    image = VISION_START + IMAGE_PAD * drawn_squares.NUM_SQUARES + VISION_END
+    prompts = [problem.prompt.replace(drawn_squares.IMAGE_MARK, image) for problem in problems]
+    encoded = zip(encode(tokenizer, prompts, completions), _patches(problems), strict=True)
+    return [replace(one, patches=patches) for one, patches in encoded]
+
+
+def _patches(problems: Sequence[drawn_squares.Problem]) -> tuple[Tensor, ...]:
+    """[N, D] pixels of each picture's patches."""
+    read = image_processor()(images=[problem.picture() for problem in problems], return_tensors="pt")
+    return torch.split(read["pixel_values"], read["image_grid_thw"].prod(1).tolist())

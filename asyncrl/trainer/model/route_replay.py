@@ -1,0 +1,75 @@
+"""
+Replay of routes: the model in training sends each token of a row to the experts that the sampler sent it to.
+
+    router ─▶ logits, gates, experts ─ hook ─▶ logits, gates of the recorded experts, the recorded experts ─▶ experts
+
+Hooks on the routers leave all else as it is: experts may be sharded or parallel, and ranks may share a row. A layer
+that is computed again in the backward pass takes the same routes, because they stay until the next micro-batch.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.algo.routing import expert_modules, gates, route_shape
+from asyncrl.errors import ConfigError
+
+
+class RouteReplay:
+    """
+    Routers of one model; each is checked in its first forward pass, which raises `ConfigError` if gates would differ.
+
+    Args:
+        source: Setting and path of the model, for messages.
+
+    Raises:
+        ConfigError: The model has no experts, or no routers that can be told which to take.
+    """
+
+    def __init__(self, model: nn.Module, source: str) -> None:
+        self._source = source
+        self.routes: Tensor | None = None
+        """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
+        self._renormalised: dict[int, bool] = {}
+        """True for layers whose gates sum to 1; found in the first forward pass."""
+        routers, shape = _routers(model), route_shape(model)
+        if shape is None or None in routers:
+            raise ConfigError(
+                f"{source}: {type(model).__name__} has no mixture of experts behind a router of its own, which "
+                f"rollout.replay_routes needs; set it to false"
+            )
+        self.shape = shape
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._replay, layer))
+
+    def _replay(self, layer: int, router: nn.Module, _: Any, output: Any) -> tuple[Tensor, ...] | None:
+        """Replace the output of a router: logits [W, E], gates [W, K] and experts [W, K]."""
+        if layer not in self._renormalised:
+            self._renormalised[layer] = self._check(router, output)
+        if self.routes is None:
+            return None
+        logits, own, _ = output
+        experts = self.routes[:, layer].long()
+        return logits, gates(logits, experts, renormalised=self._renormalised[layer]).to(own.dtype), experts
+
+    def _check(self, router: nn.Module, output: Any) -> bool:
+        """True if a router renormalises; raises `ConfigError` if its gates are others than `gates`."""
+        if isinstance(output, tuple) and len(output) == 3:
+            logits, own, experts = (part.detach() for part in output)
+            for renormalised in (True, False):
+                found = gates(logits, experts, renormalised=renormalised)
+                if torch.allclose(found.to(own.dtype), own, rtol=8 * torch.finfo(own.dtype).eps, atol=1e-6):
+                    return renormalised
+        raise ConfigError(
+            f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its logits, which "
+            f"rollout.replay_routes does not compute; set it to false"
+        )
+
+
+def _routers(model: nn.Module) -> list[Any]:
+    """Router beside each module of experts, in the order of the layers; None where there is none."""
+    experts = {id(module) for module in expert_modules(model)}
+    blocks = [block for block in model.modules() if any(id(child) in experts for child in block.children())]
+    return [getattr(block, "gate", getattr(block, "router", None)) for block in blocks]

@@ -1,0 +1,115 @@
+"""
+Pictures of a packed row: each distinct one is read once, and its features go to every prompt that has it.
+
+    row        p p A A A A p   q B B q   r A A A A r      prompts p, q, r; tokens of pictures A and B
+    pictures   A ████  B ██                               patches, for one pass of the vision tower
+    tokens         0 1 2 3       4 5       0 1 2 3        feature that stands at each picture's token of the row
+
+Pixels are made from the files, as the sampler made its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.errors import DataError
+from asyncrl.vision.positions import Grid
+from asyncrl.vision.processor import ImageProcessor, Pixels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingImage:
+    """Picture of a prompt."""
+
+    digest: bytes
+    """SHA-256 of the file."""
+    content: bytes
+    """The file."""
+    grid: Grid
+    """Patches as the sampler cut it: in time, in height, in width."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pictures:
+    """Distinct pictures whose tokens are in a rank's part of a row. Tensors are on its device."""
+
+    pixels: Tensor
+    """[patches of all pictures, C * T * P * P] float32."""
+    grids: Tensor
+    """[pictures, 3] int64 patches in time, in height, in width."""
+    tokens: Tensor
+    """[M] int64 for each picture's token of the part, in order: index of its feature among those of all pictures."""
+
+
+class PictureTokens:
+    """Collects where the tokens of distinct pictures are in a row."""
+
+    def __init__(self, processor: ImageProcessor) -> None:
+        self._processor = processor
+        self._images: dict[bytes, TrainingImage] = {}
+        self._places: list[tuple[bytes, NDArray[np.int64]]] = []
+        """Digest and row indices of each picture of each prompt, in the order of the row."""
+
+    def positions(
+        self, prompt_ids: NDArray[np.int32], images: Sequence[TrainingImage]
+    ) -> tuple[NDArray[np.int64], int]:
+        """
+        Positions of a prompt's tokens, [3, L], or [L] without pictures, and the position of what comes after them.
+
+        Raises `DataError` unless its tokens of pictures are those of ``images``.
+        """
+        positions, delta = self._processor.positions(prompt_ids, [image.grid for image in images])
+        return positions if images else positions[0], len(prompt_ids) + delta
+
+    def check_sampled(self, completion_ids: NDArray[np.int32]) -> None:
+        """Raise `DataError` if a token of pictures was sampled: the body would look for what it shows."""
+        if found := self._processor.vision_token_ids.intersection(completion_ids.tolist()):
+            raise DataError(
+                f"a completion has the token {min(found)}, which stands for pictures and is never sampled; use an "
+                f"engine that bans it, as both engines of asyncrl do"
+            )
+
+    def add(self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage]) -> None:
+        """Add the pictures of a prompt whose tokens have these indices, [L], in the row."""
+        places = indices[prompt_ids == self._processor.image_token_id]
+        for image in images:
+            count = self._processor.num_tokens(image.grid)
+            self._images.setdefault(image.digest, image)
+            self._places.append((image.digest, places[:count]))
+            places = places[count:]
+
+    def of_part(self, own: slice, device: torch.device) -> Pictures | None:
+        """
+        Read the pictures whose tokens are in a part of the row; None if there are none.
+
+        Raises:
+            DataError: A file is damaged, or its picture is cut into other patches than the sampler's.
+        """
+        inside = [(digest, np.flatnonzero((own.start <= at) & (at < own.stop))) for digest, at in self._places]
+        shown = [(digest, kept) for digest, kept in inside if len(kept)]
+        if not shown:
+            return None
+        images = {digest: self._images[digest] for digest, _ in shown}
+        ends = np.cumsum([0, *(self._processor.num_tokens(image.grid) for image in images.values())])
+        firsts = dict(zip(images, ends.tolist(), strict=False))
+        pixels = self._read(list(images.values()))
+        return Pictures(
+            pixels=pixels.values.to(device),
+            grids=torch.tensor(pixels.grids, device=device),
+            tokens=torch.from_numpy(np.concatenate([firsts[digest] + kept for digest, kept in shown])).to(device),
+        )
+
+    def _read(self, images: Sequence[TrainingImage]) -> Pixels:
+        pixels = self._processor.pixels([image.content for image in images])
+        for image, grid in zip(images, pixels.grids, strict=True):
+            if grid != tuple(image.grid):
+                raise DataError(
+                    f"the sampler cut the picture {image.digest.hex()[:12]} into {tuple(image.grid)} patches (time, "
+                    f"height, width), this trainer into {grid} with its processor ({self._processor.version}); use one "
+                    f"version of pillow, and the same preprocessor_config.json, in rollouts and trainer"
+                )
+        return pixels

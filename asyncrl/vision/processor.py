@@ -1,0 +1,125 @@
+"""
+Pictures as a model reads them: from files to patches, and from sizes to numbers of tokens.
+
+    bytes ─ decode ─▶ RGB ─ resize ─▶ multiples of a merged patch ─ normalise, cut ─▶ Pixels
+
+Bit-equal to transformers' `Qwen2VLImageProcessorPil`. Sampler and trainer call this one, each on the files themselves,
+so pixels never travel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+from torch import Tensor
+
+from asyncrl.errors import DataError
+from asyncrl.vision import positions
+from asyncrl.vision.patches import cut, resized_to
+from asyncrl.vision.picture import decode, rgb
+from asyncrl.vision.positions import Grid
+from asyncrl.vision.settings import ModelConfig, Processing, read_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Patches of one or more pictures, in order."""
+
+    values: Tensor
+    """[sum of t * h * w, C * T * P * P] float32: channels, frames and pixels of each patch."""
+    grids: list[Grid]
+    """Patches of each picture: in time, in height, in width."""
+
+
+class ImageProcessor:
+    """A model's way to read pictures. `load` makes one."""
+
+    def __init__(self, config: ModelConfig, processing: Processing) -> None:
+        self._processing = processing
+        self._colours = _colours(processing)
+        self.merge_size: int = processing.merge_size
+        """Patches along each side of a token."""
+        self.image_token_id: int = config.image_token_id
+        """Id of the token that stands for a part of a picture."""
+        self.placeholder_ids = (config.vision_start_token_id, config.image_token_id, config.vision_end_token_id)
+        """Ids of a collapsed picture in plain text: its begin, the picture, its end."""
+        others = {config.video_token_id, config.vision_token_id}
+        self.vision_token_ids: frozenset[int] = frozenset({*self.placeholder_ids, *others} - {-1})
+        """Ids that are never sampled: a forward pass looks for a picture wherever it finds them."""
+        least, most = processing.limits
+        self.version: str = (
+            f"pillow {PIL.__version__}, {least} to {most} pixels, patches of {processing.patch_size} merged by "
+            f"{processing.merge_size}, filter {processing.resample}"
+        )
+        """Version and settings that pixels and grids depend on, for messages about two that disagree."""
+
+    @classmethod
+    def load(cls, model_path: Path) -> "ImageProcessor | None":
+        """
+        Read the files of a model directory; None if the model reads no pictures.
+
+        Raises `ConfigError` if it does and a file is missing or invalid.
+        """
+        settings = read_settings(model_path)
+        return cls(*settings) if settings else None
+
+    def grid(self, width: int, height: int) -> Grid:
+        """Patches of a picture in time, in height, in width, by its size alone. Raises `DataError` if it has none."""
+        return self._cut_grid(*self._resized_to(width, height))
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Number of image tokens that stand for a picture."""
+        return positions.num_tokens(grid, self.merge_size)
+
+    def pixels(self, files: Sequence[bytes]) -> Pixels:
+        """Decode and cut pictures. Raises `DataError`, which names the picture, if one is damaged or too large."""
+        pictures, sizes = self.resized(files), self._processing
+        none = np.empty((0, 3 * sizes.temporal_patch_size * sizes.patch_size**2), dtype=np.float32)
+        values = np.concatenate([none, *map(self._patches, pictures)])
+        return Pixels(torch.from_numpy(values), [self._cut_grid(*picture.size) for picture in pictures])
+
+    def resized(self, files: Sequence[bytes]) -> list[Image.Image]:
+        """Pictures in RGB, at the size at which they are cut. Raises `DataError` as `pixels`."""
+        return [self._resized(file, f"picture {place} of {len(files)}") for place, file in enumerate(files, 1)]
+
+    def positions(self, prompt_ids: ArrayLike, grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
+        """See `mrope_positions`."""
+        return positions.mrope_positions(
+            prompt_ids, grids, image_token_id=self.image_token_id, merge_size=self.merge_size
+        )
+
+    def _resized_to(self, width: int, height: int) -> tuple[int, int]:
+        least, most = self._processing.limits
+        factor = self._processing.patch_size * self.merge_size
+        return resized_to(width, height, factor=factor, min_pixels=least, max_pixels=most)
+
+    def _cut_grid(self, width: int, height: int) -> Grid:
+        """Patches of a picture that has been resized."""
+        return 1, height // self._processing.patch_size, width // self._processing.patch_size
+
+    def _resized(self, file: bytes, name: str) -> Image.Image:
+        try:
+            picture = decode(file)
+            size = self._resized_to(*picture.size)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+        return picture.resize(size, resample=Image.Resampling(self._processing.resample))
+
+    def _patches(self, picture: Image.Image) -> NDArray[np.float32]:
+        values = self._colours[np.arange(3)[:, None, None], rgb(picture).transpose(2, 0, 1)]
+        sizes = self._processing
+        return cut(values, patch=sizes.patch_size, merge=self.merge_size, temporal=sizes.temporal_patch_size)
+
+
+def _colours(processing: Processing) -> NDArray[np.float32]:
+    """[3, 256] normalised value of each byte in each channel; rounded twice, as transformers does."""
+    scaled = (np.arange(256, dtype=np.float64) * processing.rescale_factor).astype(np.float32)
+    mean, std = (
+        np.array(values, dtype=np.float32)[:, None] for values in (processing.image_mean, processing.image_std)
+    )
+    return (scaled - mean) / std

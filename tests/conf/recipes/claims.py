@@ -1,0 +1,73 @@
+"""The module that honours each setting of the recipes: it must read it in a run."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+CLAIMS = {
+    "run.steps": "asyncrl.broker.scheduler",
+    "model.path": "asyncrl.node.trainer.learner",
+    "model.dtype": "asyncrl.trainer.models",
+    "data.train": "asyncrl.data.prompts",
+    "data.held_out": "asyncrl.data.prompts",
+    "data.max_prompt_tokens": "asyncrl.broker.leases.lease_terms",
+    "data.truncation": "asyncrl.broker.leases.lease_terms",
+    "data.filter_overlong_prompts": "asyncrl.broker.leases.trajectories",
+    "schedule.groups_per_step": "asyncrl.broker.scheduler",
+    "schedule.group_size": "asyncrl.broker.scheduler",
+    "schedule.steps_per_publish": "asyncrl.trainer.actor",
+    "schedule.staleness": "asyncrl.broker.scheduler",
+    "schedule.order": "asyncrl.broker.training",
+    "schedule.partial_rollout": "asyncrl.node.attach",
+    "sampling.max_tokens": "asyncrl.broker.leases.lease_terms",
+    "rollout.engine": "asyncrl.node.engine",
+    "rollout.replicas": "asyncrl.cli.launch.run",
+    "rollout.slots": "asyncrl.node.engine",
+    "rollout.vllm.tensor_parallel_size": "asyncrl.rollout.engines.vllm.arguments",
+    "rollout.vllm.gpu_memory_utilization": "asyncrl.rollout.engines.vllm.arguments",
+    "rollout.vllm.enable_chunked_prefill": "asyncrl.rollout.engines.vllm.arguments",
+    "rollout.vllm.engine_args": "asyncrl.rollout.engines.vllm.arguments",
+    "reward.function": "asyncrl.reward.routing",
+    "algorithm.advantage": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.clip_low": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.clip_high": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.dual_clip": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.aggregation": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.kl": "asyncrl.trainer.algorithm.recipe",
+    "algorithm.kl_coef": "asyncrl.trainer.learner",
+    "algorithm.correction.mode": "asyncrl.trainer.algorithm.recipe",
+    "trainer.device": "asyncrl.node.trainer.learner",
+    "trainer.ranks": "asyncrl.node.trainer.trainer",
+    "trainer.sequence_parallel": "asyncrl.trainer.fetching",
+    "trainer.lr": "asyncrl.trainer.model.learning_rate",
+    "trainer.warmup_steps": "asyncrl.trainer.model.learning_rate",
+    "trainer.weight_decay": "asyncrl.trainer.models",
+    "trainer.grad_clip": "asyncrl.trainer.models",
+    "trainer.mini_batches": "asyncrl.trainer.learner",
+    "trainer.gradient_checkpointing": "asyncrl.trainer.models",
+    "trainer.offload": "asyncrl.trainer.models",
+    "trainer.max_tokens_per_micro_batch": "asyncrl.trainer.updates",
+    "weights.backend": "asyncrl.weights.groups.group_keeper",
+    "evaluation.max_prompts": "asyncrl.node.broker",
+    "evaluation.every_versions": "asyncrl.broker.versions.evaluation",
+    "evaluation.at_start": "asyncrl.broker.versions.evaluation",
+    "evaluation.temperature": "asyncrl.broker.leases.lease_terms",
+    "evaluation.top_p": "asyncrl.broker.leases.lease_terms",
+    "checkpoint.every_steps": "asyncrl.trainer.actor",
+}
+
+TABLES = {"engine_args"}
+"""Settings whose value is a table."""
+
+
+def settings(section: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Keys of a run file, in order."""
+    for name, value in section.items():
+        if isinstance(value, Mapping) and name not in TABLES:
+            yield from settings(value, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+def ignored(keys: Collection[str], reads: Mapping[str, Collection[str]]) -> list[str]:
+    """Settings that nothing claims, or that the module that claims them has not read."""
+    return [key for key in keys if key not in CLAIMS or CLAIMS[key] not in reads.get(key, ())]

@@ -1,0 +1,115 @@
+"""Every recipe runs at tiny scale on a CPU, and every setting in it is read by the code that claims it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.run_file import load_config
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.toy.tiny.samples import dataset_of, write_sample
+from tests.conf.recipes import recording, sparse_model
+from tests.conf.recipes.claims import CLAIMS, ignored, settings
+
+RECIPES = Path("conf/recipes").resolve()
+NAMES = sorted(path.stem for path in RECIPES.glob("*.toml"))
+STEPS = 3
+
+VLLM_ARGUMENTS = """
+import sys
+from pathlib import Path
+from asyncrl.config.run_file import load_config
+from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, engine_args
+config = load_config(Path(sys.argv[1]))
+engine_args(config, {*CONFIGURED, *FIXED, *config.rollout.vllm.engine_args}, is_cpu=False)
+"""
+"""At tiny scale the engine is not vLLM: its arguments are made beside the run."""
+
+
+def keys(name: str) -> list[str]:
+    return list(settings(tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Working directory of the runs, which share the tiny models and data."""
+    folder = tmp_path_factory.mktemp("recipes")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run(*command: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=recording.environment(folder / "reads"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_runs_at_tiny_scale_and_each_of_its_settings_is_honoured(name: str, cache: Path) -> None:
+    recipe = str(RECIPES / f"{name}.toml")
+    run("-m", "asyncrl", "run", recipe, "--scale", "tiny", "--set", f"run.steps={STEPS}", folder=cache)
+    run("-c", VLLM_ARGUMENTS, recipe, folder=cache)
+
+    summary = RunDirectory(cache / "runs" / name).finished_summary()
+    assert summary is not None
+    assert summary.steps == STEPS
+    found = recording.reads(cache / "reads")
+    shutil.rmtree(cache / "reads")
+    assert ignored(keys(name), found) == []
+    for key in keys(name):
+        without = found | {key: found[key] - {CLAIMS[key]}}
+        assert ignored(keys(name), without) == [key]
+
+
+MACHINES = {
+    "gsm8k-qwen2.5-3b-one-step-off": ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, "80GB"),
+    "gsm8k-qwen3-8b-grpo": ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, "80GB"),
+    "dapo-qwen3-30b-a3b-npu": ({"ASCEND_RT_VISIBLE_DEVICES": ",".join(map(str, range(32)))}, "64GB"),
+}
+"""Devices that each recipe is for, and the memory of each."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_fits_the_devices_that_it_is_for(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    recipe = RECIPES / f"{name}.toml"
+    config = load_config(recipe)
+    sparse_model.make(Path(config.model.path).name, tmp_path / "models")
+    for path in map(Path, (*config.data.train_files, *config.data.held_out_files)):
+        write_sample(dataset_of(path), tmp_path / path, split=path.stem, seed=0)
+    devices, memory = MACHINES[name]
+    command = [sys.executable, "-m", "asyncrl", "run", str(recipe), "--dry-run", "--device-memory", memory]
+    done = subprocess.run(
+        [*command, "--host-memory", "1.5TB"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(RECIPES.parents[1])} | devices,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "would start: 1 broker" in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_setting_of_a_recipe_is_claimed(name: str) -> None:
+    assert [key for key in keys(name) if key not in CLAIMS] == []
+
+
+def test_a_setting_that_only_other_code_reads_is_ignored() -> None:
+    assert ignored(["trainer.lr"], {"trainer.lr": {"asyncrl.config.check"}}) == ["trainer.lr"]
+    assert ignored(["trainer.lr"], {"trainer.lr": {CLAIMS["trainer.lr"]}}) == []
+    assert ignored(["trainer.unheard_of"], {"trainer.unheard_of": {"asyncrl.trainer.actor"}}) == ["trainer.unheard_of"]

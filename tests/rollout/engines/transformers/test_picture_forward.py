@@ -1,0 +1,35 @@
+"""The general forward pass with pictures against the model's own full forward pass."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
+from asyncrl.rollout.engines.transformers.pictures import VisionTower
+from tests.conftest import make_vision_model
+from tests.rollout.engines.vision_models import FAMILIES, full_logprobs, load, picture_request
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_token_after_a_prompt_with_pictures_is_that_of_the_full_forward_pass(tmp_path: Path, family: str) -> None:
+    make_vision_model(tmp_path, family)
+    model, processor = load(tmp_path)
+    config = model.config.get_text_config()
+    cache = KVCache(config, slots=2, positions=64, dtype=model.dtype, device=model.device)
+    tower = VisionTower(model, processor)
+    forward = PictureForward(model, cache, tower)
+    request = picture_request(processor, (24, 16), (8, 24))
+    placed = tower.place(request)
+    assert placed is not None
+    ids, last = torch.tensor([request.prompt_ids]), len(request.prompt_ids) - 1
+
+    with torch.inference_mode():
+        forward.prefill(torch.tensor([0]), ids[:, :-1], torch.tensor([last]), [placed])
+        at = torch.tensor([last])
+        logits = forward.step(ids[:, -1], at, at, last + 1, at + placed.delta)[0]
+
+    sampled = sorted(set(range(config.vocab_size)) - processor.vision_token_ids)
+    expected = [full_logprobs(tmp_path, model, request, [token])[0] for token in sampled]
+    torch.testing.assert_close(logits[sampled].log_softmax(-1), torch.tensor(expected), atol=2e-5, rtol=1e-5)

@@ -1,0 +1,124 @@
+"""That tokens then have the sampler's log-probs is in `tests.integration.test_route_replay`."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from asyncrl.algo.routing import expert_modules
+from asyncrl.errors import ConfigError
+from asyncrl.trainer.model.route_replay import RouteReplay
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 16,
+    "initializer_range": 0.3,
+}
+IDS = torch.arange(6)[None]
+ROUTES = torch.tensor([[[3, 0], [1, 2]]], dtype=torch.uint8).expand(6, 2, 2)
+"""Of six tokens, in two layers."""
+
+
+def qwen(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [1]}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **(config | changes)))
+
+
+def mixtral() -> Any:
+    torch.manual_seed(0)
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+
+
+@pytest.fixture
+def taken() -> dict[int, tuple[Tensor, Tensor]]:
+    """Experts and gates of each layer of experts in the last forward pass, once `watch` was called."""
+    return {}
+
+
+def watch(model: nn.Module, taken: dict[int, tuple[Tensor, Tensor]]) -> None:
+    for layer, experts in enumerate(expert_modules(model)):
+        experts.register_forward_pre_hook(lambda _, args, layer=layer: taken.update({layer: (args[1], args[2])}))
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_every_token_takes_the_experts_it_is_sent_to_with_gates_of_the_models_kind(taken, renormalised: bool) -> None:
+    model = qwen(norm_topk_prob=renormalised)
+    replay = RouteReplay(model, "model.path=m")
+    watch(model, taken)
+    own = model(IDS).logits
+    replay.routes = ROUTES
+    sent = model(IDS).logits
+
+    assert (replay.shape.layers, replay.shape.top_k, replay.shape.num_experts) == (2, 2, 4)
+    assert not torch.allclose(own, sent)
+    for layer in range(2):
+        experts, gates = taken[layer]
+        assert torch.equal(experts, ROUTES[:, layer].long())
+        assert torch.allclose(gates.sum(-1), torch.ones(6)) == renormalised
+    replay.routes = None
+    assert torch.equal(model(IDS).logits, own)
+
+
+def test_the_experts_that_a_model_takes_by_itself_change_nothing(taken) -> None:
+    for model in (qwen(), qwen(norm_topk_prob=True)):
+        replay = RouteReplay(model, "model.path=m")
+        watch(model, taken)
+        own = model(IDS).logits
+        replay.routes = torch.stack([experts for experts, _ in taken.values()], 1).to(torch.int16)
+        torch.testing.assert_close(model(IDS).logits, own)
+
+
+def test_another_family_is_replayed_by_the_same_hooks(taken) -> None:
+    model = mixtral()
+    replay = RouteReplay(model, "model.path=m")
+    watch(model, taken)
+    model(IDS)
+    replay.routes = torch.tensor([[[3, 0], [1, 2], [0, 2]]]).expand(6, 3, 2)
+    model(IDS)
+    assert torch.equal(taken[2][0][0], torch.tensor([0, 2]))
+
+
+def test_a_router_learns_which_gates_help() -> None:
+    model = qwen()
+    RouteReplay(model, "model.path=m").routes = ROUTES
+    model(IDS).logits.logsumexp(-1).sum().backward()
+    gradient = model.model.layers[0].mlp.gate.weight.grad
+    assert gradient[[0, 3]].abs().min() > 0
+
+
+class Sigmoid(nn.Module):
+    """A router of another kind."""
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = states.reshape(-1, 16)[:, :4]
+        gates, experts = logits.sigmoid().topk(2)
+        return logits, gates, experts
+
+
+def test_routers_of_another_kind_are_refused_in_one_sentence() -> None:
+    model = qwen()
+    for layer in (0, 2):
+        model.model.layers[layer].mlp.gate = Sigmoid()
+    RouteReplay(model, "model.path=m")
+    with pytest.raises(ConfigError, match=r"^model\.path=m: Sigmoid weights its experts by more than a softmax of its"):
+        model(IDS)
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no mixture of experts behind a router of its own"):
+        RouteReplay(LlamaForCausalLM(LlamaConfig(**SIZES)), "model.path=m")

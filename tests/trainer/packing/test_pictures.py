@@ -1,0 +1,130 @@
+"""Pictures of packed rows: prompts with other pictures are other prompts, and equal pictures are read once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.errors import DataError
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingImage, TrainingTrajectory, collate
+from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.vision.processor import ImageProcessor
+from tests.conftest import make_vision_model
+from tests.trainer.pictured_trajectories import pictured_trajectories, prompt_with, training_image
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory) -> ImageProcessor:
+    path = tmp_path_factory.mktemp("model")
+    make_vision_model(path)
+    found = ImageProcessor.load(path)
+    assert found
+    return found
+
+
+def trajectory(processor: ImageProcessor, images: list[TrainingImage], completion: list[int]) -> TrainingTrajectory:
+    ids = np.array(completion, np.int32)
+    return TrainingTrajectory(
+        0, prompt_with(processor, images), ids, np.zeros(len(ids), np.float32), 1.0, images=images
+    )
+
+
+def packed(processor: ImageProcessor, *trajectories: TrainingTrajectory, group=None) -> MicroBatch:
+    return collate(trajectories, device=CPU, processor=processor, group=group or SequenceGroup())
+
+
+def test_two_pictures_with_one_question_do_not_share_a_prompt(processor: ImageProcessor) -> None:
+    first, second = training_image(processor, 0), training_image(processor, 4)
+    one, other = (trajectory(processor, [image], [3, 4]) for image in (first, second))
+    assert first.grid == second.grid
+    assert np.array_equal(one.prompt_ids, other.prompt_ids)
+
+    length = len(one.prompt_ids)
+    assert packed(processor, one, other).num_packed == 2 * (length + 1)
+    assert packed(processor, one, one).num_packed == length + 2
+    both = packed(processor, one, other).pictures
+    assert both is not None
+    assert both.tokens.tolist() == [*range(2 * processor.num_tokens(first.grid))]
+
+
+def test_one_picture_of_two_questions_is_read_once(processor: ImageProcessor) -> None:
+    image = training_image(processor)
+    one = trajectory(processor, [image], [3, 4])
+    other = replace(one, prompt_ids=np.append(one.prompt_ids, np.int32(5)))
+    pictures = packed(processor, one, other).pictures
+
+    assert pictures is not None
+    assert pictures.grids.tolist() == [list(image.grid)]
+    assert torch.equal(pictures.pixels, processor.pixels([image.content]).values)
+    assert pictures.tokens.tolist() == 2 * [*range(processor.num_tokens(image.grid))]
+
+
+def test_positions_are_those_of_each_sequence_alone(processor: ImageProcessor) -> None:
+    trajectories = pictured_trajectories(processor)
+    batch = packed(processor, *trajectories)
+    assert batch.position_ids.shape == (3, 1, batch.num_packed)
+
+    ends = np.cumsum(batch.row.lengths)
+    found = {
+        (tuple(batch.input_ids[0, at].tolist()), tuple(batch.position_ids[:, 0, at].flatten().tolist()))
+        for at in np.split(batch.row.indices.numpy(), ends[:-1])
+    }
+    expected = set()
+    for one in trajectories:
+        ids = np.concatenate((one.prompt_ids, one.completion_ids[:-1]))
+        positions, _ = processor.positions(ids, [image.grid for image in one.images])
+        expected.add((tuple(ids.tolist()), tuple(positions.flatten().tolist())))
+    assert found == expected
+
+
+def test_a_row_of_text_has_one_position_for_each_token(processor: ImageProcessor) -> None:
+    batch = packed(processor, trajectory(processor, [], [3, 4, 5]))
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3]]
+    assert batch.pictures is None
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_share_a_row_read_the_pictures_of_their_parts(processor: ImageProcessor, size: int) -> None:
+    trajectories = pictured_trajectories(processor)
+    whole = packed(processor, *trajectories)
+    parts = [packed(processor, *trajectories, group=SequenceGroup(size, index)) for index in range(size)]
+
+    joined = torch.cat([part.position_ids for part in parts], -1)
+    assert torch.equal(joined[..., : whole.num_packed], whole.position_ids)
+    shown = [features(part) for part in parts if part.pictures]
+    assert torch.equal(torch.cat(shown), features(whole))
+    for part in parts:
+        num_tokens = int((part.input_ids == processor.image_token_id).sum())
+        assert num_tokens == (0 if part.pictures is None else len(part.pictures.tokens))
+
+
+def features(batch: MicroBatch) -> torch.Tensor:
+    """A stand-in for the tower: the merged patches themselves, for each token of a picture."""
+    assert batch.pictures is not None
+    return batch.pictures.pixels.view(-1, 4 * batch.pictures.pixels.shape[1])[batch.pictures.tokens]
+
+
+def test_a_grid_other_than_the_sampler_s_stops_with_a_sentence(processor: ImageProcessor) -> None:
+    image = training_image(processor)
+    turned = replace(image, grid=(1, image.grid[2], image.grid[1]))
+    with pytest.raises(DataError, match=r"into \(1, 6, 4\) patches .* this trainer into \(1, 4, 6\) .*pillow"):
+        packed(processor, trajectory(processor, [turned], [3]))
+
+
+def test_pictures_for_a_model_that_reads_none_are_refused(processor: ImageProcessor) -> None:
+    with pytest.raises(DataError, match="group 0 has 1 pictures, but the model reads none"):
+        collate([trajectory(processor, [training_image(processor)], [3])], device=CPU)
+
+
+def test_a_sampled_token_of_pictures_is_refused(processor: ImageProcessor) -> None:
+    with pytest.raises(DataError, match="has the token 26, which stands for pictures and is never sampled"):
+        packed(processor, trajectory(processor, [], [3, processor.image_token_id]))
+
+
+def test_a_prompt_that_spells_a_picture_it_does_not_have_is_refused(processor: ImageProcessor) -> None:
+    one = trajectory(processor, [training_image(processor)], [3])
+    with pytest.raises(DataError, match="have 0 tokens by their files, but the prompt has 6"):
+        packed(processor, replace(one, images=[]))
