@@ -71,6 +71,9 @@ A, R, F = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout
 LONG = ("data.max_prompt_length=2048", "data.max_response_length=6144", f"{R}.n=8")
 DAPO = (
     *LONG,
+    "data.val_files=test.parquet",
+    f"{R}.val_kwargs.temperature=1.0",
+    "trainer.log_val_generations=10",
     "data.truncation='left'",
     f"{A}.clip_ratio_high=0.28",
     f"{A}.clip_ratio_c=10.0",
@@ -92,6 +95,9 @@ DAPO = (
 )
 MIXTURE = (
     *LONG,
+    "data.image_key=pictures",
+    f"{A}.freeze_vision_tower=True",
+    f"{A}.router_replay.mode=R3",
     f"{A}.strategy=megatron",
     f"{A}.megatron.tensor_model_parallel_size=4",
     f"{A}.megatron.pipeline_model_parallel_size=2",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from asyncrl.verl.recipe import Recipe
 
-A, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 CLIPS = ("clip_low", "clip_high")
 LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vanilla": ("clipped", (*CLIPS, "dual_clip")),
@@ -49,6 +49,10 @@ ADVANTAGES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+TRUNCATED = (
+    "verl's bypass_mode compares the whole vocabulary with the part that top_p and top_k leave; to keep it, set "
+    "sampling.replay_mask with a top_k"
+)
 KL_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "loss": tuple(f"{A}.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type")),
     "reward": (
@@ -157,8 +161,7 @@ def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> Non
 
 
 def _correction(recipe: Recipe) -> None:
-    bypass = recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous")
-    recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+    bypass = _is_bypass(recipe)
     if not bypass and recipe.settings["schedule.steps_per_publish"] > 1:
         recipe.put(
             "algorithm.correction.anchor", "publish", "verl keeps the weights of the last sync for all its steps"
@@ -177,6 +180,26 @@ def _correction(recipe: Recipe) -> None:
     for name in ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize") if why else ():
         recipe.say(f"{CORRECTION}.{name}", "not needed", why)
     _rejection(recipe)
+
+
+def _is_bypass(recipe: Recipe) -> bool:
+    """Set the mode: bypass unless stale tokens are sampled from a part of the vocabulary."""
+    bypass = bool(recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous"))
+    cuts = [
+        key
+        for key, is_cut in (
+            (f"{R}.top_p", recipe.settings.get("sampling.top_p", 1.0) < 1),
+            (f"{R}.top_k", recipe.settings.get("sampling.top_k", 0) > 0),
+        )
+        if is_cut and recipe.settings["schedule.staleness"]
+    ]
+    if not (bypass and cuts):
+        recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+        return bypass
+    recipe.put("algorithm.correction.mode", "decoupled", TRUNCATED)
+    for key in (f"{CORRECTION}.bypass_mode", *cuts):
+        recipe.say(key, "substituted", f"algorithm.correction.mode = 'decoupled': {TRUNCATED}")
+    return False
 
 
 def _importance(recipe: Recipe, *, bypass: bool) -> None:

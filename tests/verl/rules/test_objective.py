@@ -103,6 +103,13 @@ def test_weights_under_bypass_are_left_out_because_verl_only_reports_them() -> N
     assert fate("fully_async", option)[0] == "not needed"
 
 
+def test_stale_tokens_of_truncated_sampling_are_decoupled_and_it_is_said() -> None:
+    option = "actor_rollout_ref.rollout.top_p=0.95"
+    assert algorithm(option)["correction.mode"] == "decoupled"
+    assert fate("fully_async", option)[0] == "substituted"
+    assert algorithm(option, "async_training.staleness_threshold=0")["correction.mode"] == "bypass"
+
+
 def test_a_rejection_without_a_threshold_is_refused_as_in_verl() -> None:
     assert fate("fully_async", f"{CORRECTION}.rollout_rs=seq_mean_k1")[0] == "not supported"
 
