@@ -105,8 +105,8 @@ def _furnish(root: Path, script: Path, text: bytes) -> None:
     (root / "prelude.sh").write_text(PRELUDE)
     (root / "dev/null").touch()
     (root / str(script)[1:]).write_bytes(text)
-    for path in root.rglob("*"):  # Whatever the umask is: the jail may have another user.
-        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+    for entry in root.rglob("*"):  # Whatever the umask is: the jail may have another user.
+        entry.chmod(entry.stat().st_mode | (0o755 if entry.is_dir() else 0o644))
     for name in (*writable, "dev/null"):
         (root / name).chmod(0o777)
     if not (root / "usr/bin").exists():
