@@ -43,16 +43,17 @@ def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path 
     else:
         click.echo(translation.toml, nl=False)
     problem = _problem(translation)
-    for line in report(translation, [*complaints, *([problem] if problem else [])]):
+    verdict = "cannot" if problem else translation.verdict
+    for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
         click.echo(line, err=True)
     if out:
         click.echo(out)
-    if problem or translation.verdict == "cannot":
+    if verdict == "cannot":
         sys.exit(1)
 
 
-def report(translation: Translation, notes: Sequence[str] = ()) -> list[str]:
-    """Lines about every option, by fate; then about the script; then the verdict."""
+def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
+    """Lines about every option, by fate; then ``notes`` about the script; then the verdict."""
     lines: list[str] = []
     for fate in ORDER:
         if accounts := [account for account in translation.accounts if account.fate == fate]:
@@ -60,7 +61,7 @@ def report(translation: Translation, notes: Sequence[str] = ()) -> list[str]:
     lines += [f"note: {note}" for note in (*translation.notes, *notes)]
     lines += [f"missing: {sentence}" for sentence in translation.missing]
     counts = Counter(account.fate for account in translation.accounts)
-    return [*lines, f"{translation.verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
+    return [*lines, f"{verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
 
 
 def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launch, list[str]]:

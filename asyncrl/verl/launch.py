@@ -65,8 +65,8 @@ def find_launch(commands: Sequence[Sequence[str]], more: Sequence[str] = (), def
         notes.append(f"the script starts {len(trainings)} trainings; this is the first of them")
     words = [argument for argument in command if OPTION.fullmatch(argument) or _is_short(argument)]
     overrides = given([parse_override(argument) for argument in (*defaults, *words, *lost, *more)])
-    flags = [argument for argument in command if argument.startswith("-")]
-    return Launch(mode, overrides, any("megatron" in flag for flag in flags), tuple(notes))
+    is_megatron = any("megatron" in argument for argument in command if argument.startswith("-"))
+    return Launch(mode, overrides, is_megatron, tuple(notes))
 
 
 def of_options(arguments: Sequence[str]) -> Launch:

@@ -3,8 +3,8 @@ Hydra's overrides, as verl's launch commands have them.
 
     key=1e-6   +key=[a,b]   ++key={a: 1}   ~key   key='["a", "b"]'   key=null   key=True
 
-Values become None, bool, int, float, str, list and dict. Sweeps and functions are not values of a training run, and an
-interpolation ``${...}`` is resolved by Hydra: both stay text, which `Override.is_open` tells.
+Values become None, bool, int, float, str, list and dict. A reference ``${key}`` to another option becomes its value;
+other references are Hydra's to resolve and stay text, which `Override.is_open` tells.
 """
 
 import re
@@ -17,6 +17,7 @@ from asyncrl.errors import ConfigError
 
 WORDS: Mapping[str, Any] = {"null": None, "none": None, "true": True, "false": False}
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?", re.DOTALL)
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -31,7 +32,7 @@ class Override(Struct, frozen=True):
     @property
     def is_open(self) -> bool:
         """The value refers to something else: an interpolation."""
-        return "${" in self.text
+        return "${" in str(self.value)
 
 
 def is_override(argument: str) -> bool:
@@ -56,7 +57,14 @@ def given(overrides: Sequence[Override]) -> dict[str, Override]:
         for key, value in _leaves(override.key, override.value):
             found.pop(key, None)
             found[key] = Override(key, value, override.text)
-    return found
+    return {key: _resolved(override, found) for key, override in found.items()}
+
+
+def _resolved(override: Override, found: Mapping[str, Override]) -> Override:
+    reference = REFERENCE.fullmatch(override.value) if isinstance(override.value, str) else None
+    if reference and (other := found.get(reference[1])):
+        return Override(override.key, other.value, override.text)
+    return override
 
 
 def parse_value(text: str) -> Any:

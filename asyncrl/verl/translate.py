@@ -112,7 +112,7 @@ def _account(recipe: Recipe, key: str, override: Override) -> Account:
         return Account(override.text, "unknown", "it is in no table of verl's options here, and has no effect")
     fate = option.fate_of(override.value)
     if fate != "mapped":
-        same = "it is off" if override.value in OFF else "it is so here too"
+        same = "it is off" if override.value in OFF else "it changes nothing here"
         return Account(override.text, fate, option.note if fate == option.fate else same)
     names = [name for name in recipe.settings if _is_of(name, option.settings, key)]
     values = [f"{name} = {toml_value(recipe.settings[name])}" for name in names]

@@ -53,6 +53,12 @@ def test_a_reference_to_another_value_is_open() -> None:
     assert not parse_override("trainer.x=$1").is_open
 
 
+def test_a_reference_to_a_given_option_is_its_value() -> None:
+    found = given([parse_override(text) for text in ("a.b=${c.d}", "c.d=3", "e.f=${oc.env:HOME}", "g.h=${i.j}")])
+    assert found["a.b"].value == 3
+    assert [key for key, override in found.items() if override.is_open] == ["e.f", "g.h"]
+
+
 @pytest.mark.parametrize("argument", ["--config-name=x", "plain", "a b=c", ""])
 def test_what_is_no_override_is_refused(argument: str) -> None:
     assert not is_override(argument)

@@ -65,3 +65,82 @@ def test_a_mapped_option_names_its_settings_with_their_values() -> None:
 
 def test_a_default_of_verl_that_differs_is_written_with_a_comment() -> None:
     assert "# verl's default\nclip_high = 0.2\n" in translated("synchronous").toml
+
+
+A, R, F = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+LONG = ("data.max_prompt_length=2048", "data.max_response_length=6144", f"{R}.n=8")
+DAPO = (
+    *LONG,
+    "data.val_files=test.parquet",
+    f"{R}.val_kwargs.temperature=1.0",
+    "trainer.log_val_generations=10",
+    "data.truncation='left'",
+    f"{A}.clip_ratio_high=0.28",
+    f"{A}.clip_ratio_c=10.0",
+    f"{A}.use_dynamic_bsz=True",
+    f"{A}.ppo_max_token_len_per_gpu=16384",
+    f"{A}.ulysses_sequence_parallel_size=2",
+    f"{A}.fsdp_config.fsdp_size=2",
+    f"{A}.optim.lr_warmup_steps=10",
+    "reward.reward_manager.name=dapo",
+    "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+    "+reward.reward_kwargs.overlong_buffer_cfg.len=4096",
+    "+reward.reward_kwargs.max_resp_len=6144",
+    "algorithm.rollout_correction.bypass_mode=False",
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold=0.99_1.01",
+    "async_training.require_batches=4",
+    "rollout.total_rollout_steps=51200",
+)
+MIXTURE = (
+    *LONG,
+    "data.image_key=pictures",
+    f"{A}.freeze_vision_tower=True",
+    f"{A}.router_replay.mode=R3",
+    f"{A}.strategy=megatron",
+    f"{A}.megatron.tensor_model_parallel_size=4",
+    f"{A}.megatron.pipeline_model_parallel_size=2",
+    f"{A}.megatron.expert_model_parallel_size=8",
+    f"{A}.megatron.param_offload=True",
+    f"{F}.megatron.param_offload=True",
+    f"{A}.use_kl_loss=True",
+    "algorithm.use_kl_in_reward=True",
+    f"{A}.policy_loss.loss_mode=gspo",
+    f"{A}.clip_ratio_c=10.0",
+    f"{R}.name=sglang",
+    f"+{R}.engine_kwargs.sglang.mem_fraction=0.8",
+    f"{R}.expert_parallel_size=8",
+    f"{R}.tensor_model_parallel_size=8",
+    "+actor_rollout_ref.model.override_config.model_config.max_position_embeddings=32768",
+    "trainer.nnodes=4",
+    "rollout.nnodes=4",
+    "actor_rollout_ref.nccl_timeout=7200",
+)
+CRITIC = (
+    "algorithm.adv_estimator=gae",
+    "algorithm.lam=0.95",
+    "critic.optim.lr=1e-5",
+    "critic.cliprange_value=0.2",
+    f"{A}.ppo_micro_batch_size_per_gpu=4",
+    f"{R}.temperature=0.8",
+    f"{R}.top_k=50",
+    "actor_rollout_ref.model.lora_rank=32",
+    "trainer.logger=[console,wandb]",
+    "trainer.project_name=project",
+    "trainer.save_freq=20",
+    "trainer.max_actor_ckpt_to_keep=3",
+)
+
+
+@pytest.mark.parametrize("options", [DAPO, MIXTURE, CRITIC], ids=["dapo", "mixture", "critic"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_options_of_usual_recipes_give_valid_run_files_without_an_unknown_one(
+    mode: Mode, options: tuple[str, ...]
+) -> None:
+    translation = translated(mode, *options)
+    decode(raw(translation))
+    assert {account.option for account in translation.accounts} >= set(options)
+    assert all(account.detail for account in translation.accounts)
+    assert translation.verdict in ("runs", "runs with substitutions")
+    assert not [account for account in translation.accounts if account.fate == "unknown"]

@@ -76,6 +76,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.pipeline_model_parallel_size": replaced(
         "an engine's devices are tensor parallel", harmless=(1, None), near="rollout.vllm.tensor_parallel_size"
     ),
+    f"{R}.moe_tensor_parallel_size": replaced("vLLM spreads experts as the other weights", harmless=(1, None)),
     f"{R}.expert_parallel_size": derived("rollout.vllm.engine_args"),
     f"{R}.gpu_memory_utilization": derived("rollout.vllm.gpu_memory_utilization"),
     f"{R}.standalone_gpu_memory_utilization": derived("rollout.vllm.gpu_memory_utilization"),

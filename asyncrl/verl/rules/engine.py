@@ -103,6 +103,9 @@ def _arguments(recipe: Recipe) -> dict[str, Any]:
             recipe.put(SET_HERE[top], value)
         elif top in REFUSED:
             recipe.say(f"{VLLM}.{name}", "not needed", "asyncrl sets this argument of vLLM itself")
+        elif name == "disable_mm_preprocessor_cache":
+            arguments |= {"mm_processor_cache_gb": 0} if value else {}
+            recipe.say(f"{VLLM}.{name}", "mapped", "its name in vLLM is mm_processor_cache_gb, and its value 0")
         elif value is not None:
             arguments[name] = value
     return arguments

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from asyncrl.verl.recipe import Recipe
 
-A, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 CLIPS = ("clip_low", "clip_high")
 LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vanilla": ("clipped", (*CLIPS, "dual_clip")),
+    "bypass_mode": ("clipped", (*CLIPS, "dual_clip")),
     "gspo": ("gspo", CLIPS),
     "cispo": ("cispo", CLIPS),
     "sapo": ("sapo", ("tau_pos", "tau_neg")),
@@ -26,7 +27,7 @@ VALUES: Mapping[str, tuple[str, float | None]] = {
     "clip_low": (f"{A}.clip_ratio_low", 0.2),
     "clip_high": (f"{A}.clip_ratio_high", 0.2),
     "dual_clip": (f"{A}.clip_ratio_c", 3.0),
-    "ratio_cap": (f"{A}.clip_ratio_c", 20.0),
+    "ratio_cap": (f"{A}.clip_ratio_c", 3.0),
     "tau_pos": (f"{A}.tau_pos", 1.0),
     "tau_neg": (f"{A}.tau_neg", 1.05),
     "cov_low": (f"{A}.policy_loss.clip_cov_lb", 1.0),
@@ -46,6 +47,21 @@ ADVANTAGES: Mapping[str, str] = {
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
 }  # fmt: skip
+
+
+TRUNCATED = (
+    "verl's bypass_mode compares the whole vocabulary with the part that top_p and top_k leave; to keep it, set "
+    "sampling.replay_mask with a top_k"
+)
+KL_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "loss": tuple(f"{A}.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type")),
+    "reward": (
+        "algorithm.use_kl_in_reward",
+        "algorithm.kl_penalty",
+        *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "target_kl", "horizon")),
+    ),
+}
+"""verl's options of the KL in the loss and of that in the reward."""
 
 
 def objective(recipe: Recipe) -> None:
@@ -113,32 +129,21 @@ def _aggregation(recipe: Recipe, loss: str) -> None:
 
 
 def _kl(recipe: Recipe) -> None:
-    in_loss = bool(recipe.get(f"{A}.use_kl_loss", False)) and float(recipe.get(f"{A}.kl_loss_coef", 0.001))
-    in_reward = bool(recipe.get("algorithm.use_kl_in_reward", False)) and float(
-        recipe.get("algorithm.kl_ctrl.kl_coef", 0.001)
-    )
-    if in_loss:
-        recipe.put("algorithm.kl_coef", in_loss)
+    """A KL whose switch or coefficient is off is left out."""
+    switches = {"loss": f"{A}.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}
+    weights = {"loss": f"{A}.kl_loss_coef", "reward": "algorithm.kl_ctrl.kl_coef"}
+    coefficients = {
+        place: float(recipe.get(weights[place], 0.001)) if recipe.get(switches[place], False) else 0.0
+        for place in switches
+    }
+    if coefficients["loss"]:
+        recipe.put("algorithm.kl_coef", coefficients["loss"])
         recipe.put("algorithm.kl", str(recipe.get(f"{A}.kl_loss_type", "low_var_kl")))
-    else:
-        for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"):
-            recipe.say(
-                f"{A}.{name}", "not needed", "there is no KL in the loss: use_kl_loss, or its coefficient, is off"
-            )
-    if in_reward:
-        _kl_in_reward(recipe, in_reward, is_second=bool(in_loss))
-        return
-    for name in (
-        "use_kl_in_reward",
-        "kl_penalty",
-        "kl_ctrl.type",
-        "kl_ctrl.kl_coef",
-        "kl_ctrl.target_kl",
-        "kl_ctrl.horizon",
-    ):
-        recipe.say(
-            f"algorithm.{name}", "not needed", "there is no KL in the reward: use_kl_in_reward, or kl_coef, is off"
-        )
+    if coefficients["reward"]:
+        _kl_in_reward(recipe, coefficients["reward"], is_second=bool(coefficients["loss"]))
+    for place, keys in KL_OPTIONS.items():
+        for key in keys if not coefficients[place] else ():
+            recipe.say(key, "not needed", f"there is no KL in the {place}: its switch or its coefficient is off")
 
 
 def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> None:
@@ -156,33 +161,53 @@ def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> Non
 
 
 def _correction(recipe: Recipe) -> None:
-    bypass = recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous")
-    importance = str(recipe.get(f"{CORRECTION}.rollout_is", "none"))
-    if recipe.get(f"{CORRECTION}.loss_type", "ppo_clip") == "reinforce" and bypass:
-        recipe.put("algorithm.loss", "reinforce", "rollout_correction.loss_type")
-        for setting in ("clip_low", "clip_high", "dual_clip"):
-            recipe.settings.pop(f"algorithm.{setting}", None)
-    elif bypass:
-        why = "with bypass_mode verl computes these weights for its metrics only: the loss has the ratio already"
-        for name in ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize"):
-            recipe.say(f"{CORRECTION}.{name}", "not needed", why)
-        importance = "none"
-    recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+    bypass = _is_bypass(recipe)
     if not bypass and recipe.settings["schedule.steps_per_publish"] > 1:
         recipe.put(
             "algorithm.correction.anchor", "publish", "verl keeps the weights of the last sync for all its steps"
         )
-    if importance != "none":
-        recipe.put("algorithm.correction.importance", importance)
-        threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold", 2.0)
-        recipe.put("algorithm.correction.importance_threshold", str(threshold))
-        if recipe.get(f"{CORRECTION}.rollout_is_batch_normalize", False) and not bypass:
-            recipe.put("algorithm.correction.importance_normalize", True)
-    else:
-        for name in ("rollout_is_threshold", "rollout_is_batch_normalize"):
-            if f"{CORRECTION}.{name}" not in recipe.fates:
-                recipe.say(f"{CORRECTION}.{name}", "not needed", "there are no importance weights: rollout_is is off")
+    is_reinforce = bypass and recipe.get(f"{CORRECTION}.loss_type", "ppo_clip") == "reinforce"
+    if is_reinforce:
+        recipe.put("algorithm.loss", "reinforce", "rollout_correction.loss_type")
+        for setting in ("clip_low", "clip_high", "dual_clip"):
+            recipe.settings.pop(f"algorithm.{setting}", None)
+    why = "with bypass_mode verl computes these weights for its metrics only: the loss has the ratio already"
+    if not recipe.get(f"{CORRECTION}.rollout_is"):
+        why = "there are no importance weights: rollout_is is off"
+    elif is_reinforce or not bypass:
+        _importance(recipe, bypass=bypass)
+        why = ""
+    for name in ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize") if why else ():
+        recipe.say(f"{CORRECTION}.{name}", "not needed", why)
     _rejection(recipe)
+
+
+def _is_bypass(recipe: Recipe) -> bool:
+    """Set the mode: bypass unless stale tokens are sampled from a part of the vocabulary."""
+    bypass = bool(recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous"))
+    cuts = [
+        key
+        for key, is_cut in (
+            (f"{R}.top_p", recipe.settings.get("sampling.top_p", 1.0) < 1),
+            (f"{R}.top_k", recipe.settings.get("sampling.top_k", 0) > 0),
+        )
+        if is_cut and recipe.settings["schedule.staleness"]
+    ]
+    if not (bypass and cuts):
+        recipe.put("algorithm.correction.mode", "bypass" if bypass else "decoupled")
+        return bypass
+    recipe.put("algorithm.correction.mode", "decoupled", TRUNCATED)
+    for key in (f"{CORRECTION}.bypass_mode", *cuts):
+        recipe.say(key, "substituted", f"algorithm.correction.mode = 'decoupled': {TRUNCATED}")
+    return False
+
+
+def _importance(recipe: Recipe, *, bypass: bool) -> None:
+    recipe.put("algorithm.correction.importance", str(recipe.get(f"{CORRECTION}.rollout_is")))
+    threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold") or 2.0
+    recipe.put("algorithm.correction.importance_threshold", str(threshold))
+    if recipe.get(f"{CORRECTION}.rollout_is_batch_normalize", False) and not bypass:
+        recipe.put("algorithm.correction.importance_normalize", True)
 
 
 def _rejection(recipe: Recipe) -> None:
@@ -190,9 +215,13 @@ def _rejection(recipe: Recipe) -> None:
     if not criteria:
         recipe.say(f"{CORRECTION}.rollout_rs_threshold", "not needed", "nothing is rejected: rollout_rs is off")
         return
-    comment = "verl's default" if bounds is None else ""
+    if bounds is None:
+        recipe.say(
+            f"{CORRECTION}.rollout_rs", "not supported", "verl refuses it without rollout_rs_threshold: give both"
+        )
+        return
     recipe.put("algorithm.correction.rejection", str(criteria))
-    recipe.put("algorithm.correction.rejection_threshold", str(bounds or 2.0), comment)
+    recipe.put("algorithm.correction.rejection_threshold", str(bounds))
 
 
 def _critic(recipe: Recipe) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from asyncrl.verl.recipe import Recipe
 
 A, R, M, F = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
-MACHINES = "further machines join with asyncrl-node: docs/cluster.md"
 FSDP = "FSDP2 shards the weights over all ranks instead"
 
 
@@ -32,7 +31,7 @@ def placement(recipe: Recipe) -> None:
     _offload(recipe)
     _gradient_checkpointing(recipe)
     if recipe.settings["trainer.nodes"] > 1:
-        recipe.comments["trainer.nodes"] = MACHINES
+        recipe.comments.setdefault("trainer.nodes", "each runs asyncrl-node --role trainer: docs/cluster.md")
 
 
 def _dtype(recipe: Recipe) -> str:
@@ -42,15 +41,30 @@ def _dtype(recipe: Recipe) -> str:
 
 
 def _replicas(recipe: Recipe) -> None:
-    size = recipe.get(f"{R}.tensor_model_parallel_size", 2)
-    recipe.put("rollout.vllm.tensor_parallel_size", size)
-    if _is_colocated(recipe):
-        _colocate(recipe, size)
-        return
-    recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")
+    """Rollouts of one machine, as ``rollout.replicas`` counts them."""
+    is_shared = _is_colocated(recipe)
     nodes, devices = recipe.get("rollout.nnodes", 1), recipe.get("rollout.n_gpus_per_node", 8)
-    comment = f"{nodes} x {devices} devices / {size}"
-    recipe.put("rollout.replicas", max(1, nodes * devices // size), f"{comment}; {MACHINES}" if nodes > 1 else comment)
+    if is_shared:
+        nodes, devices = recipe.settings["trainer.nodes"], recipe.settings["trainer.ranks"]
+    size = min(recipe.get(f"{R}.tensor_model_parallel_size", 2), devices)
+    recipe.put("rollout.vllm.tensor_parallel_size", size)
+    recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")
+    if is_shared and nodes == 1:
+        recipe.put("rollout.colocated", True, "trainer and rollouts take turns at the same devices")
+    elif is_shared:
+        nodes = _halve(recipe, nodes)
+    where = f" on each of {nodes} machines: docs/cluster.md" if nodes > 1 else ""
+    recipe.put("rollout.replicas", max(1, devices // size), f"{devices} devices / {size}{where}")
+
+
+def _halve(recipe: Recipe, nodes: int) -> int:
+    """Split machines that share their devices between training and sampling; return those that sample."""
+    recipe.put(
+        "trainer.nodes", ceil(nodes / 2), f"of {nodes} machines; the others sample: rollout.colocated is for one"
+    )
+    for key in ("trainer.nnodes", "actor_rollout_ref.hybrid_engine"):
+        recipe.say(key, "substituted", "half of the machines train and half sample, which wait for each other")
+    return int(nodes // 2)
 
 
 def _is_colocated(recipe: Recipe) -> bool:
@@ -60,29 +74,19 @@ def _is_colocated(recipe: Recipe) -> bool:
     return not (is_v1 and recipe.get("trainer.v1.trainer_mode", "sync") == "separate_async")
 
 
-def _colocate(recipe: Recipe, size: int) -> None:
-    """Trainer and rollouts take turns at one machine's devices; of several machines, each has a half."""
-    nodes, ranks = recipe.settings["trainer.nodes"], recipe.settings["trainer.ranks"]
-    if nodes == 1:
-        recipe.put("rollout.colocated", True, "trainer and rollouts take turns at the same devices")
-        recipe.put("rollout.replicas", max(1, ranks // size))
-        return
-    comment = f"half of {nodes} machines: turns at shared devices (rollout.colocated) are for one machine; {MACHINES}"
-    recipe.put("trainer.nodes", ceil(nodes / 2))
-    recipe.put("rollout.replicas", max(1, nodes // 2 * ranks // size), comment)
-    for key in ("trainer.nnodes", "actor_rollout_ref.hybrid_engine"):
-        recipe.say(key, "substituted", "half of the machines train and half sample, which wait for each other")
-
-
 def _sequence_parallel(recipe: Recipe) -> None:
     """Ranks that share a row, and the tokens of each, which must hold the longest trajectory together."""
     ranks = recipe.settings["trainer.ranks"]
     wanted, context = _row_ranks(recipe)
     shared = gcd(wanted, ranks)
     if wanted > 1:
-        recipe.put("trainer.sequence_parallel", shared, "" if shared == wanted else f"{wanted} does not divide {ranks}")
+        recipe.put("trainer.sequence_parallel", shared)
+    if shared < wanted:
+        why = f"{shared} ranks share a row: {wanted} does not divide the {ranks} of a machine"
+        recipe.comments["trainer.sequence_parallel"] = why
+        recipe.say(f"{A}.ulysses_sequence_parallel_size", "substituted", why)
     longest = recipe.settings["data.max_prompt_tokens"] + recipe.settings["sampling.max_tokens"]
-    tokens = _tokens(recipe, longest) * context // shared
+    tokens = _tokens(recipe, longest) * context // wanted
     needed = ceil(longest / shared)
     comment = f"{tokens:,} in verl; one trajectory may have {longest:,} tokens" if tokens < needed else ""
     recipe.put("trainer.max_tokens_per_micro_batch", max(tokens, needed), comment)

@@ -6,6 +6,8 @@ from asyncrl.verl.recipe import Recipe
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
+DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
+"""Names of dropouts in config.json, which few models have; scripts set them to 0 to be sure."""
 TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
 """Trackers that asyncrl has, and their option for verl's project_name."""
 
@@ -19,7 +21,9 @@ def model(recipe: Recipe) -> None:
         recipe.put("model.path", home, comment)
     for key, value in recipe.below(f"{M}.override_config").items():
         name = key.removeprefix("model_config.")
-        if name != "attn_implementation" and not name.startswith("moe_config.") and value is not None:
+        if name in DROPOUTS and not value:
+            recipe.say(f"{M}.override_config.{key}", "not needed", "there is no dropout")
+        elif name != "attn_implementation" and not name.startswith("moe_config.") and value is not None:
             recipe.put(f"model.overrides.{name}", value)
     for key, value in recipe.below("data.apply_chat_template_kwargs").items():
         recipe.put(f"data.chat_template_kwargs.{key}", value)
@@ -78,20 +82,23 @@ def rewards(recipe: Recipe) -> None:
         for key in (f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor", f"{kwargs}.max_resp_len"):
             recipe.say(key, "not needed", "verl applies it only with reward_manager dapo and enable")
         return
-    longest = recipe.settings["sampling.max_tokens"]
-    penalty = {
-        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", longest),
-        "buffer": recipe.get(f"{overlong}.len", 0) or 1,
-        "factor": float(recipe.get(f"{overlong}.penalty_factor", 1.0)),
-    }
     recipe.put(
         "reward.parts",
         [
             {"name": "answer_reward", "function": "auto", "correct": True},
-            {"name": "overlong", "function": "overlong", "options": penalty},
+            {"name": "overlong", "function": "overlong", "options": _penalty(recipe)},
         ],
         "by each row's data source, as in verl, plus reward_manager dapo's penalty",
     )
+
+
+def _penalty(recipe: Recipe) -> dict[str, float]:
+    kwargs = "reward.reward_kwargs"
+    return {
+        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", recipe.settings["sampling.max_tokens"]),
+        "buffer": recipe.get(f"{kwargs}.overlong_buffer_cfg.len", 0) or 1,
+        "factor": float(recipe.get(f"{kwargs}.overlong_buffer_cfg.penalty_factor", 1.0)),
+    }
 
 
 def checkpoints(recipe: Recipe) -> None:

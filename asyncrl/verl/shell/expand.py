@@ -47,9 +47,10 @@ set -- "${{0##*/}}" "$@"
 {RECORD}
 """
 PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
-export -f command_not_found_handle
+ulimit() {{ :; }}
+export -f command_not_found_handle ulimit
 """
-"""Read by every bash before its script: each program that is missing is recorded, and succeeds."""
+"""Read by every bash before its script: a program that is missing is recorded and succeeds, and limits stay."""
 
 
 class Expansion(Struct, frozen=True):
@@ -88,17 +89,13 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
 
 def _furnish(root: Path, script: Path, text: bytes) -> None:
     """Create the jail's files: programs with their libraries, stubs, the script at its path, the working directory."""
-    for folder in ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd())):
+    writable = ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd()))
+    for folder in (*writable, "bin"):
         (root / folder).mkdir(exist_ok=True)
-        (root / folder).chmod(0o777)
-    for folder in ("bin", "usr"):
-        (root / folder).mkdir(exist_ok=True)
-    (root / "usr/bin").symlink_to("../bin")
     programs = [path for name in ("bash", *TEXT_PROGRAMS) if (path := shutil.which(name))]
     for library in _libraries(programs):
-        target = root / library[1:]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, target)
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library[1:])
     for program in programs:
         shutil.copy(program, root / "bin" / Path(program).name)
     (root / "bin/sh").symlink_to("bash")
@@ -107,8 +104,14 @@ def _furnish(root: Path, script: Path, text: bytes) -> None:
         (root / "bin" / name).chmod(0o755)
     (root / "prelude.sh").write_text(PRELUDE)
     (root / "dev/null").touch()
-    (root / "dev/null").chmod(0o666)
     (root / str(script)[1:]).write_bytes(text)
+    for entry in root.rglob("*"):  # Whatever the umask is: the jail may have another user.
+        entry.chmod(entry.stat().st_mode | (0o755 if entry.is_dir() else 0o644))
+    for name in (*writable, "dev/null"):
+        (root / name).chmod(0o777)
+    if not (root / "usr/bin").exists():
+        (root / "usr").mkdir(exist_ok=True)
+        (root / "usr/bin").symlink_to("../bin")
 
 
 def _with_parents(folder: Path) -> list[str]:
@@ -181,12 +184,13 @@ def _records(folder: Path) -> list[list[str]]:
 def _complaints(errors: str, script: str, code: int | None) -> Iterator[str]:
     """Sentences of bash about the script, without the traces of ``set -x``; and how the script ended, if badly."""
     lines = errors.splitlines()
-    yield from (line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line "))
+    said = [line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line ")]
+    yield from said
     if code is None:
         yield f"it did not end within {WALL_S:g} s and was stopped"
     elif code:
-        last = next((line for line in reversed(lines) if not line.startswith("+")), "")
-        yield f"it ended with exit code {code}{last and ': '}{last.removeprefix(f'{script}: ')}"
+        last = next((line for line in reversed(lines) if not line.startswith("+")), "").removeprefix(f"{script}: ")
+        yield f"it ended with exit code {code}" + (f": {last}" if last and last not in said else "")
 
 
 def _no_jail(reason: str) -> ConfigError:

@@ -9,13 +9,11 @@ from tests.config.test_other_names import keys
 
 TABLES = {name: table for name, table in vars(tables).items() if isinstance(table, dict)}
 ROWS = [(key, row) for table in TABLES.values() for key, row in table.items() if isinstance(row, Option)]
-COMING = {"data.image_column", "rollout.replay_routes", "trainer.freeze_vision"}
-"""Settings of parts that are built beside this one."""
 
 
 @pytest.mark.parametrize(("key", "row"), ROWS, ids=[key for key, _ in ROWS])
 def test_a_row_has_settings_or_a_reason(key: str, row: Option) -> None:
-    assert set(row.settings) <= keys(Config) | COMING
+    assert set(row.settings) <= keys(Config)
     assert row.settings if row.fate == "mapped" else row.note
     assert not row.note.endswith(".")
     assert key == key.strip()

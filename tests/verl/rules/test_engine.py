@@ -25,6 +25,7 @@ def test_arguments_of_vllm_are_passed_on_and_defaults_left_out() -> None:
         f"{R}.enable_prefix_caching=True",
         f"+{R}.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_DECODE_ONLY",
         f"+{R}.engine_kwargs.vllm.seed=3",
+        f"+{R}.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
         f"{R}.expert_parallel_size=2",
     )
     arguments = {key.partition("engine_args.")[2]: value for key, value in found.items() if "engine_args." in key}
@@ -32,6 +33,7 @@ def test_arguments_of_vllm_are_passed_on_and_defaults_left_out() -> None:
         "max_num_batched_tokens": 8192,
         "compilation_config.cudagraph_mode": "FULL_DECODE_ONLY",
         "enable_expert_parallel": True,
+        "mm_processor_cache_gb": 0,
     }
 
 

@@ -38,7 +38,7 @@ def test_a_setting_that_the_loss_does_not_read_is_left_out_and_said() -> None:
         ("kl_cov", "kl_cov", "cov_kl_coef", 0.1),
         ("clip_cov", "clip_cov", "cov_ratio", 0.0002),
         ("sapo", "sapo", "tau_neg", 1.05),
-        ("dppo_tv", "dppo_tv", "ratio_cap", 20.0),
+        ("dppo_tv", "dppo_tv", "ratio_cap", 3.0),
         ("geo_mean", "gmpo", "clip_low", 0.2),
     ],
 )
@@ -101,6 +101,17 @@ def test_weights_under_bypass_are_left_out_because_verl_only_reports_them() -> N
     assert "correction.importance" not in found
     assert found["correction.rejection"] == "seq_mean_k1"
     assert fate("fully_async", option)[0] == "not needed"
+
+
+def test_stale_tokens_of_truncated_sampling_are_decoupled_and_it_is_said() -> None:
+    option = "actor_rollout_ref.rollout.top_p=0.95"
+    assert algorithm(option)["correction.mode"] == "decoupled"
+    assert fate("fully_async", option)[0] == "substituted"
+    assert algorithm(option, "async_training.staleness_threshold=0")["correction.mode"] == "bypass"
+
+
+def test_a_rejection_without_a_threshold_is_refused_as_in_verl() -> None:
+    assert fate("fully_async", f"{CORRECTION}.rollout_rs=seq_mean_k1")[0] == "not supported"
 
 
 def test_decoupled_weights_are_kept() -> None:

@@ -16,7 +16,7 @@ def trainer(*options: str, mode: Mode = "fully_async", is_megatron: bool = False
     return {key.removeprefix("trainer."): value for key, value in found.items() if key.startswith("trainer.")}
 
 
-def test_rollouts_have_the_devices_that_verl_gives_them() -> None:
+def test_each_machine_has_the_rollouts_that_its_devices_are_enough_for() -> None:
     found = settings(
         "fully_async",
         "trainer.nnodes=2",
@@ -27,7 +27,7 @@ def test_rollouts_have_the_devices_that_verl_gives_them() -> None:
         "trainer.device=npu",
     )
     assert (found["trainer.nodes"], found["trainer.ranks"], found["trainer.device"]) == (2, 16, "npu")
-    assert (found["rollout.replicas"], found["rollout.device"]) == (6, "npu")
+    assert (found["rollout.replicas"], found["rollout.device"]) == (2, "npu")
     assert found["rollout.vllm.tensor_parallel_size"] == 4
 
 
@@ -40,7 +40,7 @@ def test_main_ppo_shares_the_devices_of_one_machine() -> None:
 def test_of_several_machines_that_share_devices_half_train_and_half_sample() -> None:
     found = settings("synchronous", "trainer.nnodes=4")
     assert "rollout.colocated" not in found
-    assert (found["trainer.nodes"], found["rollout.replicas"]) == (2, 8)
+    assert (found["trainer.nodes"], found["rollout.replicas"]) == (2, 4)
     assert fate("synchronous", "trainer.nnodes=4")[0] == "substituted"
 
 
@@ -49,6 +49,15 @@ def test_ulysses_ranks_share_a_row_with_as_many_tokens_each() -> None:
         f"{A}.ulysses_sequence_parallel_size=4", f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=4096"
     )
     assert (found["sequence_parallel"], found["max_tokens_per_micro_batch"]) == (4, 4096)
+
+
+def test_ranks_that_share_a_row_are_of_one_machine() -> None:
+    option = f"{A}.ulysses_sequence_parallel_size=4"
+    found = trainer(
+        option, "trainer.n_gpus_per_node=6", f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=8192"
+    )
+    assert (found["sequence_parallel"], found["max_tokens_per_micro_batch"]) == (2, 8192)
+    assert fate("fully_async", option, "trainer.n_gpus_per_node=6")[0] == "substituted"
 
 
 def test_the_longest_trajectory_fits_into_the_budget() -> None:

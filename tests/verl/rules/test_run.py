@@ -16,6 +16,12 @@ def test_overrides_of_the_models_config_are_kept_in_both_of_verls_forms() -> Non
         assert found["model.overrides.max_position_embeddings"] == 32768
 
 
+def test_a_dropout_of_0_is_left_out_because_few_models_know_its_name() -> None:
+    option = f"+{M}.override_config.embd_pdrop=0."
+    assert "model.overrides.embd_pdrop" not in settings("fully_async", option)
+    assert fate("fully_async", option) == ("not needed", "there is no dropout")
+
+
 def test_a_path_below_home_is_absolute() -> None:
     assert settings("fully_async", f"{M}.path=~/models/base")["model.path"] == str(Path.home() / "models/base")
 

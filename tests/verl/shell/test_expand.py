@@ -4,6 +4,7 @@ A launch script is expanded to the commands that it would run, and can do nothin
 Every test is skipped where the jail cannot be built, which is said there too.
 """
 
+import os
 import time
 from pathlib import Path
 
@@ -162,6 +163,14 @@ def test_a_script_without_end_is_stopped_and_what_it_ran_before_is_kept(
     expansion = run(tmp_path, f"{TRAIN} a.b=1\n{hostile}\n")
     assert time.monotonic() - start < WALL_S
     assert options(expansion) == ["a.b=1"]
+
+
+def test_a_strict_umask_does_not_lock_the_jail(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert options(run(tmp_path, f"mkdir logs && {TRAIN} a.b=1 > logs/log 2>/dev/null\n")) == ["a.b=1"]
+    finally:
+        os.umask(before)
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
