@@ -112,6 +112,10 @@ class Image(Value, frozen=True):
     """Size of the file."""
 
 
+IMAGE_MARK = "<image>"
+"""Place of a picture in the text of a prompt."""
+
+
 class Prompt(Value, frozen=True):
     """Input of the policy, and what a verifier needs to grade the completion."""
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import FinishReason, Prompt, Span
+from asyncrl.messages import IMAGE_MARK, FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.vision.placeholders import MARK
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class FakeEngine:
         text = prompt.text or " ".join(turn["content"] for turn in prompt.chat)
         if not prompt.images:
             return [len(word) for word in text.split()]
-        before, *others = ([len(word) for word in part.split()] for part in text.split(MARK))
+        before, *others = ([len(word) for word in part.split()] for part in text.split(IMAGE_MARK))
         return before + [token for words in others for token in [IMAGE_ID] * IMAGE_TOKENS + words]
 
     def decode(self, token_ids: list[int]) -> str:

@@ -18,8 +18,7 @@ import msgspec
 from asyncrl.config.sections import Data
 from asyncrl.data.table import Row, Rows, require_column
 from asyncrl.errors import DataError
-from asyncrl.messages import Image, Prompt
-from asyncrl.vision.placeholders import MARK
+from asyncrl.messages import IMAGE_MARK, Image, Prompt
 
 MEDIA = ("videos", "audios")
 """Columns of verl's multi-modal rows that are not read. Without them, such a prompt makes no sense."""
@@ -104,10 +103,10 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
 def _check_marks(prompt: Prompt) -> None:
     """Raise `DataError` unless there is one mark for each picture. A dataset without pictures may write it as text."""
     texts = [prompt.text, *(turn["content"] for turn in prompt.chat)]
-    marks = sum(text.count(MARK) for text in texts)
+    marks = sum(text.count(IMAGE_MARK) for text in texts)
     if marks != len(prompt.images):
         raise DataError(
-            f"it has {len(prompt.images)} pictures, but {marks} marks {MARK} in its prompt; write the mark once for "
+            f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the mark once "
             f"each picture"
         )
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.data.prepare.published import write as write_parquet
-from asyncrl.messages import Split
+from asyncrl.messages import IMAGE_MARK, Split
 
 COLOURS = {
     "red": (220, 30, 30),
@@ -47,7 +47,6 @@ DARKEST = 0.6
 NOISE_STD = 12.0
 
 NUM_SQUARES = SIDE * SIDE
-IMAGE_MARK = "<image>"
 QUESTION = "How many"
 ANSWER = " ####"
 COLOUR_WORDS = {colour: f" {colour}" for colour in COLOURS}

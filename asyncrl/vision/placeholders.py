@@ -16,27 +16,24 @@ from typing import Any
 import numpy as np
 
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages import IMAGE_MARK, Prompt
 from asyncrl.vision.positions import picture_starts
-
-MARK = "<image>"
-"""Place of a picture in a prompt's text or in the content of a chat's message."""
 
 
 def check_marks(prompt: Prompt) -> None:
     """Raise `DataError` unless a prompt with pictures has a mark for each. One without may write the mark as text."""
     texts = [prompt.text, *(message.get("content", "") for message in prompt.chat)]
-    marks = sum(text.count(MARK) for text in texts)
+    marks = sum(text.count(IMAGE_MARK) for text in texts)
     if prompt.images and marks != len(prompt.images):
         raise DataError(
-            f"a prompt has {len(prompt.images)} pictures, but {marks} marks {MARK} for their places; write the mark "
+            f"a prompt has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} for their places; write it "
             f"once for each picture"
         )
 
 
 def marked_text(text: str, placeholder: str) -> str:
     """Plain text with the special tokens ``placeholder`` at the place of each picture."""
-    return text.replace(MARK, placeholder)
+    return text.replace(IMAGE_MARK, placeholder)
 
 
 def marked_chat(chat: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
@@ -72,7 +69,7 @@ def collapse(token_ids: Sequence[int], counts: Sequence[int], image_token_id: in
 
 
 def _parts(content: str) -> Iterator[dict[str, str]]:
-    for number, text in enumerate(content.split(MARK)):
+    for number, text in enumerate(content.split(IMAGE_MARK)):
         if number:
             yield {"type": "image"}
         if text:

@@ -21,7 +21,7 @@ import msgspec
 from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.vision.placeholders import MARK
+from asyncrl.messages import IMAGE_MARK
 
 INFO, DIAGRAM = "data.json", "img_diagram.png"
 
@@ -65,8 +65,8 @@ def _open(source: Path) -> Rows:
 
 def _problem(row: Row) -> Problem:
     question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
-    if MARK not in question:
-        question = MARK + question
+    if IMAGE_MARK not in question:
+        question = IMAGE_MARK + question
     images = row.get("images") or []
     if len(images) != 1 or not isinstance(images[0], dict) or not images[0].get("bytes"):
         raise DataError("it must have exactly one image, with its bytes")

@@ -12,6 +12,7 @@ from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.gsm8k import GSM8K
 from asyncrl.data.prepare.published import Problem, PublishedDataset, write, written_row
 from asyncrl.errors import ConfigError
+from asyncrl.messages import IMAGE_MARK
 from asyncrl.toy import drawn_squares
 
 DATASETS = {"gsm8k": GSM8K, "dapo-math": DAPO_MATH, "aime-2024": DAPO_MATH, "geo3k": GEO3K}
@@ -57,9 +58,9 @@ def _sum(rng: random.Random, times: int) -> Problem:
 
 def _squares(rng: random.Random, times: int) -> Problem:
     drawn = next(drawn_squares.problems(rng.getrandbits(32), "train"))
-    question = drawn.prompt.removeprefix(drawn_squares.IMAGE_MARK)
+    question = drawn.prompt.removeprefix(IMAGE_MARK)
     return Problem(
-        prompt=drawn_squares.IMAGE_MARK + f"{question} " * times,
+        prompt=IMAGE_MARK + f"{question} " * times,
         answer=drawn.answer,
         image=drawn_squares.png(drawn),
         image_name="squares.png",
