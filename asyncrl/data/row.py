@@ -107,7 +107,7 @@ def _check_marks(prompt: Prompt) -> None:
     if marks != len(prompt.images):
         raise DataError(
             f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the mark once "
-            f"each picture"
+            f"for each picture"
         )
 
 

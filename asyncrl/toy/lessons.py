@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from asyncrl.messages import IMAGE_MARK
 from asyncrl.toy import drawn_squares, step_sums
 from asyncrl.toy.demonstrations import Encoded, encode
 from asyncrl.toy.vision_model import IMAGE_PAD, VISION_END, VISION_START, image_processor
@@ -87,7 +88,7 @@ def _encode_pictures(
     tokenizer: PreTrainedTokenizerBase, problems: Sequence[drawn_squares.Problem], completions: Sequence[str]
 ) -> list[Encoded]:
     image = VISION_START + IMAGE_PAD * drawn_squares.NUM_SQUARES + VISION_END
-    prompts = [problem.prompt.replace(drawn_squares.IMAGE_MARK, image) for problem in problems]
+    prompts = [problem.prompt.replace(IMAGE_MARK, image) for problem in problems]
     encoded = zip(encode(tokenizer, prompts, completions), _patches(problems), strict=True)
     return [replace(one, patches=patches) for one, patches in encoded]
 
