@@ -183,6 +183,8 @@ class Trajectory(Value, frozen=True):
     """Pictures of the prompt, in the order of their tokens in ``prompt_ids``."""
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture as the sampler cut it: in time, in height, in width."""
+    processor: str = ""
+    """Version of the sampler's processor of pictures, for messages about grids that are not the trainer's."""
     mask_counts: memoryview = EMPTY
     """[T] int32 sizes of the sampling masks, each at least 1; empty if none were recorded."""
     mask_ids: memoryview = EMPTY

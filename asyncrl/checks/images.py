@@ -12,9 +12,12 @@ from asyncrl.messages import Image, Trajectory
 
 BAD_IMAGES = "other pictures than the prompt's"
 BAD_GRIDS = "impossible grids of pictures"
+BAD_PROCESSOR = "no version of a processor"
 
 MAX_PATCHES_PER_TOKEN = 64
 """Patches that a model merges into a token of the prompt; known ones merge 4."""
+MAX_VERSION = 500
+"""Characters of the version of a processor."""
 
 
 def image_problem_of(trajectory: Trajectory, images: Sequence[Image]) -> str:
@@ -25,7 +28,7 @@ def image_problem_of(trajectory: Trajectory, images: Sequence[Image]) -> str:
 
 
 def grid_problem_of(trajectory: Trajectory) -> str:
-    """The same without knowing the prompt: reason to refuse the number or the size of the grids."""
+    """The same without knowing the prompt: reason to refuse the grids, or the version of what cut them."""
     if len(trajectory.grids) != len(trajectory.images):
         return f"{BAD_GRIDS}: {len(trajectory.grids)}, expected one for each of {len(trajectory.images)} pictures"
     most = len(trajectory.prompt_ids) // 4 * MAX_PATCHES_PER_TOKEN
@@ -35,6 +38,8 @@ def grid_problem_of(trajectory: Trajectory) -> str:
         if min(t, h, w) < 1 or patches > most:
             found = f"{t} x {h} x {w} patches"
             return f"{BAD_GRIDS}: {found}, expected at least one and, of all pictures, at most {most}"
+    if len(trajectory.processor) > MAX_VERSION:
+        return f"{BAD_PROCESSOR}: {len(trajectory.processor)} characters, expected at most {MAX_VERSION}"
     return ""
 
 

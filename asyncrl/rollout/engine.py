@@ -38,6 +38,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Seconds spent on it, those of ``Request.resume_from`` included."""
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture of the request, as the model read it: in time, in height, in width."""
+    processor: str = ""
+    """`ImageProcessor.version` of what read them, or the like; at most 500 characters."""
     mask_counts: list[int] = []
     """[T] sizes of the sampling masks; empty unless ``Sampling.replay_mask`` asks for them."""
     mask_ids: list[int] = []

@@ -114,6 +114,7 @@ def to_put_item(
             routing=completion.routing,
             images=lease.prompt.images,
             grids=completion.grids,
+            processor=completion.processor,
         )
         _check(trajectory, unit, limits_of(lease, unit.index, vocab_size))
         payload = memoryview(_encoder.encode(trajectory))

@@ -186,7 +186,7 @@ def training_trajectory(
         mask_ids=np.frombuffer(masks[1], "<i4"),
         experts=from_routing(trajectory.routing) if trajectory.routing and limits.replay_routes else None,
         images=[
-            TrainingImage(image.digest, content, grid)
+            TrainingImage(image.digest, content, grid, trajectory.processor)
             for image, content, grid in zip(trajectory.images, contents, trajectory.grids, strict=True)
         ],
     )

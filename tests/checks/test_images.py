@@ -36,3 +36,10 @@ def test_other_pictures_than_the_prompts_are_named(images: list[Image]) -> None:
 )
 def test_each_picture_has_one_grid_that_fits_the_prompt(grids: list[tuple[int, int, int]]) -> None:
     assert grid_problem_of(replace(SOUND, grids=grids)).startswith("impossible grids of pictures: ")
+
+
+def test_the_version_of_a_processor_is_not_a_novel() -> None:
+    assert grid_problem_of(replace(SOUND, processor="pillow 12")) == ""
+    assert grid_problem_of(replace(SOUND, processor="x" * 501)) == (
+        "no version of a processor: 501 characters, expected at most 500"
+    )

@@ -192,12 +192,15 @@ def test_bytes_that_are_no_trajectory_are_refused_too() -> None:
 
 
 def with_image(image: Image) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(trajectory(7, 1), images=[image], grids=[(1, 2, 2)]))
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(trajectory(7, 1), images=[image], grids=[(1, 2, 2)], processor="p 1")
+    )
 
 
 def test_a_trajectory_of_a_picture_has_its_file_and_the_grid_of_the_sampler() -> None:
     whole = with_payload(batch(7, greedy=False), 1, with_image(RED))
     (image,) = fetch(whole, Owning(0, 0, 0), Spool(_7_1=with_image(RED))).trajectories[1].images
+    assert image.processor == "p 1"
     assert (image.digest, image.content, image.grid) == (RED.digest, b"red", (1, 2, 2))
 
 

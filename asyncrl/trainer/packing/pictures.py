@@ -31,6 +31,8 @@ class TrainingImage:
     """The file."""
     grid: Grid
     """Patches as the sampler cut it: in time, in height, in width."""
+    processor: str = ""
+    """Version of the processor with which it did; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +111,8 @@ class PictureTokens:
             if grid != tuple(image.grid):
                 raise DataError(
                     f"the sampler cut the picture {image.digest.hex()[:12]} into {tuple(image.grid)} patches (time, "
-                    f"height, width), this trainer into {grid} with its processor ({self._processor.version}); use one "
-                    f"version of pillow, and the same preprocessor_config.json, in rollouts and trainer"
+                    f"height, width) with the processor {image.processor!r}, this trainer into {grid} "
+                    f"with {self._processor.version!r}; use one version of pillow, and the same "
+                    f"preprocessor_config.json, in rollouts and trainer"
                 )
         return pixels

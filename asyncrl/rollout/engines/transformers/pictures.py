@@ -40,12 +40,14 @@ class Features:
 class Pictures:
     """Distinct pictures in their order, shared by all requests that have them."""
 
-    def __init__(self, digests: tuple[bytes, ...], values: Tensor, grids: list[Grid]) -> None:
+    def __init__(self, digests: tuple[bytes, ...], values: Tensor, grids: list[Grid], processor: str = "") -> None:
         self.digests = digests
         """SHA-256 of each file."""
         self.values = values
         """[patches, C * T * P * P] float32, on the CPU."""
         self.grids = grids
+        self.processor = processor
+        """`ImageProcessor.version`."""
         self.features: Features | None = None
         """Under the current weights; None until a prefill needs them."""
 
@@ -105,7 +107,7 @@ class VisionTower:
         digests = tuple(sha256(file).digest() for file in files)
         if (pictures := self._live.get(digests)) is None:
             pixels = self._processor.pixels(files)
-            pictures = self._live[digests] = Pictures(digests, pixels.values, pixels.grids)
+            pictures = self._live[digests] = Pictures(digests, pixels.values, pixels.grids, self._processor.version)
             self._recent.append(pictures)
         return pictures
 

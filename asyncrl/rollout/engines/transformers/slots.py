@@ -223,6 +223,7 @@ class SlotTable:
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
             grids=list(job.placed.pictures.grids) if job.placed else [],
+            processor=job.placed.pictures.processor if job.placed else "",
             mask_counts=job.masks.counts.copy(),
             mask_ids=job.masks.ids.copy(),
             routing=to_routing(self._experts(job)) if job.request.sampling.replay_routes else None,

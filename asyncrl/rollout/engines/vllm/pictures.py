@@ -37,6 +37,7 @@ class VllmPictures:
             """Token ids of the prompt with one for each picture."""
         except DataError as error:
             raise EngineError(str(error), retryable=False) from error
+        self.processor = processor.version
         self._digests = [sha256(file).hexdigest() for file in request.images]
 
     def prompt_parts(self) -> dict[str, Any]:

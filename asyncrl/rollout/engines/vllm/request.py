@@ -77,6 +77,7 @@ class VllmRequest:
             spans=self.spans.until(len(token_ids)),
             finish_reason=finish_reason,
             grids=list(self._pictures.grids) if self._pictures else [],
+            processor=self._pictures.processor if self._pictures else "",
             generate_s=(resumed.generate_s if resumed else 0.0) + time.perf_counter() - self._start_s,
             mask_counts=masks.counts,
             mask_ids=masks.ids,

@@ -86,6 +86,7 @@ def test_grids_are_those_of_the_pictures(path: Path, processor: ImageProcessor) 
     )
     assert with_two.grids == [(1, 4, 6), (1, 10, 2)]
     assert without.grids == []
+    assert [with_two.processor, without.processor] == [processor.version, ""]
 
 
 def test_the_tokens_of_pictures_are_never_sampled(path: Path, processor: ImageProcessor) -> None:

@@ -96,6 +96,7 @@ def test_behavior_logprobs_are_those_of_the_full_forward_pass(
         expected = full_logprobs(path, model, request, completion.completion_ids)
         assert completion.behavior_logprobs == pytest.approx(expected, abs=2e-5)
         assert completion.grids == processor.pixels(request.images).grids
+        assert completion.processor == processor.version
 
 
 def test_the_tokens_of_pictures_are_never_sampled(processor: ImageProcessor, generate: Generate) -> None:
