@@ -100,5 +100,5 @@ def test_the_language_model_of_one_that_reads_pictures_is_overridden_in_its_tabl
     overrides = {"text_config": {"max_position_embeddings": 1234}}
     assert config_changes(tmp_path, overrides) == overrides
     assert read_config(tmp_path, overrides).get_text_config().max_position_embeddings == 1234
-    with pytest.raises(ConfigError, match="did you mean 'text_config.max_position_embeddings'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'text_config\.max_position_embeddings'"):
         read_config(tmp_path, overrides["text_config"])
