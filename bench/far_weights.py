@@ -41,7 +41,7 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.spool.weights.store import WeightStore
 from asyncrl.toy import step_sums
 from asyncrl.toy.lessons import step_sums_lesson
-from asyncrl.toy.models import Sizes, random_model
+from asyncrl.toy.text_model import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
 from asyncrl.toy.warm_up import CLEAN, WarmUp, WarmUpSchedule
 from asyncrl.weights.contents.checksum import Checksum

@@ -45,8 +45,9 @@ from asyncrl.messages import Prompt, Sampling
 from asyncrl.node.engine import load_engine
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.toy.models import Sizes, make_random
+from asyncrl.toy.models import make_random
 from asyncrl.toy.step_sums import write
+from asyncrl.toy.text_model import Sizes
 
 SIZES = Sizes(layers=4, hidden_size=256, intermediate_size=768, heads=4, kv_heads=2, head_dim=64)
 SLOTS = 8

@@ -153,9 +153,13 @@ def _token_counter(model: Path, template_kwargs: dict[str, str | int | float | b
     from asyncrl.node.machine.machine import require_train
 
     require_train()
+    from asyncrl.config.model.weights import CONFIG
     from asyncrl.data.chat_template import check_template, read_template
-    from asyncrl.rollout.engines.text import encode, load_tokenizer
+    from asyncrl.rollout.engines.prompts import encode
+    from asyncrl.rollout.engines.text import load_tokenizer
+    from asyncrl.vision.processor import ImageProcessor
 
     check_template(read_template(model), template_kwargs, has_chats=False)
     tokenizer = load_tokenizer(str(model))
-    return lambda prompt: len(encode(tokenizer, prompt, template_kwargs))
+    processor = ImageProcessor.load(model) if (model / CONFIG).is_file() else None  # a tokenizer alone will do for text
+    return lambda prompt: len(encode(tokenizer, prompt, template_kwargs, processor))

@@ -23,7 +23,7 @@ from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read, split_override
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
-from asyncrl.data.images import Keep
+from asyncrl.data.images import Keep, check_model_reads
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.evaluation.completions import CompletionRow, write_completions
@@ -123,6 +123,7 @@ def check_prompts(config: Config, console: Console, keep: Keep) -> list[Prompt]:
     check_template(
         read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=summary.has_chats
     )
+    check_model_reads(Path(config.model.path), summary.num_images)
     if summary.bad:
         console.print("\n".join(bad_row_lines(summary.bad)), highlight=False, markup=False, soft_wrap=True)
     prompts = [draw.prompt for draw in stream.since(0)]

@@ -56,7 +56,8 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
       asyncrl toy step-sums cache/step-sums-moe --experts 4
     """
     _prepare()
-    from asyncrl.toy.models import Sizes, make_step_sums
+    from asyncrl.toy.models import make_step_sums
+    from asyncrl.toy.text_model import Sizes
 
     make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=click.echo)
 
@@ -98,7 +99,8 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
     Writes the model directory DIR, a Qwen3 with a tokenizer trained on FILE; an existing one is kept.
     """
     _prepare()
-    from asyncrl.toy.models import Sizes, make_random
+    from asyncrl.toy.models import make_random
+    from asyncrl.toy.text_model import Sizes
 
     make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=click.echo)
 

@@ -2,7 +2,7 @@
 Pictures of prompts in a node's memory, each fetched once from the broker's spool.
 
     fetch([a, b]) ─┬─▶ here
-                   └─▶ arriving: one request, however many callers ─▶ SHA-256 compared ─▶ here, the newest 512 MiB
+                   └─▶ arriving: one request, however many callers ─▶ SHA-256 compared ─▶ here, the newest 256 MiB
 
 It outlives the links of a session: pictures that are here stay, and what has not arrived is requested over the next.
 """
@@ -19,8 +19,8 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import DecodeError
 from asyncrl.messages import Image
 
-MAX_BYTES = 512 << 20
-"""Size of the cache: with 100 kB a picture, those of 5,000 prompts."""
+MAX_BYTES = 256 << 20
+"""Size of the cache: with 100 kB a picture, those of 2,500 prompts."""
 
 
 class Arriving(Struct, frozen=True, eq=False):
@@ -85,13 +85,16 @@ class ImageCache:
     def _arrived(self, image: Image, payload: Payload) -> None:
         if payload.cancelled() or (arriving := self._arriving.pop(image.digest, None)) is None:
             return
-        content = bytes(payload.result() or b"")
+        found = payload.result()
+        content = bytes(found or b"")
         if hashlib.sha256(content).digest() == image.digest:
             self.num_fetched += 1
             self._remember(image.digest, content)
             arriving.content.set_result(content)
             return
         cause = "arrived damaged" if content else "is not among those of the run's prompts"
+        if found is None:
+            cause = "is lost: the broker's spool was away for too long"
         arriving.content.set_exception(DecodeError(f"the picture {image.digest.hex()[:12]} {cause}"))
         arriving.content.exception()  # nobody may be waiting any more
 

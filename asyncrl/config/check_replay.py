@@ -15,7 +15,8 @@ from asyncrl.errors import ConfigError
 
 
 def check_replay(config: Config) -> None:
-    """Raise `ConfigError` if masks would be recorded in vain, cannot be, or are missing."""
+    """Raise `ConfigError` if something would be recorded in vain or cannot be, or masks are missing."""
+    _check_device(config)
     if config.sampling.replay_mask:
         if not config.sampling.sampling().is_truncated:
             raise ConfigError("sampling.replay_mask is only read with top_p below 1 or top_k above 0; remove it")
@@ -58,6 +59,20 @@ def check_experts(config: Config, num_experts: int) -> list[str]:
         f"experts are nearly tied, sampler and trainer choose different ones, and log-probs jump as if the policy had "
         f"moved; rollout.replay_routes = true sends each token to the experts that it took"
     ]
+
+
+def _check_device(config: Config) -> None:
+    wanted = {
+        "sampling.replay_mask": config.sampling.replay_mask,
+        "rollout.replay_routes": config.rollout.replay_routes,
+    }
+    device = config.rollout.device
+    for key, is_wanted in wanted.items():
+        if is_wanted and config.rollout.engine == "vllm" and device in ("cpu", "npu"):
+            raise ConfigError(
+                f"{key} with rollout.engine='vllm' needs vLLM's Model Runner V2, which runs on CUDA devices only, not "
+                f"on rollout.device={device!r}; use rollout.engine='transformers', which records on any device"
+            )
 
 
 def _check_vllm(config: Config) -> None:

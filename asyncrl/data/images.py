@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages import Image
+from asyncrl.vision.settings import FAMILIES, read_settings
 
 MAX_FILE_BYTES = 32 << 20
 """Largest file of a picture: it travels to the nodes as a payload does, in one piece."""
@@ -62,6 +63,15 @@ def describe(content: bytes) -> Image:
         raise DataError("it has pictures, but pillow is not installed: pip install 'asyncrl[vision]'") from error
     width, height = picture_size(content)
     return Image(hashlib.sha256(content).digest(), width, height, len(content))
+
+
+def check_model_reads(model: Path, num_images: int) -> None:
+    """Raise `ConfigError` if prompts have pictures that the model does not read, or cannot for lack of settings."""
+    if num_images and read_settings(model) is None:
+        raise ConfigError(
+            f"the prompts have {num_images} pictures, but the model {model} reads none; give model.path one of "
+            f"{', '.join(FAMILIES)}, or remove the pictures and their marks from the dataset"
+        )
 
 
 def _too_large(what: str) -> str:

@@ -117,7 +117,7 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
     """
     Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``, or of all rows if it is 0.
 
-    Raises as `train_stream`.
+    Gives the pictures of all rows to ``keep``, and raises, as `train_stream`.
     """
     dataset = Dataset.open(data.held_out_files, data, keep)
     summary = _summary(dataset, data)

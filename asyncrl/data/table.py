@@ -104,7 +104,7 @@ class ParquetRows:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         try:
-            with pq.ParquetFile(self.path, buffer_size=1 << 20) as file:
+            with pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 for rows in file.iter_batches(STREAMED_ROWS, columns=[name]):
                     yield from rows.column(0).to_pylist()
         except (pa.ArrowException, OSError) as error:

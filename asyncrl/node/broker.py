@@ -193,6 +193,8 @@ async def _serve(
             service_manager().ready(lambda: _status(config, scheduler))
         await broker.run()
     finally:
+        if images.num_sent:
+            directory.append_event("images.sent", num_images=len(images), by_node=dict(images.num_sent))
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

@@ -8,6 +8,7 @@ most when something went wrong.
 import math
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from asyncrl.config.sections import leaves
 from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.observe.pictured_samples import PicturedSample, read_pictured_samples
 from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
@@ -49,6 +51,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     metrics: list[dict[str, Any]]
     """One entry per step, in order."""
     events: list[dict[str, Any]]
+    pictured: list[PicturedSample]
+    """Trajectories of prompts with pictures."""
     notes: list[str]
     """One sentence for each file that could not be read."""
 
@@ -126,6 +130,7 @@ def read_run(path: Path) -> RunRecord:
         summary=_read(directory.read_summary, None, NO_SUMMARY, notes),
         metrics=_read(directory.read_metrics, [], "metrics.jsonl is missing or empty", notes),
         events=_read(directory.read_events, [], "events.jsonl is missing or empty", notes),
+        pictured=_read(partial(read_pictured_samples, directory.samples), [], "", notes),
         notes=notes,
     )
 
@@ -146,7 +151,7 @@ def _read(read: Callable[[], T], default: T, missing: str, notes: list[str]) -> 
     except LedgerError as error:
         notes.append(str(error))
         return default
-    if not found:
+    if not found and missing:
         notes.append(missing)
     return found
 

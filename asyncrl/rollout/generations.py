@@ -321,6 +321,8 @@ class Generations:
         return self._encoded[1]
 
     async def _fetch_images(self, lease: Lease) -> tuple[bytes, ...]:
+        if not lease.prompt.images:
+            return ()
         try:
             return tuple(await self.images.fetch(lease.prompt.images, FETCH_IMAGES_S))
         except (DecodeError, TimeoutError) as error:

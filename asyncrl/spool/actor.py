@@ -222,6 +222,7 @@ class SpoolActor:
             self._refused_fetches.count(peer=peer, payloads=num_asked, max_bytes=MAX_PAYLOAD_BYTES)
             self._hub.send(peer, Fetched(fetch.request_id, [UNREADABLE] * num_asked))
             return
+        self._count_images(peer, fetch)
         recent = [self._segments.recent(ref) for ref in fetch.refs if ref.spool == self._name]
         payloads = [payload for payload in recent if payload is not None]
         if len(payloads) == num_asked:
@@ -258,6 +259,11 @@ class SpoolActor:
     def _read_all(self, fetch: Fetch) -> Fetched:
         images = [memoryview(self._images.read(digest) if self._images else b"") for digest in fetch.images]
         return Fetched(fetch.request_id, [self._read_one(ref) for ref in fetch.refs] + images)
+
+    def _count_images(self, peer: str, fetch: Fetch) -> None:
+        if self._images and fetch.images:
+            node = peer.rsplit(".", 2)[0]  # before the incarnation, and the number of the link
+            self._images.num_sent[node] += len(fetch.images)
 
     def _read_one(self, ref: SpoolRef) -> memoryview:
         try:

@@ -12,6 +12,7 @@ of the distinct pictures on disk, and about 200 bytes of memory for each.
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from asyncrl.files.disk import needed
@@ -26,6 +27,8 @@ class ImageStore:
         self._places: dict[bytes, tuple[int, int]] = {}
         """Offset and size of each picture."""
         self._end = 0
+        self.num_sent = Counter[str]()
+        """Pictures sent to each node. One that stays in a node's memory is sent to it once."""
         with needed(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  closed by `close`

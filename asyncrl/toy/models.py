@@ -15,30 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from msgspec import Struct
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2VLImageProcessorPil,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages import Split
 from asyncrl.toy import drawn_squares, step_sums
 from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, step_sums_lesson
+from asyncrl.toy.text_model import Sizes, check_sizes, random_model
 from asyncrl.toy.vision_model import VISION_WORDS, image_processor, random_vision_model
 from asyncrl.toy.vocabulary import tokenizer_from_texts, tokenizer_from_words
 from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule
 
-MAX_POSITIONS = 4096
-"""Longest prompt and completion together; rotary positions cost nothing."""
-INIT_STD = 0.08
-"""About 1 / sqrt(hidden size) of models this small, which then learn in half the steps that 0.02 takes."""
 DRAWN_SQUARES = WarmUpSchedule(
     constant_steps=400, decay_steps=300, goal=0.9, mixture_steps=150, batches_by_length=1, report_every=100
 )
@@ -46,19 +34,6 @@ DRAWN_SQUARES = WarmUpSchedule(
 TEXT_COLUMNS = ("prompt", "answer", "solution")
 
 Report = Callable[[str], None]
-
-
-class Sizes(Struct, frozen=True, kw_only=True):
-    layers: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int = 0
-    """Experts of each layer; 0 makes a dense model."""
-    experts_per_token: int = 2
-    """They share ``intermediate_size``, so that a token costs as much as in a dense model."""
 
 
 def make_step_sums(
@@ -81,7 +56,7 @@ def make_step_sums(
         ConfigError: The sizes contradict each other, or ``directory/model`` exists and is not a model.
         RunFailed: The model did not learn step sums.
     """
-    _check_sizes(sizes)
+    check_sizes(sizes)
     has_model = _exists(directory / "model", report)
     _write_data(directory, step_sums.write, seed, report)
     if has_model:
@@ -129,62 +104,9 @@ def make_random(directory: Path, text: Path, sizes: Sizes, *, vocab_size: int, s
     """
     if _exists(directory, report):
         return
-    _check_sizes(sizes)
+    check_sizes(sizes)
     tokenizer = tokenizer_from_texts(_texts(open_rows(text)), vocab_size)
     save_model(directory, random_model(sizes, tokenizer, seed), tokenizer, report)
-
-
-def random_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """A Qwen3 with random weights, a function of its arguments; the process's random state stays as it was."""
-    config = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        "initializer_range": INIT_STD,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if not sizes.experts:
-            return Qwen3ForCausalLM(Qwen3Config(**config))
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**config, **_expert_sizes(sizes)))
-
-
-def _expert_sizes(sizes: Sizes) -> dict[str, int | bool]:
-    return {
-        "num_experts": sizes.experts,
-        "num_experts_per_tok": sizes.experts_per_token,
-        "moe_intermediate_size": sizes.intermediate_size // sizes.experts_per_token,
-        "norm_topk_prob": True,  # as in the published Qwen3 mixtures
-    }
-
-
-def _check_sizes(sizes: Sizes) -> None:
-    if sizes.heads % sizes.kv_heads:
-        raise ConfigError(
-            f"{sizes.heads} heads cannot share {sizes.kv_heads} kv_heads evenly; make heads a multiple of kv_heads"
-        )
-    if sizes.head_dim % 2:
-        raise ConfigError(f"head_dim is {sizes.head_dim}: rotary positions need an even number")
-    if sizes.experts and sizes.experts_per_token > sizes.experts:
-        raise ConfigError(
-            f"experts_per_token is {sizes.experts_per_token}, but a layer has {sizes.experts} experts; lower it, or "
-            f"raise experts"
-        )
-    if sizes.experts and sizes.intermediate_size % sizes.experts_per_token:
-        raise ConfigError(
-            f"{sizes.experts_per_token} experts_per_token cannot share an intermediate_size of "
-            f"{sizes.intermediate_size} evenly; make it a multiple of them"
-        )
 
 
 def _exists(directory: Path, report: Report) -> bool:

@@ -30,22 +30,25 @@ def tokenizer_from_words(words: Sequence[str], special: Sequence[str] = ()) -> P
     return _wrapped(tokenizer, unk_token=UNKNOWN, extra_special_tokens=list(special))
 
 
-def tokenizer_from_texts(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+def tokenizer_from_texts(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE of at most ``vocab_size`` tokens; raises `ConfigError` if single bytes do not fit."""
-    least = NUM_BYTES + len((PAD, EOS))
+    first = [PAD, EOS, *special]
+    least = NUM_BYTES + len(first)
     if vocab_size < least:
-        raise ConfigError(f"vocab_size is {vocab_size}, but every byte and two special tokens need {least}; raise it")
+        raise ConfigError(
+            f"vocab_size is {vocab_size}, but every byte and {len(first)} special tokens need {least}; raise it"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[PAD, EOS],
+        special_tokens=first,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _wrapped(tokenizer)
+    return _wrapped(tokenizer, extra_special_tokens=list(special))
 
 
 def _wrapped(tokenizer: Tokenizer, **special: str | list[str]) -> PreTrainedTokenizerBase:

@@ -112,6 +112,7 @@ class TrainerActor:
         others: The further ranks, if there are any.
         device: Current device of the thread that computes.
         shared: The learner, if it shares its devices with rollouts.
+        images: Pictures of earlier sessions; None starts without any.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
     """
 
@@ -132,6 +133,7 @@ class TrainerActor:
         others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
         device: torch.device = CPU,
         shared: Sleepable | None = None,
+        images: ImageCache | None = None,
         on_drain: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -143,7 +145,8 @@ class TrainerActor:
         self._link = connection.broker
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
-        self._images = ImageCache(connection.spools)
+        self._images = images or ImageCache()
+        self._images.connect(connection.spools)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
             checkpoints,

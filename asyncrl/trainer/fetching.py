@@ -138,11 +138,11 @@ async def _fetch_images(
     trajectories: dict[int, Trajectory], images: ImageCache, deadline_s: float
 ) -> tuple[dict[int, list[bytes]], dict[int, str]]:
     """Files of the pictures of each trajectory, or the reason for which it has to be refused."""
-    fetches = [images.fetch(trajectory.images, deadline_s) for trajectory in trajectories.values()]
-    found = await asyncio.gather(*fetches, return_exceptions=True)
-    contents: dict[int, list[bytes]] = {}
+    contents: dict[int, list[bytes]] = {place: [] for place, t in trajectories.items() if not t.images}
     missing: dict[int, str] = {}
-    for place, files in zip(trajectories, found, strict=True):
+    pictured = {place: t.images for place, t in trajectories.items() if t.images}
+    fetches = [images.fetch(wanted, deadline_s) for wanted in pictured.values()]
+    for place, files in zip(pictured, await asyncio.gather(*fetches, return_exceptions=True), strict=True):
         if isinstance(files, DecodeError):
             missing[place] = str(files)
         elif isinstance(files, BaseException):

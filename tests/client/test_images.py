@@ -10,7 +10,7 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Fetch, Fetched, Image
+from asyncrl.messages import Fetch, Fetched, Image, SpoolSet
 from tests.client.only_spool import only
 
 CONTENTS = [bytes([number]) * 10 for number in range(4)]
@@ -128,6 +128,17 @@ def test_a_picture_that_is_missing_or_damaged_is_an_error_and_may_be_asked_for_a
         again = asyncio.create_task(cache.fetch(IMAGES[:1], 9))
         spool.answer(await spool.asked())
         assert await again == CONTENTS[:1]
+
+    play(scene)
+
+
+def test_a_spool_that_was_given_up_has_lost_its_pictures() -> None:
+    async def scene(spool: Spool) -> None:
+        fetching = asyncio.create_task(ImageCache(spool.links).fetch(IMAGES[:1], 9))
+        await spool.asked()
+        spool.links.update(SpoolSet(lost=["spool"]))
+        with pytest.raises(DecodeError, match="is lost: the broker's spool was away for too long"):
+            await fetching
 
     play(scene)
 

@@ -30,6 +30,12 @@ def made(**sections: Any) -> Config:
             VLLM | {"data": {"held_out": "h"}, "evaluation": {"temperature": 0.6}},
             "needs evaluation.top_k above 0",
         ),
+        (
+            {"replay_mask": True, "top_k": 9},
+            {"rollout": {"engine": "vllm", "device": "npu"}},
+            "which runs on CUDA devices only, not on rollout.device='npu'; use rollout.engine='transformers'",
+        ),
+        ({}, {"rollout": {"engine": "vllm", "device": "cpu", "replay_routes": True}}, "rollout.replay_routes with"),
     ],
 )
 def test_what_could_not_be_replayed_is_refused_in_one_sentence(

@@ -9,6 +9,7 @@ from asyncrl.data.check import bad_row_lines, inspect
 from asyncrl.data.dataset import BadRow
 from asyncrl.errors import DataError, EngineError
 from asyncrl.messages import Prompt
+from tests.conftest import draw_picture
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -134,3 +135,16 @@ def test_columns_go_by_the_names_given(tmp_path: Path) -> None:
     inspect(path, Data(train="", prompt_column="q", answer_column="a")).require_usable()
     with pytest.raises(DataError, match="has no column 'prompt': it has q, a"):
         inspect(path)
+
+
+def test_pictures_are_counted_with_the_size_of_the_largest_and_the_bytes_of_the_distinct(tmp_path: Path) -> None:
+    large, small = draw_picture(24, 16), draw_picture(8, 8)
+    for name, content in (("large.png", large), ("small.png", small)):
+        (tmp_path / name).write_bytes(content)
+    names = ("small.png", "large.png", "small.png")
+    path = write(tmp_path, *({"prompt": "<image>?", "answer": "1", "images": [name]} for name in names))
+
+    inspection = inspect(path)
+
+    size = f"{(len(large) + len(small)) / 1e6:.1f} MB"
+    assert f"  pictures       3   largest 24 x 16   {size}" in inspection.text().splitlines()

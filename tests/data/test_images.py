@@ -13,9 +13,9 @@ import pytest
 from asyncrl.config.sections import Data
 from asyncrl.data import images as module
 from asyncrl.data.dataset import BadRow, Dataset
-from asyncrl.data.images import describe, read_files
+from asyncrl.data.images import check_model_reads, describe, read_files
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages import Image, Prompt
 from tests.conftest import draw_picture
 
@@ -144,6 +144,13 @@ def test_the_digest_of_a_dataset_covers_its_pictures(tmp_path: Path) -> None:
         return held_out_stream(Data(train="", held_out=path), 9).summary.digest
 
     assert digest(RED) == digest(RED) != digest(draw_picture(24, 16, seed=2))
+
+
+def test_pictures_need_a_model_that_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    check_model_reads(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"the prompts have 3 pictures, but the model .* reads none"):
+        check_model_reads(tmp_path, 3)
 
 
 def test_another_column_may_hold_the_pictures_and_must_be_there(tmp_path: Path) -> None:

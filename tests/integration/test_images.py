@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
@@ -54,7 +55,8 @@ from asyncrl.spool.segments import Segments
 from asyncrl.testing import IMAGE_GRID, FakeEngine
 from asyncrl.trainer.fetching import fetch_step, limits_of
 from asyncrl.trainer.packing.step import Step
-from tests.conftest import draw_picture
+from tests.conftest import draw_picture, make_vision_model
+from tests.integration.conftest import ToyRun
 
 STEPS, GROUP_SIZE = 6, 2
 PICTURES = [draw_picture(24 + 8 * number, 16, seed=number) for number in range(4)]
@@ -286,3 +288,33 @@ def test_samples_have_the_picture_of_each_group_once(tmp_path: Path) -> None:
     assert {row["images"][0]["path"] for row in rows} == {digest.hex() for digest in DIGESTS}
     with_bytes = [row["group_id"] for row in rows if row["images"][0]["bytes"]]
     assert sorted(with_bytes) == list(range(STEPS * 2))
+
+
+def vision_data(folder: Path) -> list[str]:
+    """Settings of a run with a small model that reads pictures, and eight prompts that need them."""
+    make_vision_model(folder / "vision")
+    rows = [
+        {"prompt": "<image> How many a b ?", "answer": "1", "images": [draw_picture(16 + 8 * (n % 3), 16, seed=n)]}
+        for n in range(8)
+    ]
+    for name in ("train", "held_out"):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    files = {name: folder / f"{name}.parquet" for name in ("train", "held_out")}
+    return [f"model.path={folder / 'vision'}", *(f"data.{name}={path}" for name, path in files.items())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "lives"), [("broker-0", 1), ("rollout-0", 2)])
+def test_a_killed_process_costs_no_prompt_and_no_other_node_a_picture(
+    start_run: Callable[..., ToyRun], tmp_path: Path, victim: str, lives: int
+) -> None:
+    run = start_run(*vision_data(tmp_path), "checkpoint.every_steps=2", steps=12)
+    run.until(lambda: run.steps_done() >= 4)
+    run.kill_node(victim)
+    assert run.end().code == 0, (run.errors, run.output)
+    assert run.summary.status == "finished"
+    run.assert_adds_up()
+    assert run.audit().problems == []
+    (sent,) = (event for event in run.events if event["event"] == "images.sent")
+    assert sent["num_images"] == 8
+    assert all(count <= 8 * (lives if node == victim else 1) for node, count in sent["by_node"].items())

@@ -22,6 +22,7 @@ from asyncrl.trainer.fetching import limits_of as trainer_limits_of
 from asyncrl.trainer.fetching import training_trajectory
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
+from tests.integration.conftest import StartRun
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 CUT = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.95, "top_k": 20}
@@ -120,3 +121,14 @@ def test_the_bytes_of_a_token_are_eight_and_four_for_its_size_and_for_each_id(to
         num_bytes = sum(getattr(trajectory, name).nbytes for name in arrays)
         assert num_bytes == 12 * len(completion.completion_ids) + 4 * len(completion.mask_ids)
         np.testing.assert_array_equal(trajectory.mask_ids, completion.mask_ids)
+
+
+@pytest.mark.slow
+def test_a_run_of_real_processes_replays_them_in_every_step(start_run: StartRun) -> None:
+    """Weights are swapped in the middle of completions; tokens of the version in training are compared."""
+    finished = start_run("sampling.top_p=0.95", "sampling.top_k=5", "sampling.replay_mask=true", steps=6).end()
+
+    assert finished.code == 0, finished.errors
+    gaps = [line["logprob_gap_max"] for line in finished.directory.read_metrics() if "logprob_gap_max" in line]
+    assert len(gaps) > 1
+    assert max(gaps) < 1e-4

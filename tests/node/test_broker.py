@@ -8,10 +8,12 @@ import pytest
 
 from asyncrl.actor.sockets.curve import hub_keys_of
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.client.handshake import identity, join, leave, spool_connector
+from asyncrl.client.handshake import identity, join, leave, spool_connector, spool_links
+from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
 from asyncrl.client.spools import reached_spools
 from asyncrl.config.sections import Data
+from asyncrl.data.images import describe
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.secret_file import write_secret
@@ -20,6 +22,7 @@ from asyncrl.node.broker import _report_skipped_rows, _require_same_data, run_br
 from asyncrl.node.broker_keys import BrokerKeys
 from asyncrl.observe.run_directory import RunDirectory
 from tests.config.configs import made
+from tests.conftest import draw_picture
 
 SECRET = bytes(range(32))
 DEADLINE_S = 30.0
@@ -130,3 +133,58 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
             await serving
 
     asyncio.run(scene())
+
+
+def with_picture(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """Settings of a dataset of one prompt with a picture, and the file."""
+    content = draw_picture(24, 16)
+    (folder / "red.png").write_bytes(content)
+    row = '{"prompt": "<image>?", "answer": 1, "data_source": "openai/gsm8k", "images": ["red.png"]}\n'
+    (folder / "rows.jsonl").write_text(row)
+    return {"train": str(folder / "rows.jsonl")}, content
+
+
+def test_a_broker_sends_the_pictures_of_its_prompts(tmp_path: Path) -> None:
+    data, content = with_picture(tmp_path)
+    config = made(data=data, schedule={"groups_per_step": 1})
+    directory = RunDirectory.create(tmp_path, "run")
+    write_secret(directory.secret, SECRET)
+
+    async def scene() -> None:
+        stopping: asyncio.Event = asyncio.Event()
+        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        serve = run_broker(
+            config,
+            directory,
+            bind=["tcp://127.0.0.1:0"],
+            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+            listening=listening.set_result,
+            stopping=stopping,
+        )
+        serving = asyncio.create_task(serve)
+        async with asyncio.timeout(DEADLINE_S):
+            run = RunAddress((await listening)[0], directory.secret)
+            who = identity("reward", "reward-0")
+            link, welcome = await join(run, who, DEADLINE_S)
+            links = spool_links(welcome.spools, who, run)
+            running = asyncio.create_task(links.run())
+            assert await ImageCache(links).fetch([describe(content)] * 2, DEADLINE_S) == [content] * 2
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await leave(link, "done")
+            stopping.set()
+            await serving
+
+    asyncio.run(scene())
+    (sent,) = [event for event in directory.read_events() if event["event"] == "images.sent"]
+    assert (sent["num_images"], sent["by_node"]) == (1, {"reward-0": 1})
+
+
+def test_pictures_without_the_spool_that_sends_them_stop_the_broker(tmp_path: Path) -> None:
+    data, _ = with_picture(tmp_path)
+    config = made(data=data, broker={"spool": False})
+    directory = RunDirectory.create(tmp_path, "run")
+    keys = BrokerKeys(hub_keys_of(SECRET), directory.secret)
+    serve = run_broker(config, directory, bind=[], keys=keys, listening=lambda _: None, stopping=asyncio.Event())
+    with pytest.raises(ConfigError, match=r"prompts with pictures need the spool .*: set broker\.spool to true"):
+        asyncio.run(serve)

@@ -447,3 +447,16 @@ def test_more_pictures_than_may_be_asked_for_are_refused(tmp_path: Path) -> None
         assert answer == Fetched(17, [memoryview(b"")] * (MAX_REFS + 1))
 
     play(Segments(tmp_path), script)
+
+
+def test_pictures_are_counted_by_node_whatever_its_link_and_its_incarnation(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        for peer in ("gpu.a-1.18ea-3.1", "gpu.a-1.18eb-4.2", "broker.77"):
+            scene.hear(Fetch(17, [], [RED.digest] * 2), peer)
+            await scene.hub.sent.get()
+
+    store = ImageStore(tmp_path)
+    store.add(RED, b"red")
+    play(Segments(tmp_path), script, images=store)
+    assert store.num_sent == {"gpu.a-1": 4, "broker": 2}
+    store.close()

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from asyncrl.errors import ConfigError, DataError, RunFailed
-from asyncrl.toy.models import DRAWN_SQUARES, Sizes, make_drawn_squares, make_random, make_step_sums
+from asyncrl.toy.models import DRAWN_SQUARES, make_drawn_squares, make_random, make_step_sums
 from asyncrl.toy.step_sums import WORDS
+from asyncrl.toy.text_model import Sizes
 from asyncrl.toy.warm_up import WarmUpSchedule
 
 SIZES = Sizes(layers=1, hidden_size=16, intermediate_size=16, heads=4, kv_heads=2, head_dim=8)

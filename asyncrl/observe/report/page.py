@@ -5,6 +5,7 @@ Functions here escape plain text; only `Markup` is inserted unchanged, so a comp
 message can never inject HTML.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NewType
@@ -13,6 +14,9 @@ from asyncrl.observe.report import charts
 
 Markup = NewType("Markup", str)
 """HTML built by this module or `charts`."""
+
+PICTURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+"""Formats of pictures that a page may hold, by the first bytes of a file. None of them can hold a script."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -34,6 +38,7 @@ th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; 
 th { font-weight: 600; }
 tbody th { font-weight: 400; color: #5b626c; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+img { max-width: 100%; max-height: 240px; background: #fff; border: 1px solid #e3e6ea; }
 details { margin: 10px 0; }
 summary { cursor: pointer; color: #1d4477; }
 """
@@ -48,6 +53,14 @@ def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
     """A ``<tag>`` element with ``parts``; ``style`` is its CSS class."""
     attribute = f' class="{escape(style)}"' if style else ""
     return Markup(f"<{tag}{attribute}>{' '.join(parts)}</{tag}>")
+
+
+def picture(content: bytes) -> Markup:
+    """The picture of a file, inside the page; a note if it has another format than `PICTURES`."""
+    for start, kind in PICTURES.items():
+        if content.startswith(start):
+            return Markup(f'<img alt="" src="data:image/{kind};base64,{b64encode(content).decode()}">')
+    return text("a picture in another format", "span", "quiet")
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:

@@ -4,6 +4,7 @@ The report: one self-contained HTML file about one run, or about several runs si
     header      status, and the cause of a failure
     numbers     results, cost, and the settings that matter or differ
     curves      reward, accuracy, length, staleness, throughput, waiting, ...
+    pictures    of prompts, with a completion
     events      nodes lost, groups dropped, failures
     config      every value, hidden until clicked
 """
@@ -23,11 +24,12 @@ from asyncrl.observe.report.curves import draw
 from asyncrl.observe.report.evaluation_charts import evaluation_charts
 from asyncrl.observe.report.headline import headline
 from asyncrl.observe.report.page import Markup
+from asyncrl.observe.report.pictures import pictures
 from asyncrl.observe.run_record import RunRecord, read_run
 
 ROUTINE = {
     "run.started", "step.repeated", "node.joined", "node.ready", "node.left",
-    "version.live", "checkpoint.written", "eval.finished",
+    "version.live", "checkpoint.written", "eval.finished", "images.sent",
 }  # fmt: skip
 """Events of normal operation, which are not listed. Any other kind is, known to this module or not."""
 
@@ -82,6 +84,7 @@ def render(records: Sequence[RunRecord]) -> str:
     ]
     if empty:
         parts.append(page.text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))
+    parts += pictures(records)
     parts += [page.text("Events", "h2"), *(part for record in records for part in _events(record, alone=alone))]
     parts += [page.text("Config", "h2"), *(_config(record) for record in records if record.config)]
     return page.page(f"asyncrl: {title}", parts)

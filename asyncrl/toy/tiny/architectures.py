@@ -6,7 +6,7 @@ Random models of a few layers, one for each architecture that recipes train.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2VLImageProcessorPil,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -25,6 +26,7 @@ from transformers import (
 
 from asyncrl.config.model.weights import read_config
 from asyncrl.errors import ConfigError
+from asyncrl.toy.vision_model import VISION_WORDS, image_processor, random_vision_model
 
 MAX_POSITIONS = 4096
 TEXT = {
@@ -40,6 +42,7 @@ TEXT = {
 """Sizes of every language model here."""
 
 NAMES = (
+    (r"qwen3-vl-[\d.]+b(?!-a)", "qwen3_vl"),
     (r"qwen3-\d+b-a\d+b", "qwen3_moe"),
     (r"qwen3-[\d.]+b", "qwen3"),
     (r"qwen2(\.5)?-(math-)?[\d.]+b", "qwen2"),
@@ -58,13 +61,23 @@ def architecture_of(path: Path) -> str:
         found = str(read_config(path).get("model_type"))
     else:
         found = next((kind for pattern, kind in NAMES if re.match(pattern, path.name.lower())), "")
-    if found not in _MODELS:
+    if found not in ARCHITECTURES:
         what = f"has model_type {found!r}" if found else "is not here, and its name is not a published one"
         raise ConfigError(
-            f"model.path={path} {what}; --scale tiny makes models of {', '.join(_MODELS)}: name a model of one of "
-            f"them, such as models/Qwen3-8B"
+            f"model.path={path} {what}; --scale tiny makes models of {', '.join(ARCHITECTURES)}: name one of those, "
+            f"such as models/Qwen3-8B"
         )
     return found
+
+
+def special_words(architecture: str) -> Sequence[str]:
+    """Words that the tokenizer of an architecture has beside those of texts."""
+    return VISION_WORDS if architecture in READ_PICTURES else ()
+
+
+def picture_processor(architecture: str) -> Qwen2VLImageProcessorPil | None:
+    """Reader of pictures; None if the architecture reads none."""
+    return image_processor() if architecture in READ_PICTURES else None
 
 
 def random_model(architecture: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -74,6 +87,8 @@ def random_model(architecture: str, tokenizer: PreTrainedTokenizerBase, seed: in
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    if architecture == "qwen3_vl":
+        return random_vision_model(tokenizer, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _MODELS[architecture](TEXT | tokens)
@@ -101,3 +116,5 @@ _MODELS: Mapping[str, Callable[[Mapping[str, Any]], PreTrainedModel]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
 }
+READ_PICTURES = ("qwen3_vl",)
+ARCHITECTURES = (*_MODELS, *READ_PICTURES)

@@ -8,11 +8,13 @@ import random
 from pathlib import Path
 
 from asyncrl.data.prepare.dapo_math import DAPO_MATH
+from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.gsm8k import GSM8K
 from asyncrl.data.prepare.published import Problem, PublishedDataset, write, written_row
 from asyncrl.errors import ConfigError
+from asyncrl.toy import drawn_squares
 
-DATASETS = {"gsm8k": GSM8K, "dapo-math": DAPO_MATH, "aime-2024": DAPO_MATH}
+DATASETS = {"gsm8k": GSM8K, "dapo-math": DAPO_MATH, "aime-2024": DAPO_MATH, "geo3k": GEO3K}
 """Published datasets by the name of a folder or file."""
 NUM_ROWS = 32
 LONG = 100
@@ -32,7 +34,7 @@ def dataset_of(path: Path) -> PublishedDataset:
 
 def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int, long_every: int = 0) -> None:
     """
-    Write `NUM_ROWS` sums in the rows of a dataset; another split or seed has others.
+    Write `NUM_ROWS` rows of a dataset, sums or pictures of squares; another split or seed has others.
 
     ``long_every`` makes each n-th prompt longer than ``--scale tiny`` allows, for recipes that leave such prompts out
     or shorten them; 0 makes none.
@@ -41,7 +43,9 @@ def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int,
     rows = []
     for number in range(NUM_ROWS):
         is_long = long_every > 0 and number % long_every == long_every - 1
-        rows.append(written_row(dataset, _sum(rng, LONG if is_long else 1), split=split, number=number))
+        times = LONG if is_long else 1
+        problem = _squares(rng, times) if dataset is GEO3K else _sum(rng, times)
+        rows.append(written_row(dataset, problem, split=split, number=number))
     out.parent.mkdir(parents=True, exist_ok=True)
     write(rows, out)
 
@@ -49,3 +53,14 @@ def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int,
 def _sum(rng: random.Random, times: int) -> Problem:
     first, second = rng.randrange(100), rng.randrange(100)
     return Problem(prompt=f"What is {first} + {second}? " * times, answer=str(first + second))
+
+
+def _squares(rng: random.Random, times: int) -> Problem:
+    drawn = next(drawn_squares.problems(rng.getrandbits(32), "train"))
+    question = drawn.prompt.removeprefix(drawn_squares.IMAGE_MARK)
+    return Problem(
+        prompt=drawn_squares.IMAGE_MARK + f"{question} " * times,
+        answer=drawn.answer,
+        image=drawn_squares.png(drawn),
+        image_name="squares.png",
+    )

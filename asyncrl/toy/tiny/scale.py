@@ -16,7 +16,7 @@ from asyncrl.config.sections import Config
 from asyncrl.config.toml import convert
 from asyncrl.data.table import open_rows
 from asyncrl.toy.models import save_model
-from asyncrl.toy.tiny.architectures import architecture_of, random_model
+from asyncrl.toy.tiny.architectures import architecture_of, picture_processor, random_model, special_words
 from asyncrl.toy.tiny.samples import dataset_of, write_sample
 from asyncrl.toy.vocabulary import tokenizer_from_texts
 
@@ -56,9 +56,14 @@ LONG_EVERY = 4
 """Every n-th training prompt is too long, if the recipe says what is done with it."""
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+"""Chats as Qwen's models have them; a content with pictures is a list of parts."""
 
 Report = Callable[[str], None]
 
@@ -81,6 +86,7 @@ def scaled(raw: dict[str, Any], folder: Path, report: Report) -> Config:
         if values[section][name] != value:
             report(f"scaled {key}: {values[section][name]} -> {value}")
             values[section][name] = value
+    del values["run"]["steps" if values["run"]["epochs"] else "epochs"]
     return decode(values)
 
 
@@ -91,14 +97,15 @@ def _made(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any
     files = {key: _sample(values["data"], key, folder, seed) for key in ("train", "held_out")}
     model = folder / architecture
     if not (model / "config.json").is_file():
-        tokenizer = tokenizer_from_texts(_texts(files["train"]), VOCAB_SIZE)
+        tokenizer = tokenizer_from_texts(_texts(files["train"]), VOCAB_SIZE, special_words(architecture))
         tokenizer.chat_template = CHAT_TEMPLATE
-        save_model(model, random_model(architecture, tokenizer, seed), tokenizer, report)
+        made = random_model(architecture, tokenizer, seed)
+        save_model(model, made, tokenizer, report, picture_processor(architecture))
     return {"model.path": str(model), **{f"data.{key}": paths for key, paths in files.items() if paths}}
 
 
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
-    most = MOST | {"trainer.warmup_steps": values["run"]["steps"]}
+    most = MOST | ({} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]})
     sizes = {key: min(_at(values, key), value) for key, value in most.items()}
     return INSTEAD | sizes
 

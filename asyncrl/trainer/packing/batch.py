@@ -66,7 +66,9 @@ class TrainingTrajectory:
                 f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
                 f"behavior_logprobs (expected as many)"
             )
-        length = len(self.completion_ids)
+        self._check_replayed(len(self.completion_ids))
+
+    def _check_replayed(self, length: int) -> None:
         if len(self.mask_counts) not in (0, length) or self.mask_counts.sum() != len(self.mask_ids):
             raise AsyncrlError(
                 f"trajectory of group {self.group_id} has {len(self.mask_counts)} sampling masks of "

@@ -27,3 +27,10 @@ def test_a_row_without_them_is_a_bad_row(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="line 1: 'a' must be text or a number, got null"):
         prepare(own_rows("sums", "q", "a"), tmp_path / "mine.jsonl", tmp_path / "out.parquet")
+
+
+def test_a_row_with_pictures_is_not_copied_without_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"q": "<image>?", "a": "5", "images": ["x.png"]}')
+
+    with pytest.raises(DataError, match=r"it has pictures, which are not copied: name the file itself as data\.train"):
+        prepare(own_rows("sums", "q", "a"), tmp_path / "mine.jsonl", tmp_path / "out.parquet")

@@ -2,10 +2,13 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.sections import Config, Vllm
 from asyncrl.errors import ConfigError
+from asyncrl.vision.settings import read_settings
 
 WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"
 LOGPROBS_MODE = "processed_logprobs"
@@ -55,6 +58,22 @@ NOT_INSTALLED = (
 
 QUIET = {"use_tqdm_on_load": False}
 """Set only if the installed vLLM has it: a log is not a terminal."""
+
+
+def reads_pictures(model: str) -> bool:
+    """
+    True if a model directory is of one that reads pictures. Loads nothing.
+
+    Raises `ConfigError` if vLLM cannot read them here, or the directory lacks what says how they are cut.
+    """
+    if read_settings(Path(model)) is None:
+        return False
+    if find_spec("torchvision") is None:
+        raise ConfigError(
+            "the model reads pictures, which vLLM needs torchvision for, and it is not installed here; install the "
+            "torchvision of this torch, or use rollout.engine='transformers'"
+        )
+    return True
 
 
 def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict[str, Any]:

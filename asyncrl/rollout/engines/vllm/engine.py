@@ -33,9 +33,9 @@ from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.vllm import checkpoint
-from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED
+from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
-from asyncrl.rollout.engines.vllm.pictures import check_torchvision, placed
+from asyncrl.rollout.engines.vllm.pictures import placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 from asyncrl.vision.processor import ImageProcessor
@@ -104,13 +104,12 @@ class VllmEngine:
             raise ConfigError(NOT_INSTALLED)
         check_model(config.model.path)
         tokenizer = text.load_tokenizer(config.model.path)
-        if reads_pictures := ImageProcessor.load(Path(config.model.path)) is not None:
-            check_torchvision()
+        with_pictures = reads_pictures(config.model.path)
         with environment(DEFAULTS):
             from asyncrl.rollout.engines.vllm.launch import launch
 
             return cls(  # No variable for vLLM: its imports keep this frame alive.
-                launch(config, reads_pictures=reads_pictures),
+                launch(config, with_pictures=with_pictures),
                 tokenizer,
                 model_path=config.model.path,
                 kv=config.rollout.kv,

@@ -28,7 +28,7 @@ UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Given by class, because on a CPU vLLM reads the name ``uni`` as ``mp`` to bind threads, which is not wanted."""
 
 
-def launch(config: Config, *, reads_pictures: bool = False) -> AsyncLLM:
+def launch(config: Config, *, with_pictures: bool = False) -> AsyncLLM:
     """
     Start vLLM and load the model. May be called from any thread, with or without an event loop.
 
@@ -37,7 +37,7 @@ def launch(config: Config, *, reads_pictures: bool = False) -> AsyncLLM:
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     is_cpu = current_platform.is_cpu()
     args = engine_args(config, names, is_cpu=is_cpu)
-    if reads_pictures:
+    if with_pictures:
         args = {"limit_mm_per_prompt": NO_VIDEOS} | args
     args["seed"] = secrets.randbits(31)  # Requests without a seed draw from it, so no two engines may share one.
     if config.model.overrides:

@@ -5,16 +5,17 @@ Pictures of a request as vLLM takes them.
     files ─ decode, resize ─▶ pictures, with the files' digests as their names in vLLM's caches
 
 vLLM resizes and cuts pictures with torchvision, whose filter differs from pillow's in the last bits. So it gets each at
-the size to which it would resize it, resized here: what is left to it are two multiplications.
+the size to which it would resize it, resized here: what is left to it are two multiplications. A few it would resize
+again, if the limits of a picture's area are close to each other; it gets those as they are.
 """
 
 from hashlib import sha256
-from importlib.util import find_spec
 from typing import Any
 
-from asyncrl.errors import ConfigError, DataError, EngineError
+from asyncrl.errors import DataError, EngineError
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.prompts import READS_NONE
+from asyncrl.vision.picture import decode, picture_size
 from asyncrl.vision.placeholders import collapse
 from asyncrl.vision.positions import Grid
 from asyncrl.vision.processor import ImageProcessor
@@ -25,8 +26,12 @@ class VllmPictures:
 
     def __init__(self, request: Request, processor: ImageProcessor) -> None:
         try:
-            self._pictures = processor.resized(request.images)
-            self.grids: list[Grid] = [processor.grid(*picture.size) for picture in self._pictures]
+            resized = processor.resized(request.images)
+            self.grids: list[Grid] = [processor.grid(*picture_size(file)) for file in request.images]
+            self._pictures = [
+                picture if processor.grid(*picture.size) == grid else decode(file)
+                for picture, grid, file in zip(resized, self.grids, request.images, strict=True)
+            ]
             counts = [processor.num_tokens(grid) for grid in self.grids]
             self.collapsed_ids = collapse(request.prompt_ids, counts, processor.image_token_id)
             """Token ids of the prompt with one for each picture."""
@@ -48,12 +53,3 @@ def placed(request: Request, processor: ImageProcessor | None) -> VllmPictures |
     if request.images or processor.image_token_id in request.prompt_ids:
         return VllmPictures(request, processor)
     return None
-
-
-def check_torchvision() -> None:
-    """Raise `ConfigError` if vLLM could not read pictures here."""
-    if find_spec("torchvision") is None:
-        raise ConfigError(
-            "the model reads pictures, which vLLM needs torchvision for, and it is not installed here; install the "
-            "torchvision of this torch, or use rollout.engine='transformers'"
-        )

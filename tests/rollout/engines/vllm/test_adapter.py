@@ -148,7 +148,7 @@ def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
         mask = SamplingMask([[7, 2], [9], [1, 4]])
         logprobs = state.logprobs_processor.logprobs
         done = SimpleNamespace(token_ids=[7, 9, 4], logprobs=logprobs, finish_reason="stop", sampling_mask=mask)
-        yield SimpleNamespace(outputs=[done])
+        yield SimpleNamespace(outputs=[done], prompt_token_ids=[1])
 
     started.generate = generate
     adapter = Adapter(started)

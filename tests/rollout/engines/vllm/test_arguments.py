@@ -1,6 +1,8 @@
 """Start arguments of vLLM. Most tests need no vLLM: they give the names it has."""
 
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,9 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections import Config, Data, Evaluation, Model, Rollout, SamplingConfig, Vllm
 from asyncrl.errors import ConfigError
+from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, UNSUPPORTED, engine_args
+from tests.conftest import make_vision_model
 
 NAMES = {*CONFIGURED, *FIXED, *UNSUPPORTED, "block_size", "quantization", "max_num_batched_tokens", "use_tqdm_on_load"}
 
@@ -132,3 +136,17 @@ def test_the_worker_extension_is_where_it_is_said_to_be():
     module = FIXED["worker_extension_cls"][0].rpartition(".")[0]
 
     assert Path(*module.split(".")).with_suffix(".py").name == "worker.py"
+
+
+def test_a_model_that_reads_pictures_needs_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_vision_model(tmp_path)
+    monkeypatch.setattr(arguments, "find_spec", lambda name: SimpleNamespace(name=name))
+    assert arguments.reads_pictures(str(tmp_path))
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
+    with pytest.raises(ConfigError, match="the model reads pictures, which vLLM needs torchvision for"):
+        arguments.reads_pictures(str(tmp_path))
+
+
+def test_a_text_model_needs_none(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "find_spec", lambda _: None)
+    assert not arguments.reads_pictures(str(toy / "model"))

@@ -87,7 +87,7 @@ def test_the_reason_of_any_other_error_is_its_message() -> None:
 def test_a_model_that_reads_pictures_sets_no_memory_aside_for_videos(launched: list[dict[str, Any]]) -> None:
     limited = replace(CONFIG.rollout, vllm=Vllm(engine_args={"limit_mm_per_prompt": {"image": 2, "video": 0}}))
     launch.launch(CONFIG)
-    launch.launch(CONFIG, reads_pictures=True)
-    launch.launch(replace(CONFIG, rollout=limited), reads_pictures=True)
+    launch.launch(CONFIG, with_pictures=True)
+    launch.launch(replace(CONFIG, rollout=limited), with_pictures=True)
 
     assert [args.get("limit_mm_per_prompt") for args in launched] == [None, {"video": 0}, {"image": 2, "video": 0}]

@@ -1,7 +1,7 @@
 """Pictures as vLLM takes them. Needs no vLLM."""
 
+import json
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config, Data, Model, Rollout
-from asyncrl.errors import ConfigError, EngineError
+from asyncrl.errors import EngineError
 from asyncrl.messages import Span
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines.vllm import pictures
-from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.rollout.engines.vllm.pictures import VllmPictures, check_torchvision, placed
+from asyncrl.rollout.engines.vllm.pictures import VllmPictures, placed
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import draw_picture, make_vision_model
@@ -56,6 +53,19 @@ def test_pictures_have_the_size_at_which_vllm_leaves_them(processor: ImageProces
     again = np.asarray(found.prompt_parts()["multi_modal_data"]["image"][0])
     assert pixels.grids == found.grids
     assert again.shape == (4 * found.grids[0][1], 4 * found.grids[0][2], 3)
+
+
+def test_a_picture_that_vllm_would_resize_again_is_left_to_it(tmp_path: Path) -> None:
+    make_vision_model(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    settings["size"] = {"shortest_edge": 576, "longest_edge": 576}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = ImageProcessor.load(tmp_path) or pytest.fail("reads no pictures")
+
+    found = VllmPictures(picture_request(processor, (100, 20), (25, 23)), processor)
+
+    assert [picture.size for picture in found.prompt_parts()["multi_modal_data"]["image"]] == [(100, 20), (24, 24)]
+    assert found.grids == [processor.grid(100, 20), (1, 6, 6)]
 
 
 def test_a_completion_has_the_grids_and_a_resumed_one_its_tokens_behind_the_prompt(processor: ImageProcessor) -> None:
@@ -103,13 +113,3 @@ def test_pictures_that_do_not_fit_the_prompt_are_refused_for_good(
 def test_a_model_that_reads_no_pictures_refuses_them(processor: ImageProcessor) -> None:
     with pytest.raises(EngineError, match="has pictures, but the model reads none"):
         placed(picture_request(processor, (24, 16)), None)
-
-
-def test_a_model_that_reads_pictures_needs_torchvision(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
-    config = Config(model=Model(path=str(path)), data=Data(train="prompts.jsonl"), rollout=Rollout(engine="vllm"))
-    with pytest.raises(ConfigError, match="the model reads pictures, which vLLM needs torchvision for"):
-        check_torchvision()
-    if find_spec("vllm") is not None:
-        with pytest.raises(ConfigError, match="torchvision"):
-            VllmEngine.load(config)
