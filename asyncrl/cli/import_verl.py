@@ -72,6 +72,8 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
     npu = ["trainer.device=npu"] if _is_for_npu(script) else []
     expansion = expand(script, rest, dict(_variables(environment)))
     complaints = [f"the script's shell says: {complaint}" for complaint in expansion.complaints]
+    if npu:
+        complaints.append("the script is for Ascend NPUs: without a trainer.device of its own, it is 'npu'")
     try:
         return find_launch(expansion.commands, rest, npu), complaints
     except ConfigError as error:

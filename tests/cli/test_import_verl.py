@@ -65,7 +65,9 @@ def test_rows_are_counted_if_the_data_is_here(tmp_path: Path, monkeypatch: pytes
 def test_a_script_for_npus_gets_npus(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"export HCCL_CONNECT_TIMEOUT=1500\n{SCRIPT}")
-    assert tomllib.loads(in_jail(str(script)).stdout)["trainer"]["device"] == "npu"
+    result = in_jail(str(script))
+    assert tomllib.loads(result.stdout)["trainer"]["device"] == "npu"
+    assert "note: the script is for Ascend NPUs" in result.stderr
 
 
 @pytest.mark.parametrize(
