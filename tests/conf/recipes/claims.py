@@ -7,6 +7,7 @@ CLAIMS = {
     "run.steps": "asyncrl.broker.scheduler",
     "run.epochs": "asyncrl.data.run_length",
     "model.path": "asyncrl.node.trainer.learner",
+    "model.overrides": "asyncrl.trainer.models",
     "model.dtype": "asyncrl.trainer.models",
     "data.train": "asyncrl.data.prompts",
     "data.held_out": "asyncrl.data.prompts",
@@ -54,6 +55,7 @@ CLAIMS = {
     "trainer.mini_batches": "asyncrl.trainer.learner",
     "trainer.gradient_checkpointing": "asyncrl.trainer.models",
     "trainer.offload": "asyncrl.trainer.models",
+    "trainer.collective_timeout_s": "asyncrl.node.trainer.learner",
     "trainer.max_tokens_per_micro_batch": "asyncrl.trainer.updates",
     "weights.backend": "asyncrl.weights.groups.group_keeper",
     "evaluation.max_prompts": "asyncrl.node.broker",
@@ -64,7 +66,7 @@ CLAIMS = {
     "checkpoint.every_steps": "asyncrl.trainer.actor",
 }
 
-TABLES = {"engine_args"}
+TABLES = {"engine_args", "overrides"}
 """Settings whose value is a table."""
 
 
