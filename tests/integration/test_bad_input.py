@@ -22,6 +22,8 @@ CONFIG = """
 path = "{toy}/model"
 [data]
 train = "{toy}/train.parquet"
+[reward]
+function = "gsm8k"
 [run]
 dir = "runs"
 """

@@ -26,6 +26,7 @@ from asyncrl.node.machine.devices import Devices, apart, find, share
 from asyncrl.observe.trackers.catalogue import check_trackers
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import auto_routed, check_routes
+from asyncrl.rollout.engines.vllm.arguments import reads_pictures
 
 Say = Callable[[str], None]
 """Prints a remark that is no error."""
@@ -79,6 +80,8 @@ def _functions(config: Config, _: Say) -> str:
 
 def _model(config: Config, say: Say) -> str:
     check_model(config.model.path)
+    if config.rollout.engine == "vllm":
+        reads_pictures(config.model.path)
     for sentence in check_experts(config, num_experts(Path(config.model.path))):
         say(f"note: {sentence}")
     if config.critic.path:

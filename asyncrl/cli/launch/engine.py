@@ -7,7 +7,7 @@ from pathlib import Path
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import ENGINES
-from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, engine_args, reads_pictures
+from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, engine_args
 from asyncrl.weights.groups.device import installed_version
 
 ARGUMENTS = Path("engine") / "arg_utils.py"
@@ -23,15 +23,13 @@ def check_engine(config: Config, kind: str) -> str:
         kind: Device of rollouts.
 
     Raises:
-        ConfigError: vLLM is configured and not installed, lacks what it reads pictures with, or does not know an
-            argument.
+        ConfigError: vLLM is configured and not installed, or the installed one does not know an argument.
     """
     if config.rollout.engine == "transformers":
         return f"transformers {installed_version('transformers') or '(not installed here)'}"
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         raise ConfigError(NOT_INSTALLED)
-    reads_pictures(config.model.path)
     if names := argument_names(Path(spec.origin).parent):
         engine_args(config, names, is_cpu=kind == "cpu")
     found = ", ".join(f"{name} {version}" for name in ENGINES if (version := installed_version(name)))
