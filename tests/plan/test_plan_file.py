@@ -24,7 +24,7 @@ def test_set_overrides_the_file_and_knows_the_shorthands():
 
 
 def test_a_run_file_is_no_plan():
-    with pytest.raises(ConfigError, match="quickstart.toml is a run file, not a plan: add --memory"):
+    with pytest.raises(ConfigError, match=r"quickstart\.toml is a run file, not a plan: add --memory"):
         load(CONF.parent / "quickstart.toml")
 
 
