@@ -13,6 +13,7 @@ from asyncrl.cli.terminal import aligned
 from asyncrl.config.run_file import decode
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
+from asyncrl.files.output import output
 from asyncrl.verl.launch import Launch, find_launch, of_options
 from asyncrl.verl.option import Fate
 from asyncrl.verl.options.sampling import files
@@ -34,12 +35,13 @@ def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path 
         rows: Rows of the training data; None counts them, if its files are here.
 
     Raises:
-        ConfigError: The script or an option is invalid, or the script starts no trainer.
+        ConfigError: The script or an option is invalid, the script starts no trainer, or ``out`` cannot be written.
     """
     launch, complaints = _launch(arguments, environment)
     translation = translate(launch, _num_rows(launch) if rows is None else rows)
     if out:
-        out.write_text(translation.toml, encoding="utf-8")
+        with output(out) as unfinished:
+            unfinished.write_text(translation.toml, encoding="utf-8")
     else:
         click.echo(translation.toml, nl=False)
     problem = _problem(translation)

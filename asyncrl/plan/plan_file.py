@@ -21,6 +21,8 @@ MIDDLES = ("mean", "median", "synchronous_generate_s")
 def load(path: Path, overrides: Sequence[str] = ()) -> Plan:
     """Read and check a plan; overrides are ``section.key=value``, in TOML or a bare string. Raises as `decode`."""
     raw = read(path, "plan")
+    if "model" in raw:
+        raise ConfigError(f"{path} is a run file, not a plan: add --memory to predict its memory, or give a plan")
     lengths = raw.get("lengths")
     if isinstance(lengths, dict) and isinstance(samples := lengths.get("samples"), str):
         lengths["samples"] = str(path.parent / samples)

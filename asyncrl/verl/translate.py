@@ -5,6 +5,7 @@ Translates a launch of verl to a run file, and accounts for every option.
                                        an `Account` of each option: nothing is dropped silently
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -13,7 +14,7 @@ from msgspec import Struct
 from asyncrl.files.toml_text import toml_value
 from asyncrl.verl.launch import Launch
 from asyncrl.verl.option import OFF, Fate
-from asyncrl.verl.options.lookup import of
+from asyncrl.verl.options.lookup import TABLE, of
 from asyncrl.verl.overrides import Override
 from asyncrl.verl.recipe import Recipe
 from asyncrl.verl.rules.engine import engine, evaluation, lengths
@@ -109,7 +110,9 @@ def _account(recipe: Recipe, key: str, override: Override) -> Account:
         return Account(override.text, *recipe.fates[key])
     option = of(key)
     if option is None:
-        return Account(override.text, "unknown", "it is in no table of verl's options here, and has no effect")
+        return Account(
+            override.text, "unknown", f"it is in no table of verl's options here, and has no effect{_meant(key)}"
+        )
     fate = option.fate_of(override.value)
     if fate != "mapped":
         same = "it is off" if override.value in OFF else "it changes nothing here"
@@ -119,6 +122,12 @@ def _account(recipe: Recipe, key: str, override: Override) -> Account:
     if not values:
         return Account(override.text, "not needed", f"{option.settings[0]} keeps its default")
     return Account(override.text, "mapped", "; ".join([*values, *([option.note] if option.note else [])]))
+
+
+def _meant(key: str) -> str:
+    """Nearest option that has a row, as a question; empty if none is near."""
+    close = difflib.get_close_matches(key, TABLE, n=1, cutoff=0.9)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _is_of(name: str, settings: Sequence[str], option: str) -> bool:

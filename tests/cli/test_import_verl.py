@@ -54,6 +54,13 @@ def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:
     assert (config.schedule.groups_per_step, config.run.seed, config.run.steps) == (16, 3, 30 * 10)
 
 
+def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = invoke(*NEEDED, "-o", str(tmp_path / "file" / "run.toml"))
+    assert result.exit_code == 78
+    assert result.stderr.startswith("asyncrl: cannot write ")
+
+
 def test_rows_are_counted_if_the_data_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.jsonl").write_text('{"prompt": "1", "answer": "1"}\n' * 24)

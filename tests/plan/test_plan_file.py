@@ -23,6 +23,11 @@ def test_set_overrides_the_file_and_knows_the_shorthands():
     assert (plan.replicas, plan.trainer_devices, plan.groups_per_publish) == (12, 80, 512)
 
 
+def test_a_run_file_is_no_plan():
+    with pytest.raises(ConfigError, match=r"quickstart\.toml is a run file, not a plan: add --memory"):
+        load(CONF.parent / "quickstart.toml")
+
+
 def test_samples_are_looked_for_beside_the_plan(tmp_path):
     text = (CONF / "verl-128.toml").read_text().split("[lengths]")[0]
     path = tmp_path / "toy.toml"

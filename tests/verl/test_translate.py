@@ -53,6 +53,12 @@ def test_what_is_not_honoured_stands_at_the_head_of_the_run_file() -> None:
     assert "substituted: actor_rollout_ref.rollout.name=sglang: vLLM takes the place of SGLang" in head
 
 
+def test_an_unknown_option_names_the_one_that_is_nearly_the_same() -> None:
+    mistyped = "actor_rollout_ref.actor.optim.lr_warmup_stps=10"
+    assert fate("synchronous", mistyped)[1].endswith("did you mean actor_rollout_ref.actor.optim.lr_warmup_steps?")
+    assert "did you mean" not in fate("synchronous", "data.nonsense=1")[1]
+
+
 def test_an_open_reference_is_not_supported_and_not_used() -> None:
     assert fate("synchronous", "trainer.nnodes=${oc.env:NODES}")[0] == "not supported"
 

@@ -22,6 +22,11 @@ def require_directory(path: str, setting: str) -> Path:
     model = Path(path)
     if (model / CONFIG).exists():
         return model
+    if path == f"models/{model.name}":
+        raise ConfigError(
+            f"{setting} {path!r} is not a model directory (no {CONFIG} in it): download the model into it, "
+            f"hf download OWNER/{model.name} --local-dir {path}, or give the directory of another"
+        )
     if _is_hub_name(path):
         raise ConfigError(
             f"{setting} {path!r} is not a local directory; to use a model of the Hugging Face Hub, download it "

@@ -29,4 +29,5 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def problems(self) -> list[str]:
-        return [line.problem for line in self.lines if line.state == "bad"]
+        """A sentence for each problem, once if several checks met it."""
+        return list(dict.fromkeys(line.problem for line in self.lines if line.state == "bad"))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from asyncrl.files.toml_text import toml_value
 from asyncrl.verl.recipe import Recipe
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -16,7 +17,7 @@ def model(recipe: Recipe) -> None:
     """Set the model, its overrides, adapters, and what of the chat template is fixed."""
     if path := recipe.get(f"{M}.path"):
         home = str(Path(path).expanduser()) if str(path).startswith("~") else str(path)
-        is_hub = not home.startswith((".", "/")) and home.count("/") == 1
+        is_hub = not home.startswith((".", "/")) and home.count("/") == 1 and not home.startswith("models/")
         comment = f"a model directory: hf download {home} --local-dir {home}" if is_hub else ""
         recipe.put("model.path", home, comment)
     for key, value in recipe.below(f"{M}.override_config").items():
@@ -121,10 +122,11 @@ def trackers(recipe: Recipe) -> None:
         why = f"without {', '.join(other)}; a tracker of your own is 'file.py:name' in trackers.use"
         recipe.say("trainer.logger", "substituted", why)
     project = recipe.get("trainer.project_name")
-    labelled = {name: TRACKERS[name] for name in here if TRACKERS[name]}
-    for tracker, option in labelled.items():
-        if project:
-            recipe.put(f"trackers.options.{tracker}.{option}", str(project))
+    labelled = [f"trackers.options.{name}.{TRACKERS[name]}" for name in here if TRACKERS[name]]
+    if project and labelled:
+        for setting in labelled:
+            recipe.put(setting, str(project))
+        recipe.say("trainer.project_name", "mapped", "; ".join(f"{name} = {toml_value(project)}" for name in labelled))
     if not labelled:
         recipe.say("trainer.project_name", "not needed", "no tracker of this run has projects")
     _names(recipe)

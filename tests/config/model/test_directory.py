@@ -26,3 +26,8 @@ def test_owner_and_name_without_such_a_directory_is_a_name_on_the_hub(path: str,
     with pytest.raises(ConfigError) as refused:
         check_model(path)
     assert ("hf download" in str(refused.value)) == is_hub
+
+
+def test_a_path_below_models_is_no_name_on_the_hub() -> None:
+    with pytest.raises(ConfigError, match="hf download OWNER/Qwen3-8B --local-dir models/Qwen3-8B"):
+        check_model("models/Qwen3-8B")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl.launches import fate, settings
+from tests.verl.launches import fate, settings, translated
 
 M, OPTIM = "actor_rollout_ref.model", "actor_rollout_ref.actor.optim"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
@@ -85,6 +85,8 @@ def test_trackers_have_verls_project(logger: str) -> None:
     found = settings("fully_async", f"trainer.logger={logger}", "trainer.project_name=gsm8k")
     assert found["trackers.use"] == ["wandb"]
     assert found["trackers.options.wandb.project"] == "gsm8k"
+    told = fate("fully_async", "trainer.project_name=gsm8k", f"trainer.logger={logger}")
+    assert told == ("mapped", 'trackers.options.wandb.project = "gsm8k"')
 
 
 def test_a_tracker_that_is_not_here_is_said() -> None:
@@ -95,3 +97,9 @@ def test_the_folder_of_the_run_is_the_parent_of_verls() -> None:
     options = ("trainer.experiment_name=exp", "trainer.default_local_dir=/ckpts/project/exp")
     found = settings("fully_async", *options)
     assert (found["run.name"], found["run.dir"]) == ("exp", "/ckpts/project")
+
+
+@pytest.mark.parametrize(("path", "is_told"), [("Qwen/Qwen3-8B", True), ("models/Qwen3-8B", False)])
+def test_a_name_on_the_hub_is_told_how_to_become_a_directory(path: str, is_told: bool) -> None:
+    toml = translated("synchronous", f"actor_rollout_ref.model.path={path}").toml
+    assert ("hf download" in toml) == is_told
