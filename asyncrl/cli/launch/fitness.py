@@ -1,9 +1,7 @@
 """
-`asyncrl doctor FILE`: what one run needs of this machine, a line for each need, whether it is met or not.
+`asyncrl doctor FILE`: diagnosis of this machine for one run, with a line for each of the run's needs.
 
     packages ─▶ devices of the run ─▶ its collective library ─▶ `CHECKS` ─▶ architecture, positions, memory
-
-Nothing that another run would need is looked for.
 """
 
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ PACKAGES = {"asyncrl", "torch", "transformers"}
 
 
 async def diagnose_run(config: Config, device_memory: str = "", host_memory: str = "") -> Diagnosis:
-    """Check everything; what fails is a line. The memory is that of the devices and the machine here, unless given."""
+    """Run every check; a failure becomes a line. An empty ``device_memory`` or ``host_memory`` is this machine's."""
     lines = list(_packages())
     can_compute = all(line.state == "good" for line in lines)
     if can_compute:
@@ -46,11 +44,11 @@ def _packages() -> Iterator[Line]:
 
 
 async def _collectives(config: Config) -> list[Line]:
-    """The kinds of devices that the run computes on, and the libraries between its processes."""
+    """Lines about the devices that the run computes on, and the collective libraries between its processes."""
     try:
         trainer, shares = devices_of(config)
     except ConfigError:
-        return []  # The line about the devices of the run says so.
+        return []  # The check of the devices has a line about this error.
     backend = resolved(config, shares).weights.backend
     ranks = {config.trainer.device} if config.trainer.ranks * config.trainer.nodes > 1 else set[str]()
     tried = ranks | {kind for kind, name in BACKENDS.items() if name == backend}
