@@ -121,7 +121,7 @@ def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> Part:
 
 
 def check_memory(config: Config, room: Room) -> str:
-    """Put what a run needs of the memory that there is in words; raises `ConfigError` if it does not fit."""
+    """Describe the memory that a run needs and that there is. Raises `ConfigError` if the run does not fit."""
     plan = plan_memory(config, room)
     if plan.problem:
         raise ConfigError(plan.problem)
@@ -156,7 +156,7 @@ def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -
 
 
 def _fullest(phases: Sequence[Phase], kind: Kind) -> Phase:
-    """The phase that needs most memory of the host, of which devices of kind ``cpu`` are a part."""
+    """Phase that needs most host memory; devices of kind ``cpu`` use it too."""
     return max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
 
 

@@ -1,4 +1,4 @@
-"""Checks that trainer and rollouts can compute a model and have the memory: by its config, in a process with torch."""
+"""Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
 
 import sys
 from collections.abc import Callable, Iterator
