@@ -7,11 +7,11 @@
 from collections.abc import Iterator
 from functools import partial
 
-from asyncrl.cli.launch.architecture import SECTION, examine
+from asyncrl.cli.launch.architecture import SECTION, examine, result_line
 from asyncrl.cli.launch.checks import CHECKS, Check, devices_of, resolved
 from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 from asyncrl.node.machine.doctor import TRIED_BYTES, collective_line, device_line, torch_line
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, software_lines
@@ -26,9 +26,9 @@ async def diagnose_run(config: Config, device_memory: str = "", host_memory: str
     can_compute = all(line.state == "good" for line in lines)
     if can_compute:
         lines += await _collectives(config)
-    lines += [_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
+    lines += [result_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
     if config.run.epochs is not None:
-        lines.append(_line("steps", partial(_steps, config)))
+        lines.append(result_line("steps", partial(_steps, config)))
     if can_compute:
         lines += _architecture(config, device_memory, host_memory)
     return Diagnosis(tuple(lines), all(line.state != "bad" for line in lines))
@@ -74,10 +74,3 @@ def _architecture(config: Config, *memory: str) -> list[Line]:
         return examine(config, *memory)
     except ConfigError as error:
         return [Line(SECTION, "architecture", "bad", "cannot be checked", str(error))]
-
-
-def _line(name: str, find: partial[str]) -> Line:
-    try:
-        return Line(SECTION, name, "good", find())
-    except AsyncrlError as error:
-        return Line(SECTION, name, "bad", "see below", str(error))
