@@ -90,9 +90,9 @@ class Sampling(Value, frozen=True):
     stop: list[str] = []
     """Strings that end a completion; they stay in its text."""
     replay_mask: bool = False
-    """Record for each token the ids that ``top_p`` and ``top_k`` left, its sampling mask."""
+    """Record the sampling mask of each token: the ids that ``top_p`` and ``top_k`` left."""
     replay_routes: bool = False
-    """Record for each token, those of the prompt too, the experts that it took."""
+    """Record the experts of each token, prompt tokens included."""
 
     @property
     def is_truncated(self) -> bool:
@@ -131,7 +131,7 @@ class Prompt(Value, frozen=True):
 
 
 class Routing(Value, frozen=True):
-    """Experts that the tokens of a sequence took, but for its last token, which the policy has not read."""
+    """Experts of the tokens of a sequence, without its last token, which the policy has not read."""
 
     experts: memoryview
     """[tokens, layers, top_k] ids of the experts, little-endian; layers without experts are left out."""
@@ -147,12 +147,12 @@ class Routing(Value, frozen=True):
 
 
 class RouteShape(Value, frozen=True):
-    """Numbers of a mixture of experts."""
+    """Shape of a model's routes: its layers with experts, and the experts in each."""
 
     layers: int
-    """Layers that have experts."""
+    """Number of layers with experts."""
     top_k: int
-    """Experts that a token takes in a layer."""
+    """Number of experts of a token in a layer."""
     num_experts: int
 
 
@@ -184,7 +184,7 @@ class Trajectory(Value, frozen=True):
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture as the sampler cut it: in time, in height, in width."""
     processor: str = ""
-    """Version of the sampler's processor of pictures, for messages about grids that are not the trainer's."""
+    """`ImageProcessor.version` of the sampler, for messages about grids that differ from the trainer's."""
     mask_counts: memoryview = EMPTY
     """[T] int32 sizes of the sampling masks, each at least 1; empty if none were recorded."""
     mask_ids: memoryview = EMPTY
@@ -277,11 +277,11 @@ class TrajectoryLimits(Value, frozen=True):
     newest_version: int | None = None
     """Newest policy version that can have written a token; None if unknown."""
     replay_mask: bool = False
-    """Every token has a sampling mask."""
+    """True if every token must have a sampling mask."""
     replay_routes: bool = False
-    """Every token but the last has its experts."""
+    """True if every token but the last must have its experts."""
     routes: RouteShape | None = None
-    """Model that takes these experts; None if it is unknown."""
+    """Shape that the experts must have; None if it is unknown."""
 
 
 class Refusal(Value, frozen=True):

@@ -47,7 +47,7 @@ class RunningRequest:
         self._spans.append(Span(policy_version, start, end))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """The tokens so far: ids 0, 1, 2 …, each with log-prob `LOGPROB`, and alone in a sampling mask."""
+        """Completion so far: ids 0, 1, 2 …, each with log-prob `LOGPROB` and a sampling mask of itself alone."""
         return Completion(
             completion_ids=list(range(self.num_tokens)),
             behavior_logprobs=[LOGPROB] * self.num_tokens,

@@ -4,9 +4,9 @@ Routing of tokens to experts, and the gates of experts that another forward pass
     router    s = logits [N, E]     chosen: the K highest     gate_i = exp(s_i) / Σ_j exp(s_j),  j over the chosen ones
     replay    s = logits [N, E]     given:  K of the sampler  gate_i = exp(s_i) / Σ_j exp(s_j),  j over the given ones
 
-Two computations of one router differ by rounding, and where two experts are nearly tied, they choose different ones:
-the log-prob of the token then jumps. With the sampler's experts it does not, and the gates still have the gradient of
-the router in training. A router that does not renormalise has the sum over all experts in both.
+Two computations of one router differ by rounding. If two experts are nearly tied, they choose different ones, and the
+log-prob of the token jumps. With the sampler's experts it does not, and the gates still have the gradient of the router
+in training. For a router that does not renormalise, both sums are over all experts.
 
 Source:
     Ma et al. 2025, arXiv:2510.11370 (rollout routing replay, R3).
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from asyncrl.messages import RouteShape, Routing
 
 Experts = NDArray[np.integer]
-"""[tokens, layers, K] ids, uint8 or int16."""
+"""Ids of experts, [tokens, layers, K] uint8 or int16."""
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules of fused experts, whose parameters are [E, ...], one for each layer that has them."""
+    """Modules of fused experts, one for each layer with experts; their parameters are [E, ...]."""
     return [
         module
         for module in model.modules()
@@ -34,7 +34,7 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def route_shape(model: Any) -> RouteShape | None:
-    """Numbers of the experts of a transformers model; None if it has none, or does not say how many a token takes."""
+    """Shape of a transformers model's routes; None if it has no experts, or no ``num_experts_per_tok``."""
     modules = expert_modules(model)
     top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 0
     if not modules or not top_k:
@@ -56,12 +56,12 @@ def gates(logits: Tensor, experts: Tensor, *, renormalised: bool) -> Tensor:
 
 
 def to_routing(experts: Experts) -> Routing:
-    """Experts as they travel."""
+    """Encode experts as a message has them, little-endian."""
     little = experts.astype(experts.dtype.newbyteorder("<"), copy=False)
     return Routing(memoryview(little.tobytes()), experts.shape[1], experts.shape[2], experts.itemsize)
 
 
 def from_routing(routing: Routing) -> Experts:
-    """Experts that have travelled, and were found to be sound. Borrowed."""
+    """Decode experts of a message that has been checked. The array borrows the message's memory."""
     kind = "<u1" if routing.width == 1 else "<i2"
     return np.frombuffer(routing.experts, kind).reshape(-1, routing.layers, routing.top_k)

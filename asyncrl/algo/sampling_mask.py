@@ -4,8 +4,8 @@ Sampling masks: the token ids that were left in the distribution when each token
     sampler    softmax ─ top-k, top-p ─▶ renormalised over the mask ─▶ token, log-prob
     trainer    logits  ─ the same mask ─▶ renormalised over it       ─▶ log-prob of the token
 
-Top-p of the policy in training would leave other ids than that of the sampler, and the ratio of the two would compare
-distributions over different sets. With the sampler's mask each policy is renormalised over one set, so two equal
+Top-p under the policy in training would leave other ids than top-p in the sampler, and the ratio would compare
+distributions over different sets. With the sampler's mask both policies are renormalised over one set, so two equal
 policies have a ratio of 1 and a KL of 0.
 
 Source:
@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 REMOVED = -1e30
-"""Logit of an id that cannot be drawn: its probability is exactly 0. Minus infinity times 0 would not be."""
+"""Logit of an id outside the mask: its probability is exactly 0. Minus infinity would make 0 * logit a NaN."""
 
 
 class SamplingMask(NamedTuple):
     """Masks of N tokens with M ids in total."""
 
     counts: Tensor
-    """[N] int64 ids in the mask of each token; 0 leaves the whole vocabulary."""
+    """Number of ids in the mask of each token, [N] int64; 0 leaves the whole vocabulary."""
     ids: Tensor
-    """[M] int64 token ids, token after token."""
+    """Token ids of all masks, [M] int64, mask after mask."""
     ends: list[int]
-    """N + 1 boundaries of the masks in ``ids``, starting with 0; on the host, so that cutting waits for no device."""
+    """N + 1 boundaries of the masks in ``ids``, starting with 0; on the host, so that slicing waits for no device."""
 
     def apply(self, logits: Tensor, rows: slice) -> Tensor:
         """Set the logits [n, V] of the tokens ``rows`` to `REMOVED` outside their masks, in place."""

@@ -366,7 +366,7 @@ class BrokerActor:
             self._samples.begin(self._tasks, stepped, groups)
 
     def _keep_answers(self) -> None:
-        """Write completions of evaluations that have just ended; the next commit may let go of their payloads."""
+        """Write completions of evaluations that have just ended, before the next commit may release their payloads."""
         number, schedule = self._config.evaluation.answers, self._config.schedule
         for evaluation in self._scheduler.evaluation.take_finished():
             if number and self._tasks:

@@ -3,7 +3,7 @@ Check of a trajectory's pictures: those of its prompt, with a grid of patches ea
 
     "cause: what was found, and expected", or "" as `asyncrl.checks.trajectory.problem_of`
 
-Whether a grid is the right one is the trainer's to check, which cuts the pictures itself.
+The trainer compares the grids with its own, because it cuts the pictures itself.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ BAD_GRIDS = "impossible grids of pictures"
 BAD_PROCESSOR = "no version of a processor"
 
 MAX_PATCHES_PER_TOKEN = 64
-"""Patches that a model merges into a token of the prompt; known ones merge 4."""
+"""Most patches that a model may merge into one image token; Qwen-VL models merge 4."""
 MAX_VERSION = 500
-"""Characters of the version of a processor."""
+"""Most characters of a processor's version."""
 
 
 def image_problem_of(trajectory: Trajectory, images: Sequence[Image]) -> str:
-    """Reason for which a trajectory of a prompt with these pictures must not be used; empty if there is none."""
+    """Reason to refuse a trajectory of a prompt with these pictures; empty if there is none."""
     if trajectory.images != list(images):
         return f"{BAD_IMAGES}: {_digests(trajectory.images)}, expected {_digests(images)}"
     return grid_problem_of(trajectory)
 
 
 def grid_problem_of(trajectory: Trajectory) -> str:
-    """The same without knowing the prompt: reason to refuse the grids, or the version of what cut them."""
+    """Reason to refuse a trajectory's grids or the version of its processor, whatever its prompt is; empty if none."""
     if len(trajectory.grids) != len(trajectory.images):
         return f"{BAD_GRIDS}: {len(trajectory.grids)}, expected one for each of {len(trajectory.images)} pictures"
     most = len(trajectory.prompt_ids) // 4 * MAX_PATCHES_PER_TOKEN

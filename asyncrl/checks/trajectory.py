@@ -151,7 +151,7 @@ def _logprob_problem(raw: memoryview) -> str:
 
 
 def _mask_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
-    """Sampling masks are complete and canonical, so that the trainer can renormalise without a look at them."""
+    """Reason to refuse the sampling masks unless they are complete and canonical, as the trainer relies on."""
     if not (trajectory.mask_counts or trajectory.mask_ids):
         missing = f"{BAD_MASK}: none, expected one for each token (sampling.replay_mask)"
         return missing if limits.replay_mask else ""
@@ -175,7 +175,7 @@ def _mask_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
 
 
 def _route_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
-    """Experts are those of the model, so that the trainer can take them without a look at them."""
+    """Reason to refuse the experts unless the model has them all, as the trainer relies on."""
     routing = trajectory.routing
     if routing is None:
         missing = f"{BAD_ROUTES}: none, expected those of each token but the last (rollout.replay_routes)"

@@ -1,4 +1,4 @@
-"""`asyncrl import-verl`: translates a launch script of verl, and prints the run file and an account of every option."""
+"""`asyncrl import-verl`: print the run file for a launch script of verl, and an account of every option."""
 
 import re
 import sys
@@ -27,12 +27,12 @@ NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
 
 def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
     """
-    Print or write the run file of a launch, and print the accounts to stderr. Exits with 1 if the run cannot work so.
+    Print or write the run file of a launch, and print the accounts to stderr. Exit with 1 if the file cannot be run.
 
     Args:
         arguments: A script and its arguments, or options.
-        environment: ``NAME=VALUE`` of each variable that the script gets.
-        rows: Rows of the training data; None counts them, if its files are here.
+        environment: ``NAME=VALUE`` of each environment variable for the script.
+        rows: Rows of the training data; None counts them if the files exist.
 
     Raises:
         ConfigError: The script or an option is invalid, the script starts no trainer, or ``out`` cannot be written.
@@ -55,7 +55,7 @@ def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path 
 
 
 def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
-    """Lines about every option, by fate; then ``notes`` about the script; then the verdict."""
+    """Lines of the account: the options by fate, ``notes`` about the script, and the verdict with counts."""
     lines: list[str] = []
     for fate in ORDER:
         if accounts := [account for account in translation.accounts if account.fate == fate]:
@@ -83,7 +83,7 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
 
 
 def _is_for_npu(script: Path) -> bool:
-    """True if a script is for Ascend NPUs, which verl finds out where it runs."""
+    """True if the script's name or text mentions Ascend NPUs; verl itself detects them at run time."""
     return bool(script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace")))
 
 
@@ -91,12 +91,12 @@ def _variables(environment: Sequence[str]) -> Iterator[tuple[str, str]]:
     for variable in environment:
         name, equals, value = variable.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"--env {variable!r}: expected NAME=VALUE")
+            raise ConfigError(f"--env {variable!r}: expected NAME=VALUE, such as MODEL_PATH=models/Qwen3-8B")
         yield name, value
 
 
 def _num_rows(launch: Launch) -> int | None:
-    """Rows of the training data; None if a file of it is not here."""
+    """Rows of the training data; None if a file of it cannot be read."""
     train, most = launch.overrides.get("data.train_files"), launch.overrides.get("data.train_max_samples")
     if train is None:
         return None
@@ -109,7 +109,7 @@ def _num_rows(launch: Launch) -> int | None:
 
 
 def _problem(translation: Translation) -> str:
-    """Sentence of the check that the run file does not pass; empty if it does, or if something is missing anyway."""
+    """Sentence of the check that the run file fails; empty if it passes, or if a required setting is missing."""
     raw: Mapping[str, object] = tomllib.loads(translation.toml)
     if translation.missing:
         return ""

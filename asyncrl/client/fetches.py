@@ -22,16 +22,16 @@ from asyncrl.errors import LinkClosed, LinkError
 from asyncrl.messages import Fetch, Fetched, Image, SpoolRef
 
 MAX_REFS = 64
-"""Payloads and pictures in one `Fetch`: at 20 kB a payload, the answer is about a megabyte."""
+"""Most payloads and pictures in one `Fetch`; with payloads of 20 kB the answer is about a megabyte."""
 MAX_REQUESTED_BYTES = 64 << 20
 """Bytes of payloads requested and not yet received, at which the next request waits."""
 
 Payload = asyncio.Future[memoryview | None]
-"""A payload or picture to come; None if its spool was given up."""
+"""Future of a payload or picture; its result is None if the spool was given up."""
 
 
 class PendingFetch(Struct, frozen=True, eq=False):
-    """A payload or a picture that was requested and has not arrived."""
+    """Payload or picture that was requested and has not arrived."""
 
     wanted: SpoolRef | Image
     payload: Payload
@@ -51,7 +51,7 @@ class FetchQueue:
         self._request_ids = count(1)
 
     def request(self, what: SpoolRef | Image, *, waits: bool) -> Payload:
-        """Ask for a payload or a picture. It may be empty: then the spool does not have it."""
+        """Request a payload or a picture. An empty result means that the spool does not have it."""
         wanted = PendingFetch(what, asyncio.get_running_loop().create_future(), waits)
         self._wanted.append(wanted)
         self._is_wanted.set()

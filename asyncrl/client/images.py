@@ -1,10 +1,11 @@
 """
 Pictures of prompts in a node's memory, each fetched once from the broker's spool.
 
-    fetch([a, b]) ─┬─▶ here
-                   └─▶ arriving: one request, however many callers ─▶ SHA-256 compared ─▶ here, the newest 256 MiB
+    fetch([a, b]) ─┬─▶ cached
+                   └─▶ arriving: one request, however many callers ─▶ SHA-256 compared ─▶ cached, the newest 256 MiB
 
-It outlives the links of a session: pictures that are here stay, and what has not arrived is requested over the next.
+The cache outlives the links of a session: its pictures stay, and those that are arriving are requested again over the
+next links.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from asyncrl.errors import DecodeError
 from asyncrl.messages import Image
 
 MAX_BYTES = 256 << 20
-"""Size of the cache: with 100 kB a picture, those of 2,500 prompts."""
+"""Size of the cache, about 2,500 pictures of 100 kB."""
 
 
 class Arriving(Struct, frozen=True, eq=False):
-    """A picture that was requested."""
+    """Picture that was requested and has not arrived."""
 
     image: Image
     content: asyncio.Future[bytes]
@@ -36,21 +37,21 @@ class ImageCache:
 
     Args:
         spools: Links over which to fetch, owned by the caller; None waits for `connect`.
-        max_bytes: Size at which the picture that was used least recently is forgotten.
+        max_bytes: Size above which the least recently used pictures are evicted.
     """
 
     def __init__(self, spools: SpoolLinks | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.num_fetched = 0
-        """Pictures that have arrived."""
+        """Number of pictures that have arrived intact."""
         self._spools = spools
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._contents: dict[bytes, bytes] = {}
-        """Files by digest, the one that was used last at the end."""
+        """Files by digest, the most recently used last."""
         self._arriving: dict[bytes, Arriving] = {}
 
     def connect(self, spools: SpoolLinks) -> None:
-        """Fetch over these links from here on, also what was requested over earlier ones and has not arrived."""
+        """Fetch over these links, and request again over them the pictures that are arriving."""
         self._spools = spools
         for arriving in self._arriving.values():
             self._request(spools, arriving.image)
@@ -96,7 +97,7 @@ class ImageCache:
         if found is None:
             cause = "is lost: the broker's spool was away for too long"
         arriving.content.set_exception(DecodeError(f"the picture {image.digest.hex()[:12]} {cause}"))
-        arriving.content.exception()  # nobody may be waiting any more
+        arriving.content.exception()  # Retrieved here too: asyncio would warn if all callers have timed out.
 
     def _remember(self, digest: bytes, content: bytes) -> None:
         self._contents[digest] = content

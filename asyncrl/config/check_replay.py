@@ -1,5 +1,5 @@
 """
-Checks of what the sampler records for the trainer to replay: sampling masks, and experts.
+Checks of the replay of sampling masks and of routes to experts.
 
     top_p < 1 or top_k > 0    sampling.replay_mask    any                     log-probs of one distribution
                               without, decoupled      ratios of the trainer alone; importance weights begin below 1
@@ -15,7 +15,7 @@ from asyncrl.errors import ConfigError
 
 
 def check_replay(config: Config) -> None:
-    """Raise `ConfigError` if something would be recorded in vain or cannot be, or masks are missing."""
+    """Raise `ConfigError` if a record would be useless or impossible, or if the correction needs missing masks."""
     _check_device(config)
     if config.sampling.replay_mask:
         if not config.sampling.sampling().is_truncated:
@@ -31,7 +31,7 @@ def check_replay(config: Config) -> None:
 
 
 def replay_advice(config: Config) -> list[str]:
-    """A sentence on truncated sampling that is allowed, and that hardly anybody wants."""
+    """Sentences of advice on truncated sampling without a mask, which is allowed but biases the ratios."""
     if config.sampling.replay_mask or not (cut := _truncation(config)):
         return []
     which = "importance weights" if _mode(config) == "decoupled" else "ratios"
@@ -43,9 +43,9 @@ def replay_advice(config: Config) -> list[str]:
 
 def check_experts(config: Config, num_experts: int) -> list[str]:
     """
-    A sentence on routes that are not replayed and hardly anybody wants so.
+    Sentences of advice on stale routes that are not replayed.
 
-    Raises `ConfigError` if routes are to be replayed of a model without experts; ``num_experts`` is 0 of such a one.
+    Raises `ConfigError` if routes are to be replayed but the model has no experts, for which ``num_experts`` is 0.
     """
     model, is_replayed = f"model.path={config.model.path}", config.rollout.replay_routes
     if is_replayed and not num_experts:
@@ -76,7 +76,7 @@ def _check_device(config: Config) -> None:
 
 
 def _check_vllm(config: Config) -> None:
-    """vLLM bounds the size of masks by top-k, and refuses every request without it."""
+    """Raise `ConfigError` unless top-k is set: by it vLLM bounds the size of a mask, and refuses requests without."""
     evaluation, bounds = config.evaluation, {"sampling.top_k": config.sampling.top_k}
     if config.data.held_out and evaluation.temperature:
         bounds["evaluation.top_k"] = evaluation.top_k
@@ -89,7 +89,7 @@ def _check_vllm(config: Config) -> None:
 
 
 def _truncation(config: Config) -> str:
-    """The setting that truncates, with its value; empty if none does."""
+    """Describe the setting that truncates sampling, with its value; empty if none does."""
     sampling = config.sampling
     if sampling.top_p < 1:
         return f"sampling.top_p is {sampling.top_p:g}"

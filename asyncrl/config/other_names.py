@@ -1,11 +1,11 @@
 """
 Other names of settings: former names of asyncrl's settings, and verl's names.
 
-    --set schedule.max_lag=1             ─▶ unknown key ...: it is now 'schedule.max_staleness'
+    --set schedule.max_lag=1             ─▶ unknown key ...: its name is 'schedule.max_staleness'
     --set actor_rollout_ref.rollout.n=8  ─▶ unknown key ...: that is verl's name; here it is 'schedule.group_size'
 
-verl's names are those in the tables of asyncrl/verl/options, which `asyncrl import-verl` reads too. docs/verl.md says
-what the settings mean in both, and where they differ.
+verl's names are those in the tables of asyncrl/verl/options, which `asyncrl import-verl` reads too. docs/verl.md
+compares the meanings of the settings.
 """
 
 from collections.abc import Container, Mapping
@@ -14,10 +14,10 @@ from asyncrl.verl.options.lookup import like
 
 FORMER: Mapping[str, str] = {"schedule.max_lag": "schedule.max_staleness"}
 """Former full keys and the present ones."""
-REMOVED: Mapping[str, str] = {"model.scratch": "toy models are made by a command now: asyncrl toy --help"}
-"""Full keys of removed settings and sections, and the sentence to answer them with."""
+REMOVED: Mapping[str, str] = {"model.scratch": "a command makes toy models: asyncrl toy --help"}
+"""Answer to each full key of a removed setting or section."""
 IN_EVERY_RUN_FILE = "algorithm.advantage"
-"""A setting that tells run files from other files."""
+"""Setting by which run files are recognised: other files have no such key."""
 
 
 def answer(name: str, known: Container[str]) -> str | None:
@@ -30,13 +30,13 @@ def answer(name: str, known: Container[str]) -> str | None:
     for removed, sentence in REMOVED.items():
         if name == removed or name.startswith(f"{removed}."):
             return sentence
-    if (now := FORMER.get(name)) in known:
-        return f"it is now {now!r}"
+    if (present := FORMER.get(name)) in known:
+        return f"its name is {present!r}"
     return _from_verl(name, known)
 
 
 def from_verl(name: str) -> str | None:
-    """Setting for verl's ``name``, whole or shortened; None if it has none."""
+    """Setting of asyncrl for verl's ``name``, whole or shortened; None if there is none."""
     option = like(name)
     return option.settings[0] if option and option.settings else None
 

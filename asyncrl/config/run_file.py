@@ -81,7 +81,7 @@ def decode(raw: dict[str, Any]) -> Config:
 def explain(
     path: Path, overrides: Sequence[str] = (), resolve_steps: Callable[[Config], Config] = lambda config: config
 ) -> list[Origin]:
-    """Every value that applies, with its source; ``resolve_steps`` turns ``run.epochs`` into steps."""
+    """Every effective value, with its source; ``resolve_steps`` turns ``run.epochs`` into steps."""
     config = load_config(path, overrides)
     given = dict(leaves(msgspec.to_builtins(config)))
     in_file = dict(leaves(read(path, "config file")))
@@ -124,7 +124,7 @@ def _without_preset(config: Config) -> Config:
 SHORTHANDS = {"seed": "run.seed", "steps": "run.steps", "name": "run.name", "staleness": "schedule.staleness"}
 """Short forms of frequent keys, for ``--set`` only."""
 LENGTHS = {"run.steps", "run.epochs"}
-"""Settings of which exactly one decides how long a run is."""
+"""Settings of which exactly one gives the length of the run."""
 
 
 def _write_table(table: dict[str, Any], where: tuple[str, ...], lines: list[str]) -> None:

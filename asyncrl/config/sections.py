@@ -20,7 +20,7 @@ from asyncrl.messages import Sampling, Truncation
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=-1)]
-"""A number of which 0 means all, or never. ``-1``, as verl writes that, becomes 0 when a section is made."""
+"""Number of which 0 means all, or never; a section converts verl's ``-1`` for the same to 0."""
 Ratio = Annotated[int, Meta(ge=1, le=10_000)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]

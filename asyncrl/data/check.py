@@ -166,7 +166,7 @@ def _chars(prompt: Prompt) -> int:
 
 
 def _pictures(images: Sequence[Image]) -> str:
-    """Number of pictures, size of the largest, and bytes of all distinct ones; empty without any."""
+    """Number of pictures, size of the largest, and bytes of all distinct ones; empty if there are none."""
     if not images:
         return ""
     largest = max(images, key=lambda image: image.width * image.height)

@@ -43,7 +43,7 @@ class Dataset:
         self._data = data
         self._keep = keep
         self._images: dict[int, list[Image]] = {}
-        """Pictures of the rows that have some. Their files are read once, by `scan`."""
+        """Pictures by row, for rows with pictures. `scan` reads their files once."""
         self._ends = list(accumulate(len(file) for file in files))
 
     @classmethod
@@ -55,7 +55,7 @@ class Dataset:
         return self._ends[-1]
 
     def prompt(self, row: int) -> Prompt:
-        """Read one row, whose pictures `scan` has found; raises `DataError` if it is unusable."""
+        """Read one row with the pictures that `scan` has found. Raises `DataError` if the row is unusable."""
         file, number = self._find(row)
         return read_prompt(file, number, self._data, self._images.get(row, ()))
 

@@ -1,11 +1,11 @@
 r"""
-Pictures of a dataset's rows: the files that the image column holds or names, and what a prompt says of each.
+Pictures of a dataset's rows: the files that the image column holds or names, and a prompt's record of each.
 
     [{"bytes": b"\x89PNG...", "path": "11.png"}]      as verl and the hub write them
     [b"\x89PNG..."]     ["diagrams/11.png"]           files, or paths relative to the dataset's own folder
 
-A single picture may stand without a list. Of each file the header is read, for its size; the pixels are decoded where
-the model is.
+A single picture may stand without a list. Here only a file's header is read, for its size; engines and trainer decode
+the pixels.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from asyncrl.messages import Image
 from asyncrl.vision.settings import FAMILIES, read_settings
 
 MAX_FILE_BYTES = 32 << 20
-"""Largest file of a picture: it travels to the nodes as a payload does, in one piece."""
+"""Largest file of a picture; like a payload, a file is sent to the nodes in one message."""
 
 Keep = Callable[[Image, bytes], None]
-"""Takes a picture that a prompt needs, with its file."""
+"""Function that stores a prompt's picture with its file."""
 
 
 def keep_nothing(_image: Image, _content: bytes) -> None:
-    """`Keep` of a reader that needs no pictures, only prompts."""
+    """Ignore a picture; the `Keep` of a reader that needs prompts only."""
 
 
 def read_files(value: Any, folder: Path) -> list[bytes]:
-    """Files of the pictures in a cell of the image column. Raises `DataError` if one of them cannot be had."""
+    """Files of the pictures in a cell of the image column. Raises `DataError` if one of them cannot be read."""
     if value is None:
         return []
     return [_read_file(item, folder) for item in (value if isinstance(value, list) else [value])]
@@ -56,7 +56,7 @@ def _read_path(path: Path) -> bytes:
 
 
 def describe(content: bytes) -> Image:
-    """Digest and size of a picture. Raises `DataError` if it is no picture, too large, or pillow is not installed."""
+    """Digest and size of a picture. Raises `DataError` if it is invalid or too large, or pillow is not installed."""
     try:
         from asyncrl.vision.picture import picture_size  # noqa: PLC0415  only prompts with pictures need pillow
     except ModuleNotFoundError as error:
@@ -66,7 +66,7 @@ def describe(content: bytes) -> Image:
 
 
 def check_model_reads(model: Path, num_images: int) -> None:
-    """Raise `ConfigError` if prompts have pictures that the model does not read, or cannot for lack of settings."""
+    """Raise `ConfigError` if prompts have pictures, but the model reads none or lacks the settings to read them."""
     if num_images and read_settings(model) is None:
         raise ConfigError(
             f"the prompts have {num_images} pictures, but the model {model} reads none; give model.path one of "

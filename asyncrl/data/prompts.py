@@ -36,7 +36,7 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     data_sources: frozenset[str] = frozenset()
     has_chats: bool = False
     num_images: int = 0
-    """Pictures of the usable rows, one that occurs in several of them counted each time."""
+    """Number of pictures in the usable rows; a picture counts once for each row that has it."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     digest: str = ""

@@ -21,7 +21,7 @@ from asyncrl.errors import DataError
 from asyncrl.messages import IMAGE_MARK, Image, Prompt
 
 MEDIA = ("videos", "audios")
-"""Columns of verl's multi-modal rows that are not read. Without them, such a prompt makes no sense."""
+"""Columns of verl's multi-modal rows that are not supported; a row that has one is refused."""
 
 MAX_BYTES = 1 << 20
 """Largest prompt with its answer and scalars, encoded: each lease and each request to grade carries one."""

@@ -1,4 +1,4 @@
-"""The length of a run in steps, where its file gives it in epochs of a dataset."""
+"""Conversion of a run's length from epochs of its dataset to optimizer steps."""
 
 from asyncrl.config.resolve import with_steps
 from asyncrl.config.sections import Config
@@ -7,9 +7,9 @@ from asyncrl.data.prompts import train_stream
 
 def resolve_steps(config: Config) -> Config:
     """
-    The configuration with ``run.steps`` for its ``run.epochs``; unchanged, and no file read, without them.
+    Configuration with ``run.steps`` computed from ``run.epochs``; the same object if epochs are not set.
 
-    Raises `ConfigError` if they are less than one step, and `DataError` if ``data.train`` cannot be read.
+    Raises `ConfigError` if the epochs are less than one step, and `DataError` if ``data.train`` cannot be read.
     """
     if config.run.epochs is None:
         return config

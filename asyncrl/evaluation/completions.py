@@ -33,7 +33,7 @@ class CompletionRow(Struct, frozen=True, kw_only=True):
     num_tokens: int = 0
     failure: str = ""
     images: ImageCell = []
-    """Pictures of the prompt, with their files in the row of its first completion."""
+    """Pictures of the prompt; only the row of its first completion has their files."""
 
 
 def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:

@@ -1,5 +1,5 @@
 r"""
-Pictures in a column of a parquet file for people to read.
+Column of pictures in the parquet files of samples and evaluations.
 
     images: [{path: "9f86d081...", width: 628, height: 453, bytes: b"\x89PNG..."}]      bytes: null if left out
 
@@ -19,7 +19,7 @@ ImageCell = list[dict[str, str | int | bytes | None]]
 
 
 def image_cell(images: Sequence[Image], files: Sequence[bytes] = ()) -> ImageCell:
-    """Cell of these pictures, with their files or with none."""
+    """Cell with these pictures; without ``files`` the bytes are null."""
     return [
         {"path": image.digest.hex(), "width": image.width, "height": image.height, "bytes": content}
         for image, content in zip_longest(images, files)
@@ -27,7 +27,7 @@ def image_cell(images: Sequence[Image], files: Sequence[bytes] = ()) -> ImageCel
 
 
 def image_type() -> "pa.DataType":
-    """Type of the column."""
+    """Arrow type of the column."""
     import pyarrow as pa  # noqa: PLC0415 - see above
 
     fields = [("path", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("bytes", pa.binary())]

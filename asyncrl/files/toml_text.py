@@ -7,7 +7,7 @@ import msgspec
 
 
 def toml_value(value: Any) -> str:
-    """A value; a dict is an inline table."""
+    """Text of a value; a dict becomes an inline table."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

@@ -121,7 +121,7 @@ def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> Part:
 
 
 def check_memory(config: Config, room: Room) -> str:
-    """Put what a run needs of the memory that there is in words; raises `ConfigError` if it does not fit."""
+    """Describe the memory that a run needs and that there is. Raises `ConfigError` if the run does not fit."""
     plan = plan_memory(config, room)
     if plan.problem:
         raise ConfigError(plan.problem)
@@ -156,12 +156,16 @@ def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -
 
 
 def _fullest(phases: Sequence[Phase], kind: Kind) -> Phase:
-    """The phase that needs most memory of the host, of which devices of kind ``cpu`` are a part."""
+    """Phase that needs most host memory; devices of kind ``cpu`` use it too."""
     return max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
 
 
 def _host_problem(host: int, phases: Iterable[tuple[Kind, Phase]], room: Room) -> str:
-    """``phases`` are the fullest of the trainer and a rollout, each with the kind of its devices."""
+    """
+    Sentence for a run that does not fit this machine's memory; empty if it fits.
+
+    ``phases`` are the fullest of the trainer and of a rollout, each with the kind of its devices.
+    """
     if room.host is None or host <= room.host:
         return ""
     remedy = _remedy(
@@ -173,7 +177,7 @@ def _host_problem(host: int, phases: Iterable[tuple[Kind, Phase]], room: Room) -
 
 
 def _remedy(parts: Sequence[tuple[Part, int]]) -> str:
-    """The setting of the part with the most bytes that a setting makes smaller; parts have their bytes beside them."""
+    """Advice to change the setting of the largest part that a setting can reduce; each part has its bytes beside it."""
     settable = [(part, num_bytes) for part, num_bytes in parts if part.setting and num_bytes]
     if not settable:
         return "use a smaller model"
@@ -189,8 +193,8 @@ def room_here(config: Config, device_memory: str = "", host_memory: str = "") ->
     The memory of this machine and of its devices.
 
     Args:
-        device_memory: Memory of each device in place of that of the devices here, such as ``80GB``.
-        host_memory: Memory of the machine in place of that of this one.
+        device_memory: Memory of each device, such as ``80GB``; empty measures the devices here.
+        host_memory: Memory of the machine; empty measures this one.
     """
     host = parse_bytes(host_memory, "--host-memory") if host_memory else _memory_here()
     if device_memory:

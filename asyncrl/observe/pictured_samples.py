@@ -1,4 +1,4 @@
-"""Trajectories of the newest step with samples whose prompts have pictures: one of each group, for the report."""
+"""Samples with pictures from the newest samples file, one for each group, for the report."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 from asyncrl.errors import LedgerError
 
 SHOWN = 8
-"""Groups that are read."""
+"""Most samples that are returned."""
 
 
 class PicturedSample(Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class PicturedSample(Struct, frozen=True, kw_only=True):
 
 
 def read_pictured_samples(folder: Path) -> list[PicturedSample]:
-    """The first groups of the newest samples file; none without pictures. Raises `LedgerError` if it is damaged."""
+    """Read the first samples with pictures of the newest file. Raises `LedgerError` if the file is damaged."""
     import pyarrow as pa  # noqa: PLC0415  takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 

@@ -52,7 +52,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """One entry per step, in order."""
     events: list[dict[str, Any]]
     pictured: list[PicturedSample]
-    """Trajectories of prompts with pictures."""
+    """Samples whose prompts have pictures, for the report."""
     notes: list[str]
     """One sentence for each file that could not be read."""
 

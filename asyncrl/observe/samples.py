@@ -55,7 +55,7 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     images: Sequence[Image] = ()
     """Pictures of the prompt."""
     image_files: Sequence[bytes] = ()
-    """Their files; empty in all rows of a group but one."""
+    """Files of the pictures; only one row of a group has them."""
 
 
 class SampleFacts(Struct, frozen=True, kw_only=True):

@@ -39,9 +39,9 @@ class Completion(Struct, frozen=True, kw_only=True):
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture of the request, as the model read it: in time, in height, in width."""
     processor: str = ""
-    """`ImageProcessor.version` of what read them, or the like; at most 500 characters."""
+    """`ImageProcessor.version`, or a like text of an engine of your own; at most 500 characters."""
     mask_counts: list[int] = []
-    """[T] sizes of the sampling masks; empty unless ``Sampling.replay_mask`` asks for them."""
+    """Number of ids in each sampling mask, [T]; empty unless ``Sampling.replay_mask`` asks for masks."""
     mask_ids: list[int] = []
     """Ids left by top-p and top-k, token after token, ascending in each mask; the token itself is among them."""
     routing: Routing | None = None

@@ -33,7 +33,7 @@ from asyncrl.rollout.user_requests import UserRequests
 log = get_logger()
 
 FETCH_IMAGES_S = 60.0
-"""Time limit to fetch the pictures of a prompt."""
+"""Seconds to wait for the pictures of a prompt."""
 PRIORITY = 1
 """`Request.priority` of rollouts, behind requests of users."""
 
@@ -47,7 +47,7 @@ class Generation(Struct, eq=False):
     task: asyncio.Task[None]
     is_resumed: bool
     request: Request | None = None
-    """None until its prompt is encoded, and its prefix and its pictures have come."""
+    """None until the prompt is encoded, and its prefix and pictures have arrived."""
     is_in_engine: bool = False
     is_interrupted: bool = False
     """Taken out of the engine for users' requests."""

@@ -83,7 +83,7 @@ def _predictions(model: PreTrainedModel, batch: Sequence[Encoded]) -> tuple[Tens
 
 
 def _pictures(model: PreTrainedModel, batch: Sequence[Encoded], input_ids: Tensor) -> dict[str, Tensor]:
-    """Arguments of the model for the batch's pictures, one a row; none without pictures."""
+    """Arguments of the model for the batch's pictures, one for each row; empty without pictures."""
     patches = [row.patches for row in batch if row.patches is not None]
     if not patches:
         return {}

@@ -39,12 +39,13 @@ COLOURS = {
     "cyan": (40, 220, 220),
 }
 SIDE = 3
-"""Squares in a row, and rows."""
+"""Squares along each side of a picture."""
 SQUARE_PIXELS = 8
-"""Width and height of a square: those that one image token stands for."""
+"""Width and height of a square; one image token stands for one square."""
 DARKEST = 0.6
 """Least brightness of a square, as a share of its colour."""
 NOISE_STD = 12.0
+"""Standard deviation of the noise on each channel, of 255."""
 
 NUM_SQUARES = SIDE * SIDE
 QUESTION = "How many"
@@ -59,7 +60,7 @@ NUM_ROWS: dict[Split, int] = {"train": 2048, "held_out": 256}
 
 
 class Problem(Struct, frozen=True):
-    """Squares, and a colour to count."""
+    """A picture of squares, and the colour to count in it."""
 
     asked: str
     squares: tuple[str, ...]
@@ -81,18 +82,18 @@ class Problem(Struct, frozen=True):
         return "held_out" if zlib.crc32(" ".join((self.asked, *self.squares)).encode()) % 10 == 0 else "train"
 
     def chain(self, seen: tuple[str, ...] = ()) -> str:
-        """Each square with the running count, then the answer; ``seen`` replaces the right colours."""
+        """Completion with the running count at each square, then the answer; ``seen`` replaces the true colours."""
         seen = seen or self.squares
         counts = list(accumulate(colour == self.asked for colour in seen))
         named = (COLOUR_WORDS[colour] + NUMBER_WORDS[count] for colour, count in zip(seen, counts, strict=True))
         return "".join(named) + ANSWER + NUMBER_WORDS[counts[-1]]
 
     def guess(self) -> str:
-        """Answer without a chain."""
+        """Completion with the right answer and no chain."""
         return f"{ANSWER} {self.answer}"
 
     def picture(self) -> NDArray[np.uint8]:
-        """[24, 24, 3] RGB."""
+        """Draw the squares with their shades and noise, [24, 24, 3] RGB."""
         rng = np.random.default_rng(self.seed)
         shades = rng.uniform(DARKEST, 1.0, (NUM_SQUARES, 1))
         squares = np.array([COLOURS[colour] for colour in self.squares]) * shades
@@ -101,12 +102,12 @@ class Problem(Struct, frozen=True):
 
 
 def wrong_guess(problem: Problem, rng: random.Random) -> str:
-    """A count without a chain; never the right one, or reinforcement learning would reward guessing."""
+    """Completion with a wrong count and no chain; a right one would make reinforcement learning reward guessing."""
     return ANSWER + rng.choice([number for number in NUMBER_WORDS if number.strip() != problem.answer])
 
 
 def noisy_chain(problem: Problem, rng: random.Random) -> str:
-    """A chain with one square misread so that the answer is wrong: a chain is not always rewarded."""
+    """Chain with one square misread so that its answer is wrong, because not every chain should be rewarded."""
     at = rng.randrange(NUM_SQUARES)
     is_asked = problem.squares[at] == problem.asked
     misread = rng.choice(_others(problem.asked)) if is_asked else problem.asked

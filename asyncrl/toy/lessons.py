@@ -1,5 +1,5 @@
 """
-Lessons: a task, as the warm-up sees it.
+Lessons: problems of a task, and their demonstrations as the warm-up trains on them.
 
     step sums        prompt ──▶ token ids ┐
     drawn squares    prompt ──▶ token ids ┼─▶ demonstration
@@ -44,17 +44,17 @@ Encode = Callable[[Sequence[Any], Sequence[str]], list[Encoded]]
 class Lesson(Struct, frozen=True, kw_only=True):
     name: str
     problems: Iterator[Problem]
-    """Training problems, endlessly."""
+    """Endless training problems."""
     held_out: Iterator[Problem]
-    """Problems to measure with, endlessly: other ones than the rows of the held-out file, which measure the result."""
+    """Endless problems to evaluate the warm-up, other ones than the rows that evaluate the run."""
     mixture: Mapping[Demonstration, float]
-    """Shares of demonstrations that make chains rare. Guesses are the likeliest, so greedy decoding guesses."""
+    """Share of each kind of demonstration. Chains are rare, and guesses so likely that greedy decoding guesses."""
     encode: Encode
-    """Encodes problems with their completions."""
+    """Function that encodes problems with their completions."""
 
 
 def clean_chain(problem: Problem, rng: random.Random) -> str:
-    """A chain without a mistake; ``rng`` is not used."""
+    """Chain without a mistake; ``rng`` is unused."""
     return problem.chain()
 
 
@@ -94,6 +94,6 @@ def _encode_pictures(
 
 
 def _patches(problems: Sequence[drawn_squares.Problem]) -> tuple[Tensor, ...]:
-    """[N, D] pixels of each picture's patches."""
+    """Patches of each picture, [N, D] pixels."""
     read = image_processor()(images=[problem.picture() for problem in problems], return_tensors="pt")
     return torch.split(read["pixel_values"], read["image_grid_thw"].prod(1).tolist())

@@ -150,7 +150,7 @@ def save_model(
     report: Report,
     images: Qwen2VLImageProcessorPil | None = None,
 ) -> None:
-    """Write a model directory, whole or not at all; ``images`` reads the pictures of a model that sees."""
+    """Write a model directory, whole or not at all; ``images`` is the image processor of a vision model."""
     with _written_whole(directory) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)

@@ -76,7 +76,7 @@ class Problem(Struct, frozen=True):
         return "".join(lines) + f"{ANSWER}{totals[-1]}"
 
     def guess(self) -> str:
-        """Answer without a chain."""
+        """Completion with the right answer and no chain."""
         return f"{ANSWER}{self.answer}"
 
     def _steps(self) -> list[str]:

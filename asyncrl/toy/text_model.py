@@ -19,9 +19,9 @@ from transformers import (
 from asyncrl.errors import ConfigError
 
 MAX_POSITIONS = 4096
-"""Longest prompt and completion together; rotary positions cost nothing."""
+"""Most tokens of prompt and completion together; rotary positions need no parameters."""
 INIT_STD = 0.08
-"""About 1 / sqrt(hidden size) of models this small, which then learn in half the steps that 0.02 takes."""
+"""About 1 / sqrt(hidden size) for models this small; with 0.02 they need twice the steps to learn."""
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     experts: int = 0
     """Experts of each layer; 0 makes a dense model."""
     experts_per_token: int = 2
-    """They share ``intermediate_size``, so that a token costs as much as in a dense model."""
+    """Experts of a token, which divide ``intermediate_size``, so a token costs as much as in a dense model."""
 
 
 def check_sizes(sizes: Sizes) -> None:
@@ -44,7 +44,7 @@ def check_sizes(sizes: Sizes) -> None:
             f"{sizes.heads} heads cannot share {sizes.kv_heads} kv_heads evenly; make heads a multiple of kv_heads"
         )
     if sizes.head_dim % 2:
-        raise ConfigError(f"head_dim is {sizes.head_dim}: rotary positions need an even number")
+        raise ConfigError(f"head_dim is {sizes.head_dim}: rotary positions need an even number; make it even")
     if sizes.experts and sizes.experts_per_token > sizes.experts:
         raise ConfigError(
             f"experts_per_token is {sizes.experts_per_token}, but a layer has {sizes.experts} experts; lower it, or "

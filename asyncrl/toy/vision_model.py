@@ -2,7 +2,7 @@
 A Qwen3-VL with random weights, small enough for one core: 163,000 parameters.
 
     24 x 24 pixels ─▶ 6 x 6 patches ─▶ vision tower ─▶ 3 x 3 image tokens ─▶ language model
-                                          └─▶ its first layer's states are added in the language model's first layer
+                                          └─▶ states of its first layer, added to the language model's first layer
 
 An image token stands for 8 x 8 pixels.
 """
@@ -24,15 +24,15 @@ VISION_WORDS = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)
 """Special tokens of the model's vocabulary."""
 
 PATCH, MERGE, FRAMES = 4, 2, 2
-"""Pixels of a patch's side, patches of an image token's side, and frames that share a patch: a picture is two."""
+"""Pixels along a patch, patches along an image token, and frames of a patch; a picture counts as two frames."""
 NUM_PATCHES = (SIDE * SQUARE_PIXELS // PATCH) ** 2
 HIDDEN_SIZE, VISION_HIDDEN_SIZE = 64, 32
 MAX_POSITIONS = 4096
-"""Rotary positions cost nothing."""
+"""Most tokens of a sequence; rotary positions need no parameters."""
 
 
 def image_processor() -> Qwen2VLImageProcessorPil:
-    """Reader of pictures, which leaves one of 24 x 24 pixels its size; others are scaled to about as many pixels."""
+    """Image processor that scales every picture to about 24 x 24 pixels, the size of the drawn ones."""
     pixels = NUM_PATCHES * PATCH**2
     return Qwen2VLImageProcessorPil(
         patch_size=PATCH,

@@ -43,7 +43,7 @@ class WarmUpSchedule(Struct, frozen=True, kw_only=True):
     mixture_lr_ratio: float = 0.15
     """Low enough that the model learns to guess and does not forget the chain."""
     batches_by_length: int = 32
-    """Batches that are drawn together and cut by length, so that they have little padding."""
+    """Batches that are drawn together and sorted by length, so that they have little padding."""
     num_held_out: int = 256
     report_every: int = 200
 

@@ -112,7 +112,7 @@ def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
 
 
 class PassBytes(NamedTuple):
-    """Peak bytes of the parts of a pass, which find different weights gathered."""
+    """Peak bytes of the phases of a pass, in which different weights are gathered."""
 
     head: int
     """Until the gradient of the last hidden states is there."""

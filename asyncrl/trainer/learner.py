@@ -95,7 +95,7 @@ class Learner:
 
     @property
     def route_shape(self) -> RouteShape | None:
-        """Experts that trajectories must have taken to be replayed; None without ``rollout.replay_routes``."""
+        """Shape of the routes that trajectories must have; None without ``rollout.replay_routes``."""
         return self.policy.route_shape
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:

@@ -1,7 +1,7 @@
 """
-A pass of a model that reads pictures, on tensors without memory: the tower runs too, and its features enter the text.
+Forward pass of a model with a vision tower on meta tensors, to plan its memory.
 
-It is assumed that every prompt is a picture from its first token to its last: then the tower reads the most patches.
+Every prompt counts as one picture from its first token to its last, the case in which the tower has the most patches.
 """
 
 from math import isqrt
@@ -20,9 +20,9 @@ META = torch.device("meta")
 
 class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
-    In this block, an operation on some tensors with memory and some without has none.
+    Context in which an operation on CPU and meta tensors together runs on meta tensors only.
 
-    A tower computes indices from the sizes of pictures, which have values, and picks patches, which have none.
+    A tower computes indices from the sizes of pictures, which are on the CPU, and uses them on patches, which are not.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -33,7 +33,7 @@ class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def pictured_states(model: Any, batch: MicroBatch) -> Tensor:
-    """[W, H] last hidden states of a row of prompts that are pictures; the model must have a tower."""
+    """Last hidden states [W, H] of a row whose prompts are pictures. The model must have a vision tower."""
     features = _features(model, min(_prompt_tokens(batch), batch.input_ids.numel()))
     states = model.get_input_embeddings()(batch.input_ids)
     for each in features:
@@ -46,7 +46,7 @@ def pictured_states(model: Any, batch: MicroBatch) -> Tensor:
 
 
 def _features(model: Any, num_tokens: int) -> list[Tensor]:
-    """[num_tokens, H] for the input, and for each layer that adds more, of one picture of about as many tokens."""
+    """Features [num_tokens, H] of one picture, for the input and for each layer that adds deepstack features."""
     sizes: Any = vision_tower(model).config  # type: ignore[union-attr]  # as the caller knows
     side = sizes.spatial_merge_size * (isqrt(max(num_tokens, 1) - 1) + 1)
     patch = sizes.in_channels * sizes.temporal_patch_size * sizes.patch_size**2
@@ -57,7 +57,7 @@ def _features(model: Any, num_tokens: int) -> list[Tensor]:
 
 
 def _prompt_tokens(batch: MicroBatch) -> int:
-    """Tokens of the whole row that are of prompts."""
+    """Number of prompt tokens in the whole row."""
     return batch.num_packed - sum(max(length - 1, 0) for length in batch.lengths)
 
 

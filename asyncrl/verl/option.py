@@ -3,9 +3,9 @@ An option of verl and its fate here, as the tables of `asyncrl.verl.options` lis
 
     setting("data.shuffle")             mapped: one setting, whose value is converted alone
     derived("schedule.groups_per_step") mapped: a rule of `asyncrl.verl.rules` computes settings from several options
-    not_needed("why")                   its purpose is met without a setting
-    replaced("what is done instead")    the run works without it, in another way
-    missing("what to do")               the run does not work without it
+    not_needed("why")                   not needed: its purpose is met without a setting
+    replaced("what is done instead")    substituted: it is not honoured, and the run works without it
+    missing("what to do")               not supported: the run does not work without it
 """
 
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Fate = Literal["mapped", "not needed", "substituted", "not supported", "unknown"]
-"""``substituted`` options are not honoured, and the run works without them; ``not supported`` ones stop the import."""
+"""Treatment of an option; a launch with an option that is ``not supported`` cannot be run."""
 OFF = (None, False, 0, "", "null")
-"""Values with which most options do nothing."""
+"""Values that turn most options off."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """A row of a table."""
+    """Fate of one option of verl, and the settings that it decides."""
 
     fate: Fate
     settings: tuple[str, ...] = ()
-    """asyncrl's keys that it decides, alone or with others, or is near to; the first is the one that a hint names."""
+    """Keys of asyncrl that it decides, alone or with other options, or resembles; a hint names the first."""
     note: str = ""
-    """The difference in meaning; the reason; or what to do."""
+    """Difference in meaning if mapped; else the reason, or what to do."""
     convert: Callable[[Any], Any] | None = None
-    """Value of the setting for a value of the option; None if a rule computes it. A result of None sets nothing."""
+    """Converts a value of the option to one of the setting; None if a rule computes the setting."""
     harmless: tuple[Any, ...] = ()
-    """Values with which an option that is not honoured does nothing."""
+    """Values that make an unsupported option harmless, so that it counts as not needed."""
 
     def fate_of(self, value: Any) -> Fate:
         """Fate of the option with this value."""
@@ -62,5 +62,5 @@ def missing(what_to_do: str, *, harmless: tuple[Any, ...] = OFF, near: str = "")
 
 
 def at_least_zero(value: Any) -> Any:
-    """verl's -1 and null for "all" or "never" are 0 in asyncrl."""
+    """Convert verl's -1 and null, which mean "all" or "never", to asyncrl's 0."""
     return 0 if value is None or value < 0 else value

@@ -1,10 +1,10 @@
 """
-Hydra's overrides, as verl's launch commands have them.
+Parser of Hydra's overrides, which are the options of verl's launch commands.
 
     key=1e-6   +key=[a,b]   ++key={a: 1}   ~key   key='["a", "b"]'   key=null   key=True
 
 Values become None, bool, int, float, str, list and dict. A reference ``${key}`` to another option becomes its value;
-other references are Hydra's to resolve and stay text, which `Override.is_open` tells.
+other references stay text, and `Override.is_open` is true for them.
 """
 
 import re
@@ -22,27 +22,27 @@ CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
 class Override(Struct, frozen=True):
-    """One option of a command."""
+    """One option of a launch command."""
 
     key: str
     value: Any
     text: str
-    """The option as the command has it."""
+    """Argument of the command, for messages."""
 
     @property
     def is_open(self) -> bool:
-        """The value refers to something else: an interpolation."""
+        """True if the value has an interpolation that was not resolved."""
         return "${" in str(self.value)
 
 
 def is_override(argument: str) -> bool:
-    """Tell an override from flags, paths and other arguments of a command."""
+    """True for an override, false for flags, paths and other arguments of a command."""
     match = OVERRIDE.fullmatch(argument)
     return bool(match and (match["value"] is not None or match["sign"]) and not argument.startswith("-"))
 
 
 def parse_override(argument: str) -> Override:
-    """Parse one override; raises `ConfigError` if it is none. ``~key`` removes an option: its value is None."""
+    """Parse one override; ``~key`` has the value None. Raises `ConfigError` if the argument is no override."""
     match = OVERRIDE.fullmatch(argument)
     if not is_override(argument) or not match:
         raise ConfigError(f"{argument!r} is no option: expected KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY")
@@ -51,7 +51,7 @@ def parse_override(argument: str) -> Override:
 
 
 def given(overrides: Sequence[Override]) -> dict[str, Override]:
-    """Overrides by key, with each key of a ``{...}`` by itself; of several for one key the last counts."""
+    """Overrides by key, with a ``{...}`` split into its keys; the last one wins if a key is given twice."""
     found: dict[str, Override] = {}
     for override in overrides:
         for key, value in _leaves(override.key, override.value):
@@ -68,7 +68,7 @@ def _resolved(override: Override, found: Mapping[str, Override]) -> Override:
 
 
 def parse_value(text: str) -> Any:
-    """Value of the text after an equals sign; a list in quotes is the list."""
+    """Parse the text after an equals sign; a list in quotes is a list too."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         inner = text[1:-1].replace(f"\\{text[0]}", text[0])
@@ -92,7 +92,7 @@ def _scalar(text: str) -> Any:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Parts between the commas that are in no quotes and no brackets."""
+    """Split at commas outside quotes and brackets."""
     start, quote, closing = 0, "", ""
     for place, letter in enumerate(text):
         if quote:

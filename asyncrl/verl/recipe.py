@@ -1,4 +1,4 @@
-"""A recipe being translated: verl's options in, asyncrl's settings with comments out, and the fate of each option."""
+"""Recipe under translation: options of verl, the settings and comments derived from them, and each option's fate."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from asyncrl.verl.options.lookup import of, present
 
 class Recipe:
     """
-    Options of one launch, and what the rules have made of them.
+    Options of one launch, and the settings that the rules derive from them.
 
     Args:
-        num_rows: Rows of ``data.train_files``, or None if nobody can count them here.
+        num_rows: Rows of ``data.train_files``; None if they are unknown.
     """
 
     def __init__(self, launch: Launch, num_rows: int | None = None) -> None:
@@ -31,13 +31,13 @@ class Recipe:
         Value of verl's option, or ``default`` if it is absent or null.
 
         Raises:
-            ConfigError: The default is a number and the value is none.
+            ConfigError: The default is a number and the value is not.
         """
         override = self.given.get(key)
         if override is None or override.value is None or override.is_open:
             return default
         if isinstance(default, int | float) and not isinstance(override.value, int | float):
-            raise ConfigError(f"{override.text}: expected a value like {default!r}")
+            raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
         return override.value
 
     def has(self, key: str) -> bool:
@@ -49,13 +49,13 @@ class Recipe:
         return {key.removeprefix(start): o.value for key, o in self.given.items() if key.startswith(start)}
 
     def put(self, setting: str, value: Any, comment: str = "") -> None:
-        """Set asyncrl's ``setting``; the comment stands above it in the run file."""
+        """Set asyncrl's ``setting``; the run file has the comment above it."""
         self.settings[setting] = value
         if comment:
             self.comments[setting] = comment
 
     def say(self, key: str, fate: Fate, why: str) -> None:
-        """Give an option another fate than its table does, if the launch has it."""
+        """Replace the fate that the table gives an option, if the launch has the option."""
         if key in self.given:
             self.fates[key] = (fate, why)
 
@@ -70,4 +70,4 @@ class Recipe:
             try:
                 self.put(option.settings[0], option.convert(override.value))
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"{override.text}: this value has a wrong type: {error}") from error
+                raise ConfigError(f"{override.text}: the value has a wrong type: {error}; correct it") from error

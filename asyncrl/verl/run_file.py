@@ -15,7 +15,7 @@ WIDTH = 110
 
 def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str], head: Sequence[str] = ()) -> str:
     """
-    Run file with ``settings``; a value that is a list of tables gets a ``[[table]]`` for each.
+    Run file with ``settings``; a list of tables becomes one ``[[table]]`` for each.
 
     Args:
         comments: Sentences above settings, by key.
@@ -34,7 +34,7 @@ def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str], head: Sequ
 
 
 def _tables(settings: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Keys by their table, sections in the order of the reference."""
+    """Keys by table, in the order of `SECTIONS`."""
     tables: dict[str, list[str]] = {}
     for key in sorted(settings, key=lambda key: (SECTIONS.index(key.partition(".")[0]), key.count("."))):
         tables.setdefault(key.rpartition(".")[0], []).append(key)

@@ -1,5 +1,5 @@
 """
-Translates a launch of verl to a run file, and accounts for every option.
+Translation of a verl launch to a run file, with an account of every option.
 
     Launch ─▶ conversions and rules ─▶ `Translation`: settings with comments ─▶ `to_toml`
                                        an `Account` of each option: nothing is dropped silently
@@ -38,7 +38,7 @@ RULES: Sequence[Callable[[Recipe], None]] = (
     checkpoints,
     trackers,
 )
-"""In this order: later ones read settings of earlier ones."""
+"""Rules in the order in which they are applied: later ones read settings of earlier ones."""
 TRAINERS = {
     "fully_async": "fully_async_policy",
     "one_step_off": "one_step_off_policy",
@@ -47,17 +47,17 @@ TRAINERS = {
 
 
 class Account(Struct, frozen=True):
-    """The fate of one option of a launch."""
+    """Fate of one option of a launch, with the details."""
 
     option: str
-    """The option as the launch has it."""
+    """Text of the option in the launch."""
     fate: Fate
     detail: str
-    """Its settings with their values; the reason; or what to do."""
+    """Settings with their values if mapped; else the reason, or what to do."""
 
 
 class Translation(Struct, frozen=True):
-    """A run file with the accounts of verl's options."""
+    """Run file, and an account of each option of the launch."""
 
     toml: str
     accounts: list[Account]
@@ -79,7 +79,7 @@ def translate(launch: Launch, num_rows: int | None = None) -> Translation:
     Translate a launch.
 
     Args:
-        num_rows: Rows of its training data, from which steps are computed; None if nobody can count them here.
+        num_rows: Rows of its training data, from which steps are computed; None if they are unknown.
 
     Raises:
         ConfigError: The value of an option has a wrong type.
@@ -95,7 +95,7 @@ def translate(launch: Launch, num_rows: int | None = None) -> Translation:
 
 
 def _differences(accounts: Sequence[Account]) -> list[str]:
-    """Sentences for the run file: options that are not honoured as verl does."""
+    """Sentences for the head of the run file, about each option that is not honoured."""
     return [
         f"{account.fate}: {account.option}: {account.detail}"
         for account in accounts
@@ -131,6 +131,6 @@ def _meant(key: str) -> str:
 
 
 def _is_of(name: str, settings: Sequence[str], option: str) -> bool:
-    """True if ``name`` is one of ``settings``, or, in a table of them such as vLLM's arguments, the option's entry."""
+    """True if ``name`` is one of ``settings``, or the entry of ``option`` in a table of them, as vLLM's arguments."""
     inside = [name.removeprefix(f"{setting}.") for setting in settings if name.startswith(f"{setting}.")]
     return name in settings or any(option.endswith(f".{entry}") for entry in inside)

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from asyncrl.errors import DataError
 
 MAX_ASPECT = 200
-"""Most times that one side may be as long as the other; transformers refuses the rest too."""
+"""Largest ratio of a picture's longer side to its shorter one, as in transformers."""
 
 
 def resized_to(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """
     Width and height to which a picture is resized, multiples of ``factor``.
 
-    Raises `DataError` if a side is under 1 pixel, or `MAX_ASPECT` times shorter than the other.
+    Raises `DataError` if a side has no pixel, or the longer one is over `MAX_ASPECT` times the shorter.
     """
     if min(width, height) < 1 or max(width, height) > MAX_ASPECT * min(width, height):
         raise DataError(
-            f"a picture of {width} x {height} pixels cannot be cut into patches: expected sides of at least 1, of "
-            f"which none is over {MAX_ASPECT} times the other"
+            f"a picture of {width} x {height} pixels cannot be cut into patches: expected sides of at least 1 pixel, "
+            f"the longer at most {MAX_ASPECT} times the shorter; replace or crop the picture"
         )
     rounded = factor * round(width / factor), factor * round(height / factor)
     area = rounded[0] * rounded[1]
@@ -46,8 +46,8 @@ def cut(values: NDArray[np.float32], *, patch: int, merge: int, temporal: int) -
     """
     Patches of [C, H, W] colours: [H * W / patch², C * temporal * patch²].
 
-    The patches that merge into one token are adjacent: rows of blocks, blocks, rows of a block, patches. The picture is
-    repeated ``temporal`` times, a still film.
+    The ``merge`` x ``merge`` patches of one token are adjacent in the result. The picture is repeated ``temporal``
+    times, because the model reads it as a video of equal frames.
     """
     channels, height, width = values.shape
     blocks = values.reshape(channels, height // (merge * patch), merge, patch, width // (merge * patch), merge, patch)

@@ -1,5 +1,5 @@
 """
-Files of pictures, decoded with limits: a file comes from a dataset, and may be damaged or made to fill the memory.
+Decoding of pictures with limits, because a file of a dataset may be damaged or made to exhaust the memory.
 
 The limit is compared with the size in the file's header, before a pixel is decoded. A rotation noted in a photograph's
 EXIF is not applied: the picture is read as it is stored.
@@ -14,7 +14,7 @@ from PIL import Image
 from asyncrl.errors import DataError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Formats whose decoders are used. Of a file with several pictures, the first is read."""
+"""Formats that are decoded. A file with several pictures is read as its first."""
 MAX_PIXELS = 64 * 2**20
 """Most pixels of a picture, 8192 x 8192: 200 MB decoded. A model reads at most a quarter of them."""
 
@@ -35,14 +35,15 @@ def decode(content: bytes) -> Image.Image:
 
 
 def rgb(picture: Image.Image) -> NDArray[np.uint8]:
-    """[H, W, 3] colours."""
+    """Colours of a picture, [H, W, 3] uint8."""
     return np.asarray(picture, dtype=np.uint8)
 
 
 def _opened(content: bytes) -> Image.Image:
-    """The file with its header read. pillow warns about large pictures, which the limit here refuses."""
+    """Read the header of a file. Raises `DataError` if it is not a picture, or has over `MAX_PIXELS`."""
     try:
         picture = Image.open(BytesIO(content), formats=FORMATS)
+    # pillow has a limit of its own, and only warns below twice that: here both are the same error.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"a picture is too large: {_in_words(error)}; the limit is {MAX_PIXELS:,} pixels") from error
     except Exception as error:  # a damaged file may raise anything

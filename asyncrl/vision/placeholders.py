@@ -6,7 +6,7 @@ Tokens that stand for pictures in a prompt.
                                       expand ─▶ one <|image_pad|> for each token of the picture
                                       collapse ◀─
 
-Expanded ids are the canonical ones. vLLM wants the collapsed, and expands them itself.
+Trajectories hold the expanded ids. vLLM takes the collapsed ids and expands them itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from asyncrl.vision.positions import picture_starts
 
 
 def check_marks(prompt: Prompt) -> None:
-    """Raise `DataError` unless a prompt with pictures has a mark for each. One without may write the mark as text."""
+    """Raise `DataError` unless a prompt has one mark for each picture. Without pictures the mark is ordinary text."""
     texts = [prompt.text, *(message.get("content", "") for message in prompt.chat)]
     marks = sum(text.count(IMAGE_MARK) for text in texts)
     if prompt.images and marks != len(prompt.images):
         raise DataError(
-            f"a prompt has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} for their places; write it "
-            f"once for each picture"
+            f"a prompt has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} for their places; write "
+            f"{IMAGE_MARK} once for each picture"
         )
 
 
@@ -37,7 +37,7 @@ def marked_text(text: str, placeholder: str) -> str:
 
 
 def marked_chat(chat: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-    """Messages whose content is a list of texts and pictures, for which the chat template writes the special tokens."""
+    """Messages with content as a list of texts and pictures, for which the chat template writes the special tokens."""
     return [{**message, "content": list(_parts(message.get("content", "")))} for message in chat]
 
 
@@ -45,7 +45,7 @@ def expand(token_ids: Sequence[int], counts: Sequence[int], image_token_id: int)
     """
     Repeat the n-th image token ``counts[n]`` times.
 
-    Raises `DataError` if there is not one for each picture: the text of a prompt may spell the special token itself.
+    Raises `DataError` unless there is one image token for each picture: a prompt's text may spell the token itself.
     """
     found = sum(token == image_token_id for token in token_ids)
     if found != len(counts):
@@ -60,7 +60,7 @@ def expand(token_ids: Sequence[int], counts: Sequence[int], image_token_id: int)
 
 
 def collapse(token_ids: Sequence[int], counts: Sequence[int], image_token_id: int) -> list[int]:
-    """Undo `expand`. Raises `DataError` unless the pictures' tokens are ``counts`` in a row."""
+    """Undo `expand`. Raises `DataError` unless the n-th picture has ``counts[n]`` adjacent image tokens."""
     ids = np.asarray(token_ids)
     kept = np.ones(len(ids), dtype=bool)
     for start, count in zip(picture_starts(ids, counts, image_token_id), counts, strict=True):

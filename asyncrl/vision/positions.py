@@ -6,8 +6,8 @@ Positions of text and pictures for multimodal rotary embedding: every token has 
     row        0 1 2 │   3   3   3   4   4   4                      │ 6 7 …
     column     0 1 2 │   3   4   5   3   4   5                      │ 6 7 …
 
-A token of text has the same number three times. After a picture the count goes on behind its longer side, so the text
-that follows is at its place in the sequence plus ``delta``, which is negative for all but the smallest pictures.
+A text token has the same number three times. A picture advances the count by its longer side only, so a text token
+behind it has as its position its index in the sequence plus ``delta``, negative for all but the smallest pictures.
 Source: Wang et al. 2024, arXiv:2409.12191, "Multimodal Rotary Position Embedding".
 """
 
@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from asyncrl.errors import DataError
 
 Grid = tuple[int, int, int]
-"""Patches of a picture in time, in height, in width."""
+"""Numbers of a picture's patches along time, height and width."""
 
 
 def num_tokens(grid: Grid, merge_size: int) -> int:
-    """Tokens of one picture: its patches after ``merge_size`` x ``merge_size`` of them became one."""
+    """Number of one picture's image tokens; each merges ``merge_size`` x ``merge_size`` patches."""
     return grid[0] * grid[1] * grid[2] // merge_size**2
 
 
@@ -33,8 +33,7 @@ def mrope_positions(
     """
     Positions [3, L] of expanded token ids, and ``delta``: the token after them is at position ``L + delta``.
 
-    ``prompt_ids`` [L] may go on with a completion. Raises `DataError` unless the pictures' tokens are those of
-    ``grids``.
+    ``prompt_ids`` [L] may include a completion. Raises `DataError` unless the image tokens match ``grids``.
     """
     ids = np.asarray(prompt_ids)
     starts = picture_starts(ids, [num_tokens(grid, merge_size) for grid in grids], image_token_id)
@@ -51,7 +50,7 @@ def mrope_positions(
 
 
 def picture_starts(ids: NDArray[np.integer], counts: Sequence[int], image_token_id: int) -> list[int]:
-    """Index of each picture's first token; raises `DataError` unless the tokens of pictures are ``counts`` in a row."""
+    """Index of each picture's first token; `DataError` unless the n-th has ``counts[n]`` adjacent image tokens."""
     (places,) = np.nonzero(ids == image_token_id)
     if len(places) != sum(counts):
         raise DataError(
@@ -62,6 +61,7 @@ def picture_starts(ids: NDArray[np.integer], counts: Sequence[int], image_token_
     for number, (first, last) in enumerate(zip(firsts, firsts[1:] - 1, strict=False), 1):
         if places[last] - places[first] != last - first:
             raise DataError(
-                f"the {last - first + 1} tokens of picture {number} are not next to each other in the prompt"
+                f"the {last - first + 1} tokens of picture {number} are not adjacent in the prompt; the text must not "
+                f"spell the token that stands for a picture"
             )
     return [int(places[first]) for first in firsts[:-1]]

@@ -3,8 +3,8 @@ Pictures as a model reads them: from files to patches, and from sizes to numbers
 
     bytes ─ decode ─▶ RGB ─ resize ─▶ multiples of a merged patch ─ normalise, cut ─▶ Pixels
 
-Bit-equal to transformers' `Qwen2VLImageProcessorPil`. Sampler and trainer call this one, each on the files themselves,
-so pixels never travel.
+The pixels are bit-equal to those of transformers' `Qwen2VLImageProcessorPil`. Sampler and trainer each read the files
+with this class, so only files are sent, never pixels.
 """
 
 from collections.abc import Sequence
@@ -33,62 +33,62 @@ class Pixels:
     values: Tensor
     """[sum of t * h * w, C * T * P * P] float32: channels, frames and pixels of each patch."""
     grids: list[Grid]
-    """Patches of each picture: in time, in height, in width."""
+    """Numbers of each picture's patches along time, height and width."""
 
 
 class ImageProcessor:
-    """A model's way to read pictures. `load` makes one."""
+    """Image processor of a model: cuts pictures into patches and counts their tokens. `load` makes one."""
 
     def __init__(self, config: ModelConfig, processing: Processing) -> None:
         self._processing = processing
         self._colours = _colours(processing)
         self.merge_size: int = processing.merge_size
-        """Patches along each side of a token."""
+        """Patches along each side of an image token."""
         self.image_token_id: int = config.image_token_id
-        """Id of the token that stands for a part of a picture."""
+        """Id of the image token, which stands for one part of a picture."""
         self.placeholder_ids = (config.vision_start_token_id, config.image_token_id, config.vision_end_token_id)
-        """Ids of a collapsed picture in plain text: its begin, the picture, its end."""
+        """Ids that stand for a picture in collapsed plain text: vision start, image, vision end."""
         others = {config.video_token_id, config.vision_token_id}
         self.vision_token_ids: frozenset[int] = frozenset({*self.placeholder_ids, *others} - {-1})
-        """Ids that are never sampled: a forward pass looks for a picture wherever it finds them."""
+        """Ids that engines must not sample, because a forward pass expects a picture at each of them."""
         least, most = processing.limits
         self.version: str = (
             f"pillow {PIL.__version__}, {least} to {most} pixels, patches of {processing.patch_size} merged by "
             f"{processing.merge_size}, filter {processing.resample}"
         )
-        """Version and settings that pixels and grids depend on, for messages about two that disagree."""
+        """Version and settings on which pixels and grids depend; error messages compare two processors by it."""
 
     @classmethod
     def load(cls, model_path: Path) -> "ImageProcessor | None":
         """
-        Read the files of a model directory; None if the model reads no pictures.
+        Read the settings of a model directory; None if the model reads no pictures.
 
-        Raises `ConfigError` if it does and a file is missing or invalid.
+        Raises `ConfigError` if the model reads pictures and a file is missing or invalid.
         """
         settings = read_settings(model_path)
         return cls(*settings) if settings else None
 
     def grid(self, width: int, height: int) -> Grid:
-        """Patches of a picture in time, in height, in width, by its size alone. Raises `DataError` if it has none."""
+        """Grid of a picture of ``width`` x ``height`` pixels. Raises `DataError` if `resized_to` refuses the size."""
         return self._cut_grid(*self._resized_to(width, height))
 
     def num_tokens(self, grid: Grid) -> int:
-        """Number of image tokens that stand for a picture."""
+        """Number of image tokens of a picture."""
         return positions.num_tokens(grid, self.merge_size)
 
     def pixels(self, files: Sequence[bytes]) -> Pixels:
-        """Decode and cut pictures. Raises `DataError`, which names the picture, if one is damaged or too large."""
+        """Decode and cut pictures. Raises `DataError` naming the picture if one is damaged or too large."""
         pictures, sizes = self.resized(files), self._processing
         none = np.empty((0, 3 * sizes.temporal_patch_size * sizes.patch_size**2), dtype=np.float32)
         values = np.concatenate([none, *map(self._patches, pictures)])
         return Pixels(torch.from_numpy(values), [self._cut_grid(*picture.size) for picture in pictures])
 
     def resized(self, files: Sequence[bytes]) -> list[Image.Image]:
-        """Pictures in RGB, at the size at which they are cut. Raises `DataError` as `pixels`."""
+        """Pictures in RGB, resized as `pixels` cuts them. Raises `DataError` as `pixels`."""
         return [self._resized(file, f"picture {place} of {len(files)}") for place, file in enumerate(files, 1)]
 
     def positions(self, prompt_ids: ArrayLike, grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
-        """See `mrope_positions`."""
+        """Rotary positions of expanded ids; see `mrope_positions`."""
         return positions.mrope_positions(
             prompt_ids, grids, image_token_id=self.image_token_id, merge_size=self.merge_size
         )
@@ -99,7 +99,7 @@ class ImageProcessor:
         return resized_to(width, height, factor=factor, min_pixels=least, max_pixels=most)
 
     def _cut_grid(self, width: int, height: int) -> Grid:
-        """Patches of a picture that has been resized."""
+        """Grid of a resized picture."""
         return 1, height // self._processing.patch_size, width // self._processing.patch_size
 
     def _resized(self, file: bytes, name: str) -> Image.Image:

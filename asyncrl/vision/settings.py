@@ -5,7 +5,7 @@ Settings of a model that reads pictures, from the files of its directory.
     processor_config.json, or
     preprocessor_config.json ───────▶ limits of a picture's area, colours, resampling
 
-The second is preferred in the order above, as by transformers.
+processor_config.json is preferred if both exist, as in transformers.
 """
 
 from pathlib import Path
@@ -20,15 +20,15 @@ from asyncrl.errors import ConfigError
 T = TypeVar("T")
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-"""``model_type`` of the models whose pictures are understood."""
+"""Values of ``model_type`` for which pictures are supported."""
 NESTED, FLAT = "processor_config.json", "preprocessor_config.json"
 PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Colours of CLIP's training data (Radford et al. 2021, arXiv:2103.00020), the default of the processor."""
+"""Mean and standard deviation of colours in CLIP's training data (Radford et al. 2021, arXiv:2103.00020)."""
 
 
 class Size(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a resized picture's area, pixels, under the names that the files have for them, newer ones first."""
+    """Limits of a resized picture's area in pixels; the last two are older names of the edges."""
 
     shortest_edge: int | None = None
     longest_edge: int | None = None
@@ -42,7 +42,7 @@ class Processing(Struct, frozen=True):
     image_processor_type: str = PROCESSORS[0]
     size: Size = field(default_factory=Size)
     min_pixels: int | None = None
-    """Goes before those in ``size``."""
+    """Overrides the limit in ``size``; so does `max_pixels`."""
     max_pixels: int | None = None
     patch_size: int = 14
     temporal_patch_size: int = 2
@@ -72,14 +72,14 @@ class _Vision(Struct, frozen=True):
 
 
 class ModelConfig(Struct, frozen=True):
-    """The part of ``config.json`` about pictures: ids of the tokens that stand for them."""
+    """Fields of ``config.json`` about pictures: special token ids and the patches of the vision tower."""
 
     image_token_id: int
     video_token_id: int
     vision_start_token_id: int
     vision_end_token_id: int
     vision_token_id: int = -1
-    """A padding token that Qwen2.5-VL has besides; -1 without one."""
+    """Padding token that only Qwen2.5-VL has; -1 without one."""
     vision_config: _Vision = field(default_factory=_Vision)
 
 
@@ -100,7 +100,7 @@ def read_settings(model: Path) -> tuple[ModelConfig, Processing] | None:
 
 
 def _processing(model: Path) -> tuple[Path, dict[str, Any]]:
-    """File with the settings of the picture's processor, and their values; a null is left out."""
+    """File with the image processor's settings, and their values; nulls are left out."""
     nested = _read(model / NESTED).get("image_processor") if (model / NESTED).is_file() else None
     path = model / (NESTED if nested else FLAT)
     if not path.is_file():
@@ -123,13 +123,16 @@ def _convert(found: dict[str, Any], kind: type[T], path: Path) -> T:
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} is not as expected of a model that reads pictures: {error}") from error
+        raise ConfigError(
+            f"{path} has an invalid setting for pictures: {error}; copy the file from the model's origin"
+        ) from error
 
 
 def _check(processing: Processing, vision: _Vision, path: Path) -> None:
     if processing.image_processor_type not in PROCESSORS:
         raise ConfigError(
-            f"{path} names the image processor {processing.image_processor_type!r}, expected {PROCESSORS[0]!r}"
+            f"{path} names the image processor {processing.image_processor_type!r}, which is not supported: expected "
+            f"{PROCESSORS[0]!r}; use a model with this processor"
         )
     steps = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
     if off := next((step for step in steps if not getattr(processing, step)), ""):
@@ -145,5 +148,6 @@ def _check(processing: Processing, vision: _Vision, path: Path) -> None:
     if not 0 < least <= most or processing.patch_size < 1 or not 0 <= processing.resample <= 5:
         raise ConfigError(
             f"{path} has limits of {least} to {most} pixels, patch_size {processing.patch_size} and resample "
-            f"{processing.resample}: expected 0 < least <= most, a positive patch and a filter from 0 to 5"
+            f"{processing.resample}: expected 0 < least <= most, a positive patch_size and resample from 0 to 5; "
+            f"correct the file"
         )

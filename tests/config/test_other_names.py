@@ -113,18 +113,16 @@ def test_a_former_key_is_answered_with_the_present_one() -> None:
     assert not set(FORMER) & keys()
     with pytest.raises(ConfigError) as raised:
         decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"max_lag": 1}})
-    assert str(raised.value) == "unknown key 'schedule.max_lag': it is now 'schedule.max_staleness'"
+    assert str(raised.value) == "unknown key 'schedule.max_lag': its name is 'schedule.max_staleness'"
 
 
 def test_a_removed_section_is_answered_with_a_sentence() -> None:
     assert not set(REMOVED) & keys()
     with pytest.raises(ConfigError) as raised:
         decode({"model": {"path": "m", "scratch": {"recipe": "random"}}, "data": {"train": "t"}})
-    assert str(raised.value) == (
-        "unknown key 'model.scratch.recipe': toy models are made by a command now: asyncrl toy --help"
-    )
+    assert str(raised.value) == ("unknown key 'model.scratch.recipe': a command makes toy models: asyncrl toy --help")
 
 
 def test_a_name_of_a_setting_that_the_file_does_not_have_has_no_answer() -> None:
-    assert answer("schedule.max_lag", {"schedule.max_staleness"}) == "it is now 'schedule.max_staleness'"
+    assert answer("schedule.max_lag", {"schedule.max_staleness"}) == "its name is 'schedule.max_staleness'"
     assert answer("schedule.max_lag", set()) is answer("rollout.n", set()) is None

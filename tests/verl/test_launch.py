@@ -48,7 +48,7 @@ def test_options_after_a_missing_backslash_are_taken_and_said() -> None:
 def test_of_several_trainings_the_first_is_taken_and_the_others_are_said() -> None:
     found = find_launch([MAIN, [*MAIN, "a.b=1"]])
     assert "a.b" not in found.overrides
-    assert found.notes == ("the script starts 2 trainings; this is the first of them",)
+    assert found.notes == ("the script starts 2 trainings; the first one is translated",)
 
 
 def test_a_script_without_a_trainer_is_refused_with_what_it_runs() -> None:

@@ -20,13 +20,13 @@ def test_a_former_key_is_read_by_its_present_name() -> None:
 
 def test_a_word_in_place_of_a_number_is_refused() -> None:
     recipe = Recipe(launch("synchronous", "trainer.nnodes=two"))
-    with pytest.raises(ConfigError, match=r"trainer.nnodes=two: expected a value like 1"):
+    with pytest.raises(ConfigError, match=r"trainer.nnodes=two: expected a number such as 1"):
         recipe.get("trainer.nnodes", 1)
 
 
 def test_a_value_that_cannot_be_converted_is_refused() -> None:
     recipe = Recipe(launch("synchronous", "data.train_max_samples=all"))
-    with pytest.raises(ConfigError, match=r"data.train_max_samples=all: this value has a wrong type"):
+    with pytest.raises(ConfigError, match=r"data.train_max_samples=all: the value has a wrong type"):
         recipe.apply_conversions()
 
 

@@ -59,5 +59,5 @@ def test_a_picture_of_another_size_than_its_tokens_is_refused() -> None:
 
 
 def test_tokens_of_a_picture_that_are_apart_are_refused() -> None:
-    with pytest.raises(DataError, match="the 4 tokens of picture 2 are not next to each other"):
+    with pytest.raises(DataError, match="the 4 tokens of picture 2 are not adjacent"):
         positions([PAD, 5, PAD, PAD, 5, PAD, PAD], (1, 2, 2), (1, 4, 4))

@@ -78,7 +78,7 @@ def test_missing_settings_are_refused(qwen3_vl: Path) -> None:
         ({"size": {"shortest_edge": 99, "longest_edge": 9}}, "limits of 99 to 9 pixels"),
         ({"size": {"height": 8, "width": 8}}, "unknown field `height`"),
         ({"resample": 9}, "resample 9: expected"),
-        ({"image_mean": [0.5]}, "is not as expected of a model that reads pictures"),
+        ({"image_mean": [0.5]}, "has an invalid setting for pictures"),
     ],
 )
 def test_settings_that_are_not_supported_are_refused(qwen3_vl: Path, changes: dict[str, Any], reason: str) -> None:

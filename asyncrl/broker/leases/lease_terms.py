@@ -28,7 +28,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
 
 
 def _recorded(config: Config) -> Sampling:
-    """Sampling of trajectories that are trained on, with all that is to be replayed."""
+    """Sampling of trajectories for training, with the masks and routes to record."""
     return replace(config.sampling.sampling(), replay_routes=config.rollout.replay_routes)
 
 

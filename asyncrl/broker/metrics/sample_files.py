@@ -126,7 +126,7 @@ class SampleFiles:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
 
     async def _files(self, prompt: Prompt) -> list[bytes]:
-        """Pictures of a prompt; none if they cannot be read, which nothing but the file would suffer from."""
+        """Pictures of a prompt; empty if they cannot be read, because a samples file must not stop the run."""
         try:
             return await self._images.fetch(prompt.images, self._deadline_s)
         except (DecodeError, TimeoutError) as error:

@@ -111,7 +111,7 @@ class EvaluationBook:
         return result
 
     def take_finished(self) -> list[OngoingEvaluation]:
-        """Evaluations that have ended with a result since the last call."""
+        """Return the evaluations that have ended with a result since the last call."""
         finished, self._finished = self._finished, []
         return finished
 

@@ -1,4 +1,4 @@
-"""Checks that trainer and rollouts can compute a model and have the memory: by its config, in a process with torch."""
+"""Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ NOT_CHECKED = "not checked, because the model cannot be computed"
 
 def check_architecture(config: Config, device_memory: str = "", host_memory: str = "") -> list[Line]:
     """
-    Lines of `examine`. Raises `ConfigError` if the trainer or the engine cannot compute the model, or have not the
-    memory for it.
+    Lines of `examine`. Raises `ConfigError` if the trainer or the engine cannot compute the model, or lacks the memory
+    for it.
     """
     lines = examine(config, device_memory, host_memory)
     if problem := next((line.problem for line in lines if line.state == "bad"), ""):
@@ -34,8 +34,8 @@ def examine(config: Config, device_memory: str = "", host_memory: str = "") -> l
     """
     Lines about the model's architecture, its positions and the memory. Takes seconds, and needs torch.
 
-    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here, and
-    ``host_memory`` that of the machine. Raises `ConfigError` if the check itself fails.
+    ``device_memory``, such as ``80GB``, replaces the memory of each device here, and ``host_memory`` that of this
+    machine; empty keeps it. Raises `ConfigError` if the check itself fails.
     """
     too_slow = f"reading the architecture of model.path={config.model.path} took longer than {CHECK_S:g} s"
     found = check_apart(__name__, config, device_memory, host_memory, limit_s=CHECK_S, too_slow=too_slow)
@@ -48,15 +48,16 @@ def _examine(config: Config) -> bytes:
 
 def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[Line]:
     text_config: list[Any] = []
-    yield (architecture := _line("architecture", lambda: _architecture(config, text_config)))
+    yield (architecture := result_line("architecture", lambda: _architecture(config, text_config)))
     if architecture.state == "bad":
         yield from (Line(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", "memory"))
         return
-    yield _line("positions", lambda: _positions(config, text_config[0]))
-    yield _line("memory", lambda: _memory(config, device_memory, host_memory))
+    yield result_line("positions", lambda: _positions(config, text_config[0]))
+    yield result_line("memory", lambda: _memory(config, device_memory, host_memory))
 
 
-def _line(name: str, find: Callable[[], str]) -> Line:
+def result_line(name: str, find: Callable[[], str]) -> Line:
+    """Line with the description that ``find`` returns, or with the error that it raises."""
     try:
         return Line(SECTION, name, "good", find())
     except AsyncrlError as error:

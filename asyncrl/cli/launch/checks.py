@@ -1,9 +1,9 @@
 """
-Checks of what a run needs here. `asyncrl run` stops at the first that fails, and `asyncrl doctor FILE` names them all.
+Checks of a run on this machine. `asyncrl run` stops at the first failure; `asyncrl doctor FILE` reports all of them.
 
-    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ model ─▶ data         what was found, in a few words, or one error
+    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ model ─▶ data         each returns a short text, or raises one error
 
-What needs torch is in `asyncrl.cli.launch.architecture`.
+Checks that need torch are in `asyncrl.cli.launch.architecture`.
 """
 
 import os
@@ -29,9 +29,9 @@ from asyncrl.reward.routing import auto_routed, check_routes
 from asyncrl.rollout.engines.vllm.arguments import reads_pictures
 
 Say = Callable[[str], None]
-"""Prints a remark that is no error."""
+"""Function that prints a remark, which is no error."""
 Check = Callable[[Config, Say], str]
-"""Returns what it found, and raises `AsyncrlError` for what the run cannot do without."""
+"""Function that returns a description of what it found, and raises `AsyncrlError` if the run cannot work."""
 
 
 def devices_of(config: Config) -> tuple[Devices | None, list[Devices]]:
@@ -48,12 +48,12 @@ def devices_of(config: Config) -> tuple[Devices | None, list[Devices]]:
 
 
 def resolved(config: Config, shares: list[Devices]) -> Config:
-    """The configuration with the library for weights between the trainer and rollouts with these ``shares``."""
+    """Configuration with ``weights.backend`` chosen for rollouts on these ``shares`` of devices."""
     return with_backend(config, shares_device=any(share.is_shared for share in shares))
 
 
 def where(shares: list[Devices]) -> str:
-    """Devices of all rollouts, in words."""
+    """Describe the devices of all rollouts."""
     return " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
 
 
@@ -120,4 +120,4 @@ CHECKS: Mapping[str, Check] = {
     "model": _model,
     "data": _data,
 }
-"""In order: the quick ones first."""
+"""Checks by name; the quick ones are first."""

@@ -1,4 +1,4 @@
-"""Checks that the rollout engine is installed and knows its arguments, without importing it."""
+"""Check that the rollout engine is installed and knows its arguments, without importing it."""
 
 import ast
 from importlib.util import find_spec
@@ -17,13 +17,13 @@ CLASSES = {"EngineArgs", "AsyncEngineArgs"}
 
 def check_engine(config: Config, kind: str) -> str:
     """
-    The engine and its version, in words.
+    Describe the engine and its version.
 
     Args:
-        kind: Device of rollouts.
+        kind: Kind of the rollouts' devices.
 
     Raises:
-        ConfigError: vLLM is configured and not installed, or the installed one does not know an argument.
+        ConfigError: vLLM is configured but not installed, or the installed version does not know an argument.
     """
     if config.rollout.engine == "transformers":
         return f"transformers {installed_version('transformers') or '(not installed here)'}"
@@ -37,7 +37,7 @@ def check_engine(config: Config, kind: str) -> str:
 
 
 def argument_names(vllm: Path) -> set[str]:
-    """Arguments of the engine of an installed vLLM, read from its source in milliseconds; none if it has moved them."""
+    """Argument names of an installed vLLM, parsed from its source; empty if this version has them elsewhere."""
     try:
         body = ast.parse((vllm / ARGUMENTS).read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, UnicodeDecodeError):

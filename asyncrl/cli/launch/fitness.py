@@ -1,19 +1,17 @@
 """
-`asyncrl doctor FILE`: what one run needs of this machine, a line for each need, whether it is met or not.
+`asyncrl doctor FILE`: diagnosis of this machine for one run, with a line for each of the run's needs.
 
     packages ─▶ devices of the run ─▶ its collective library ─▶ `CHECKS` ─▶ architecture, positions, memory
-
-Nothing that another run would need is looked for.
 """
 
 from collections.abc import Iterator
 from functools import partial
 
-from asyncrl.cli.launch.architecture import SECTION, examine
+from asyncrl.cli.launch.architecture import SECTION, examine, result_line
 from asyncrl.cli.launch.checks import CHECKS, Check, devices_of, resolved
 from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 from asyncrl.node.machine.doctor import TRIED_BYTES, collective_line, device_line, torch_line
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, software_lines
@@ -23,14 +21,14 @@ PACKAGES = {"asyncrl", "torch", "transformers"}
 
 
 async def diagnose_run(config: Config, device_memory: str = "", host_memory: str = "") -> Diagnosis:
-    """Check everything; what fails is a line. The memory is that of the devices and the machine here, unless given."""
+    """Run every check; a failure becomes a line. An empty ``device_memory`` or ``host_memory`` is this machine's."""
     lines = list(_packages())
     can_compute = all(line.state == "good" for line in lines)
     if can_compute:
         lines += await _collectives(config)
-    lines += [_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
+    lines += [result_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
     if config.run.epochs is not None:
-        lines.append(_line("steps", partial(_steps, config)))
+        lines.append(result_line("steps", partial(_steps, config)))
     if can_compute:
         lines += _architecture(config, device_memory, host_memory)
     return Diagnosis(tuple(lines), all(line.state != "bad" for line in lines))
@@ -46,11 +44,11 @@ def _packages() -> Iterator[Line]:
 
 
 async def _collectives(config: Config) -> list[Line]:
-    """The kinds of devices that the run computes on, and the libraries between its processes."""
+    """Lines about the devices that the run computes on, and the collective libraries between its processes."""
     try:
         trainer, shares = devices_of(config)
     except ConfigError:
-        return []  # The line about the devices of the run says so.
+        return []  # The check of the devices has a line about this error.
     backend = resolved(config, shares).weights.backend
     ranks = {config.trainer.device} if config.trainer.ranks * config.trainer.nodes > 1 else set[str]()
     tried = ranks | {kind for kind, name in BACKENDS.items() if name == backend}
@@ -76,10 +74,3 @@ def _architecture(config: Config, *memory: str) -> list[Line]:
         return examine(config, *memory)
     except ConfigError as error:
         return [Line(SECTION, "architecture", "bad", "cannot be checked", str(error))]
-
-
-def _line(name: str, find: partial[str]) -> Line:
-    try:
-        return Line(SECTION, name, "good", find())
-    except AsyncrlError as error:
-        return Line(SECTION, name, "bad", "see below", str(error))

@@ -128,7 +128,7 @@ def _held(directory: RunDirectory) -> Iterator[None]:
 
 
 def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
-    """Check everything that is known before the start. Returns the devices of the trainer and of each rollout."""
+    """Run every check that is possible before the start. Return the devices of the trainer and of each rollout."""
     check_one_machine(config.broker)
     found = devices_of(config)
     resolved(config, found[1])

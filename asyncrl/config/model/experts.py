@@ -5,11 +5,11 @@ from pathlib import Path
 from asyncrl.config.model.weights import read_config
 
 KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names for it in the families of models."""
+"""Keys of config.json with the number of experts, which depend on the family of the model."""
 
 
 def num_experts(model: Path) -> int:
-    """Experts of a layer; 0 of a dense model. Raises `ConfigError` if config.json cannot be read."""
+    """Number of experts in a layer; 0 for a dense model. Raises `ConfigError` if config.json cannot be read."""
     config = read_config(model)
     text = config.get("text_config")
     for part in (text if isinstance(text, dict) else config, config):

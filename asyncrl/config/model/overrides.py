@@ -6,8 +6,9 @@
     rope_theta = 1e6                     rope_scaling.type = "yarn"        rope_parameters = {rope_theta = 1e6,
                                          rope_scaling.factor = 8.0             rope_type = "yarn", factor = 8.0}
 
-Tables are merged, other values replaced. Rotary embeddings have had three forms in config.json: ``rope_theta`` beside
-``rope_scaling`` with ``type`` or ``rope_type``, and ``rope_parameters`` with all of it. Any of them may override any.
+Tables are merged, and other values are replaced. config.json has rotary embeddings in one of three forms:
+``rope_theta`` beside ``rope_scaling`` with ``type`` or with ``rope_type``, or ``rope_parameters`` with all values. An
+override in one form applies to a config in any form.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
 
 
 def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of config.json with overrides; shares no table with either."""
+    """Contents of config.json with the overrides applied, as a new dict with no table of either argument."""
     if any(key in overrides for key in ROPE):
         config, overrides = _with_parameters(config), _with_parameters(overrides)
     found = {key: _copied(value) for key, value in config.items()}
@@ -50,7 +51,7 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def _with_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with its rotary embeddings in ``rope_parameters``, if it says anything about them."""
+    """Copy of ``config`` with all keys of rotary embeddings, if there are any, in ``rope_parameters``."""
     found = {key: value for key, value in config.items() if key not in ROPE}
     parameters = dict(config.get("rope_scaling") or {}) | dict(config.get(PARAMETERS) or {})
     if "type" in parameters:

@@ -22,7 +22,7 @@ from asyncrl.files.output import output
 SHOWN = 5
 """Bad rows listed in an error."""
 ROWS_WITH_IMAGES = 128
-"""Rows of a row group in a file with pictures: readers that take a whole group take megabytes."""
+"""Rows of a row group in a file with pictures, few because readers load a whole group at once."""
 
 Chat = list[dict[str, str]]
 

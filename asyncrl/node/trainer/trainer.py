@@ -63,7 +63,7 @@ async def run_trainer(
     """
 
     images = ImageCache()
-    """Outlives the sessions: what was fetched is not fetched again."""
+    """Cache of pictures that outlives the sessions, so that no picture is fetched twice."""
 
     async def session(who: Identity, link: Link, welcome: Welcome) -> None:
         models = local_copies(welcome, run, who, may_fetch=may_fetch)

@@ -56,7 +56,7 @@ def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
 
 
 def picture(content: bytes) -> Markup:
-    """The picture of a file, inside the page; a note if it has another format than `PICTURES`."""
+    """Embed the picture of a file in the page; a note stands for a format that is not in `PICTURES`."""
     for start, kind in PICTURES.items():
         if content.startswith(start):
             return Markup(f'<img alt="" src="data:image/{kind};base64,{b64encode(content).decode()}">')

@@ -8,11 +8,11 @@ from asyncrl.observe.report.page import Markup
 from asyncrl.observe.run_record import RunRecord
 
 MAX_CHARS = 400
-"""Characters of a prompt or completion that are shown."""
+"""Most characters shown of a prompt, completion or answer."""
 
 
 def pictures(records: Sequence[RunRecord]) -> Iterator[Markup]:
-    """Section of the runs that have pictures; empty if none has."""
+    """Yield a section with the samples of runs with pictures; nothing if there are none."""
     pictured = [record for record in records if record.pictured]
     if pictured:
         yield page.text("Pictures", "h2")

@@ -1,12 +1,12 @@
 """
-One notation for answers that differ only in how they are typeset.
+Normalisation of answers that differ only in their typesetting.
 
     \\mathbf{42}, \\text{42}, \\boxed{42}        42
     90\\degree, 90^{\\degree}, 90°              90^\\circ
     1{,}024                                    1,024
     −5 (U+2212)                                -5
 
-Each rule takes one pass over the text, whatever the text is.
+Every rule takes linear time, so no completion can stall the verifier.
 """
 
 import re
@@ -18,12 +18,12 @@ FONTS = "|".join(
         *("emph", "mbox", "hbox", "boxed", "fbox"),
     )
 )
-"""Commands that set their argument in another font or a frame. ``\\mathbb`` and its like are not: ℝ is not R."""
+"""Commands that set their argument in another font or a frame, without ``\\mathbb`` and its like: ℝ is not R."""
 ANY_FONT = rf"(?<![\^_])(?<!sqrt)(?<!frac)\\(?:{FONTS})\s{{0,8}}\{{"
-"""A font with its brace, unless it is the whole argument of another command, whose braces it would take away."""
+"""Pattern of a font with its opening brace, except as the whole argument of another command, which needs braces."""
 FONT_OF_NUMBER = rf"{ANY_FONT}(?=[\s~(+-]{{0,8}}(?:\.?[0-9]|\\(?:{FONTS}|[dt]?frac|sqrt|pi|\{{)))"
 OTHER_MARKS = r"\\.|[{}]"
-"""An escaped character, which is no brace; a brace."""
+"""Pattern of an escaped character, so that an escaped brace does not count, or of a brace."""
 
 DEGREE = re.compile(r"°|\^?\s?(?:\{\s?\\degree\s?\}|\\degree(?![a-zA-Z]))")
 THOUSANDS = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{3}(?![0-9]))")
@@ -41,7 +41,7 @@ def plain(text: str, *, keep_words: bool = False) -> str:
 
 
 def _without(font: str, text: str) -> str:
-    """Remove each font that is closed, with its braces."""
+    """Remove the commands that match ``font``, with their braces; an unclosed one stays."""
     pieces = re.split(f"({font}|{OTHER_MARKS})", text, flags=re.DOTALL)  # every second one is a mark
     opened: list[int] = []
     for place in range(1, len(pieces), 2):

@@ -6,15 +6,15 @@ from asyncrl.rollout.engine import Completion
 
 
 class Masks:
-    """Masks of a completion that is being decoded, after those of the completion it resumes from."""
+    """Masks of a completion that is being decoded, preceded by those of the completion that it resumes."""
 
     def __init__(self, resumed: Completion | None = None) -> None:
         self.counts = list(resumed.mask_counts) if resumed else []
-        """[T] `Completion.mask_counts`."""
+        """Number of ids in each mask, [T]; becomes `Completion.mask_counts`."""
         self.ids = list(resumed.mask_ids) if resumed else []
-        """`Completion.mask_ids`."""
+        """Ids of all masks; becomes `Completion.mask_ids`."""
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Record the ids, ascending, that were left when the next token was drawn."""
+        """Record the ids, in ascending order, from which the next token was drawn."""
         self.counts.append(len(token_ids))
         self.ids.extend(token_ids)

@@ -1,4 +1,4 @@
-"""Token ids of prompts, with and without pictures: the canonical ids, in which a picture has all of its tokens."""
+"""Token ids of prompts, with and without pictures. The ids are expanded: a picture has all of its image tokens."""
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +20,7 @@ def encode(
     """
     Token ids of a prompt; ``processor`` is None if the model reads no pictures.
 
-    Raises a final `EngineError` if the prompt has pictures that the model cannot read, or not as many as marks.
+    Raises a final `EngineError` if the model cannot read the prompt's pictures, or their number is not that of marks.
     """
     if processor is None:
         if prompt.images:
@@ -36,7 +36,7 @@ def encode(
 def _collapsed(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template_kwargs: text.TemplateKwargs, processor: ImageProcessor
 ) -> list[int]:
-    """Token ids with one token for each picture."""
+    """Collapsed token ids: one image token for each picture."""
     if not prompt.images:
         return text.encode(tokenizer, prompt, template_kwargs)
     check_marks(prompt)

@@ -45,7 +45,7 @@ def encode(
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, content: str | Sequence[Mapping[str, Any]], template_kwargs: TemplateKwargs
 ) -> list[int]:
-    """Token ids of plain text, or of a chat's messages, whose content may have several parts."""
+    """Token ids of plain text, or of a chat's messages, whose content may be a list of parts."""
     if isinstance(content, str):
         return list(tokenizer(content).input_ids)
     if not tokenizer.chat_template:

@@ -39,7 +39,7 @@ TEXT = {
     "tie_word_embeddings": False,
     "bos_token_id": None,
 }
-"""Sizes of every language model here."""
+"""Sizes that all language models here have in common."""
 
 NAMES = (
     (r"qwen3-vl-[\d.]+b(?!-a)", "qwen3_vl"),
@@ -55,7 +55,7 @@ def architecture_of(path: Path) -> str:
     ``model_type`` of a model directory, or of the published model that its path names.
 
     Raises:
-        ConfigError: No random model of the architecture can be made, or the name says nothing of it.
+        ConfigError: No random model of the architecture can be made, or the name is not a known one.
     """
     if (path / "config.json").is_file():
         found = str(read_config(path).get("model_type"))
@@ -71,12 +71,12 @@ def architecture_of(path: Path) -> str:
 
 
 def special_words(architecture: str) -> Sequence[str]:
-    """Words that the tokenizer of an architecture has beside those of texts."""
+    """Special tokens that an architecture needs in its vocabulary."""
     return VISION_WORDS if architecture in READ_PICTURES else ()
 
 
 def picture_processor(architecture: str) -> Qwen2VLImageProcessorPil | None:
-    """Reader of pictures; None if the architecture reads none."""
+    """Image processor of an architecture; None if it reads no pictures."""
     return image_processor() if architecture in READ_PICTURES else None
 
 

@@ -1,5 +1,5 @@
 """
-A few generated rows in the form in which `asyncrl data prepare` writes a published dataset.
+Generated rows in the form in which `asyncrl data prepare` writes a published dataset.
 
     data/gsm8k/train.parquet ─▶ gsm8k ─▶ "What is 3 + 4? ..." with its data source and instruction ─▶ parquet
 """
@@ -23,7 +23,7 @@ LONG = 100
 
 
 def dataset_of(path: Path) -> PublishedDataset:
-    """The published dataset that a part of the path names; raises `ConfigError` if none does."""
+    """Published dataset that a part of the path names. Raises `ConfigError` if no part does."""
     for part in (path.stem, *(parent.name for parent in path.parents)):
         if found := DATASETS.get(part.lower()):
             return found
@@ -35,10 +35,11 @@ def dataset_of(path: Path) -> PublishedDataset:
 
 def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int, long_every: int = 0) -> None:
     """
-    Write `NUM_ROWS` rows of a dataset, sums or pictures of squares; another split or seed has others.
+    Write `NUM_ROWS` rows of a dataset, sums or pictures of squares, drawn by ``split`` and ``seed``.
 
-    ``long_every`` makes each n-th prompt longer than ``--scale tiny`` allows, for recipes that leave such prompts out
-    or shorten them; 0 makes none.
+    Args:
+        long_every: Each n-th prompt exceeds the limit of ``--scale tiny``, for recipes that drop or shorten such
+            prompts; 0 makes none.
     """
     rng = random.Random(f"{dataset.data_source} {split} {seed}")
     rows = []

@@ -1,5 +1,5 @@
 """
-A recipe for many devices as one for a CPU: the same options, with a tiny model and few rows.
+Reduction of a recipe for many devices to one for a CPU: the same options, with a tiny model and few rows.
 
     model.path ─▶ random model of the same architecture     data.train, data.held_out ─▶ rows in the same form
     sizes      ─▶ at most what two cores do in seconds      devices, machines         ─▶ this CPU
@@ -50,10 +50,10 @@ INSTEAD = {
     "broker.advertise": "",
     "evaluation.max_prompts": 8,
 }
-"""Values of the settings that name devices or machines, or whose 0 is no limit."""
+"""Replacements for settings that name devices or machines, or whose 0 means no limit."""
 VOCAB_SIZE = 512
 LONG_EVERY = 4
-"""Every n-th training prompt is too long, if the recipe says what is done with it."""
+"""Every n-th training prompt is too long, if the recipe drops or truncates such prompts."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -63,22 +63,21 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Chats as Qwen's models have them; a content with pictures is a list of parts."""
+"""Template of Qwen's chat format; a content with pictures is a list of parts."""
 
 Report = Callable[[str], None]
 
 
 def scaled(raw: dict[str, Any], folder: Path, report: Report) -> Config:
     """
-    The recipe of a run file for a CPU, checked. Its model and data are made in ``folder``, or kept if they are there;
-    data that exists where the recipe says is used as it is.
+    Scale the recipe of a run file for a CPU, and check it. Its model and data are made in ``folder``, or kept from an
+    earlier call; data files that exist at the recipe's paths are used as they are.
 
     Args:
         raw: The run file as a nested dict; unchanged.
 
     Raises:
-        ConfigError: No model of the architecture or no data in the form of the dataset can be made, or the recipe
-            cannot be run.
+        ConfigError: The architecture or dataset has no tiny counterpart, or the recipe is invalid.
     """
     values: dict[str, Any] = msgspec.to_builtins(convert(raw, Config))
     for key, value in {**_made(values, folder, report), **_limits(values)}.items():
@@ -91,7 +90,7 @@ def scaled(raw: dict[str, Any], folder: Path, report: Report) -> Config:
 
 
 def _made(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any]:
-    """Paths of the model and of the data."""
+    """Make the model and the data, and return the settings with their paths."""
     seed = values["run"]["seed"]
     architecture = architecture_of(Path(values["model"]["path"]))
     files = {key: _sample(values["data"], key, folder, seed) for key in ("train", "held_out")}
@@ -116,7 +115,7 @@ def _at(values: dict[str, Any], key: str) -> Any:
 
 
 def _sample(data: dict[str, Any], split: str, folder: Path, seed: int) -> list[str]:
-    """The files of a split themselves if they exist, else generated ones in their form."""
+    """Paths of a split: each file itself if it exists, else a generated one in its form."""
     allows_long = data["filter_overlong_prompts"] or data["truncation"] != "error"
     paths = [data[split]] if isinstance(data[split], str) else data[split]
     made = []

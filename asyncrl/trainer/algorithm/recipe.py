@@ -48,7 +48,7 @@ class Recipe:
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
         """Ratios compare with the policy before the step, not with the one that sampled."""
         self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"
-        """That policy is the one published last, for all steps until the next publish."""
+        """True if the anchor is the policy published last, for all steps until the next publish."""
         self.advantages = partial(self.estimator.function, **_settings(algorithm, self.estimator.settings))
         self.value_targets: Callable[[Sequence[Outcome]], list[Floats]] = partial(
             value_targets, **_settings(algorithm, {"gamma": 1.0, "lam": 1.0})

@@ -136,7 +136,7 @@ def _target_layers(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
 
 
 def _saved_whole(model: nn.Module) -> set[str]:
-    """Parameters, by their names in the model, that a checkpoint has as one tensor of the same shape."""
+    """Parameters that a checkpoint stores as one tensor of the same shape, by their names in the model."""
     own = saved_tensors(model)
     if (views := checkpoint_views(model, own)) is not None:
         return {view.parameter for view in views if view.shape == tuple(own[view.parameter].shape)}

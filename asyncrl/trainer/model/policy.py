@@ -84,7 +84,7 @@ class Policy:
         kind = language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
         self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
-        """Reads pictures; None if the model reads none."""
+        """Image processor of the model; None if it reads no pictures."""
         self._processor_files = ProcessorFiles(path)
         never = sorted(self.processor.vision_token_ids) if self.processor else []
         self._banned = torch.tensor(never, device=device) if never else None
@@ -175,7 +175,7 @@ class Policy:
 
     @property
     def route_shape(self) -> RouteShape | None:
-        """Shape of the experts that can be replayed; None if none are."""
+        """Shape of the routes to replay; None without replay."""
         return None if self._replay is None else self._replay.shape
 
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:

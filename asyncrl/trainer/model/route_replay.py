@@ -1,10 +1,10 @@
 """
-Replay of routes: the model in training sends each token of a row to the experts that the sampler sent it to.
+Replay of routes: in training, each token of a row takes the experts that it took in the sampler.
 
     router ─▶ logits, gates, experts ─ hook ─▶ logits, gates of the recorded experts, the recorded experts ─▶ experts
 
-Hooks on the routers leave all else as it is: experts may be sharded or parallel, and ranks may share a row. A layer
-that is computed again in the backward pass takes the same routes, because they stay until the next micro-batch.
+Only the routers have hooks, so experts may be sharded or parallel, and ranks may share a row. A layer that is
+recomputed in the backward pass takes the same routes, because they stay until the next micro-batch.
 """
 
 from functools import partial
@@ -19,19 +19,19 @@ from asyncrl.errors import ConfigError
 
 class RouteReplay:
     """
-    Routers of one model; each is checked in its first forward pass, which raises `ConfigError` if gates would differ.
+    Hooks on the routers of one model. The first forward pass raises `ConfigError` if a router's gates are not `gates`.
 
     Args:
         source: Setting and path of the model, for messages.
 
     Raises:
-        ConfigError: The model has no experts, or no routers that can be told which to take.
+        ConfigError: The model has no experts, or no router modules that can have a hook.
     """
 
     def __init__(self, model: nn.Module, source: str) -> None:
         self._source = source
         self.routes: Tensor | None = None
-        """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
+        """Experts of the row's tokens, [W, layers, K] uint8 or int16; None lets the routers choose."""
         self._renormalised: dict[int, bool] = {}
         """True for layers whose gates sum to 1; found in the first forward pass."""
         routers, shape = _routers(model), route_shape(model)
@@ -69,7 +69,7 @@ class RouteReplay:
 
 
 def _routers(model: nn.Module) -> list[Any]:
-    """Router beside each module of experts, in the order of the layers; None where there is none."""
+    """Router of each module of experts, in the order of the layers; None for experts without one."""
     experts = {id(module) for module in expert_modules(model)}
     blocks = [block for block in model.modules() if any(id(child) in experts for child in block.children())]
     return [getattr(block, "gate", getattr(block, "router", None)) for block in blocks]

@@ -3,8 +3,8 @@ Vision tower of a model that reads pictures.
 
     pixels of distinct pictures ─ tower ─▶ features ─ tokens ─▶ one for each picture's token of the row ─▶ body
 
-On every rank the tower runs once in a pass, over one blank picture that no token shows if the row has none: ranks
-among which it is sharded wait for each other, and all of its parameters are in the graph.
+Every rank runs the tower exactly once in a pass, over a blank picture that no token uses if its row has none: sharded
+ranks wait for each other, and all parameters of the tower must be in the graph.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-"""Files of a model directory by which engines and trainer read pictures."""
+"""Files of a model directory that configure the image processor and the chat template."""
 
 
 def vision_tower(model: Any) -> nn.Module | None:
@@ -32,7 +32,7 @@ def vision_tower(model: Any) -> nn.Module | None:
 
 
 def freeze_tower(model: Any, source: str) -> None:
-    """Train no parameter of the vision tower; raises `ConfigError` if the model, named by ``source``, has none."""
+    """Freeze the vision tower. Raises `ConfigError` if the model, which messages call ``source``, has none."""
     if (tower := vision_tower(model)) is None:
         raise ConfigError(
             f"trainer.freeze_vision is true, but {source}, a {type(model).__name__}, has no vision tower; set it to "
@@ -42,7 +42,7 @@ def freeze_tower(model: Any, source: str) -> None:
 
 
 def refuse_critic(model: Any, source: str) -> None:
-    """Raise `ConfigError` if a policy, named by ``source``, reads pictures: no value model does."""
+    """Raise `ConfigError` if the policy, which messages call ``source``, reads pictures, because no critic does."""
     if vision_tower(model) is not None:
         raise ConfigError(
             f'algorithm.advantage = "gae" has a critic, which reads no pictures, but {source}, a '
@@ -51,7 +51,7 @@ def refuse_critic(model: Any, source: str) -> None:
 
 
 def picture_features(model: Any, pictures: Pictures | None, device: torch.device) -> dict[str, Any]:
-    """Arguments of the model's body that hold what its tower sees; none without a tower."""
+    """Arguments of the model's body with the features of pictures; empty without a tower."""
     if (tower := vision_tower(model)) is None:
         return {}
     pictures = pictures or _blank(tower, device)
@@ -63,12 +63,12 @@ def picture_features(model: Any, pictures: Pictures | None, device: torch.device
 
 
 def _shown(features: tuple[Tensor, ...], pictures: Pictures) -> Tensor:
-    """[M, H] feature of each picture's token, from those of each picture."""
+    """Features of the row's M image tokens, [M, H], selected from those of each picture."""
     return torch.cat(features)[pictures.tokens]
 
 
 def _blank(tower: Any, device: torch.device) -> Pictures:
-    """The smallest picture, shown by no token."""
+    """Pixels of the smallest picture, with no token that uses them."""
     sizes = tower.config
     side, patch = sizes.spatial_merge_size, sizes.in_channels * sizes.temporal_patch_size * sizes.patch_size**2
     return Pictures(
@@ -79,7 +79,7 @@ def _blank(tower: Any, device: torch.device) -> Pictures:
 
 
 class ProcessorFiles:
-    """Settings by which a model's pictures are read, as a checkpoint keeps them: the files as they were."""
+    """Copies of a model's `PROCESSOR_FILES`, which each checkpoint saves unchanged."""
 
     def __init__(self, model: Path) -> None:
         self._files = {name: (model / name).read_bytes() for name in PROCESSOR_FILES if (model / name).is_file()}

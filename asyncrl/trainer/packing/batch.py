@@ -53,11 +53,11 @@ class TrainingTrajectory:
     images: Sequence[TrainingImage] = ()
     """Pictures, in the order of their tokens in ``prompt_ids``."""
     mask_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """[T] ids in the sampling mask of each token; empty leaves the whole vocabulary."""
+    """Number of ids in the sampling mask of each token, [T]; empty leaves the whole vocabulary."""
     mask_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """The masks, token after token."""
+    """Ids of all masks, mask after mask."""
     experts: NDArray[np.integer] | None = None
-    """[L + T - 1, layers, K] experts of every token but the last; None lets the routers choose."""
+    """Experts of every token but the last, [L + T - 1, layers, K]; None lets the routers choose."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
@@ -104,9 +104,9 @@ class MicroBatch:
     lengths: Sequence[int]
     """[S] completion tokens of each trajectory."""
     pictures: Pictures | None = None
-    """Pictures of this rank's part; None without any."""
+    """Pictures of this rank's part; None if it has none."""
     mask: SamplingMask | None = None
-    """Sampling masks of the N tokens; None if no trajectory has any."""
+    """Sampling masks of the N tokens; None if no trajectory has masks."""
     routes: Tensor | None = None
     """[W, layers, K] experts of the row's tokens, uint8 or int16; None lets the routers choose."""
 
@@ -209,7 +209,7 @@ class _Layout:
         return torch.from_numpy(np.concatenate([*self._experts, first])[own]).to(device)
 
     def _prompt(self, trajectory: TrainingTrajectory) -> tuple[NDArray[np.int64], int]:
-        """Row indices of the prompt, and the position of what comes after it."""
+        """Row indices of the prompt, and the position of the first token after it."""
         ids, images = trajectory.prompt_ids, trajectory.images
         experts = None if trajectory.experts is None else trajectory.experts[: len(ids)]
         key = (ids.tobytes(), b"" if experts is None else experts.tobytes(), *(image.digest for image in images))

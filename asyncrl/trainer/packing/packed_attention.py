@@ -34,7 +34,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [K, heads, D], keys and values [K, kv_heads, D]."""
 
 PACKED, PICTURES = "asyncrl_packed", "asyncrl_flash_pictures"
-"""Names in transformers, which calls a tower's function once for all pictures if "flash" is in its name."""
+"""Names in transformers; "flash" in the second makes a vision tower call it once for all pictures."""
 HAS_ARGUMENTS = "enable_gqa" in signature(varlen_attn).parameters
 """False for the first torch releases with `varlen_attn`, which lack sliding windows and shared key heads."""
 CAPABILITY = (8, 0)
@@ -111,14 +111,14 @@ def picture_attention(
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch every layer of ``model`` to these functions, which transformers gets to know."""
+    """Register both functions with transformers, and switch every layer of ``model`` to them."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(PICTURES, picture_attention)
     set_attention(model, PACKED, PICTURES)
 
 
 def set_attention(model: PreTrainedModel, text: str, pictures: str) -> None:
-    """Let layers attend by functions that transformers knows by name: those of text, and those of a vision tower."""
+    """Set the attention functions, by their names in transformers, of the text layers and of the vision tower."""
     model.set_attn_implementation({"": text, "text_config": text, "vision_config": pictures})
 
 

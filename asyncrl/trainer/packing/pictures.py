@@ -5,7 +5,7 @@ Pictures of a packed row: each distinct one is read once, and its features go to
     pictures   A ████  B ██                               patches, for one pass of the vision tower
     tokens         0 1 2 3       4 5       0 1 2 3        feature that stands at each picture's token of the row
 
-Pixels are made from the files, as the sampler made its own.
+Trainer and sampler compute the pixels separately, from the same files.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from asyncrl.vision.processor import ImageProcessor, Pixels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingImage:
-    """Picture of a prompt."""
+    """Picture of a prompt: its file, and the grid of patches that the sampler cut it into."""
 
     digest: bytes
     """SHA-256 of the file."""
     content: bytes
-    """The file."""
+    """Bytes of the file."""
     grid: Grid
-    """Patches as the sampler cut it: in time, in height, in width."""
+    """Numbers of the sampler's patches along time, height and width."""
     processor: str = ""
-    """Version of the processor with which it did; empty if it is not known."""
+    """`ImageProcessor.version` of the sampler; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,15 +40,15 @@ class Pictures:
     """Distinct pictures whose tokens are in a rank's part of a row. Tensors are on its device."""
 
     pixels: Tensor
-    """[patches of all pictures, C * T * P * P] float32."""
+    """Patches of all pictures, [patches, C * T * P * P] float32."""
     grids: Tensor
-    """[pictures, 3] int64 patches in time, in height, in width."""
+    """Numbers of patches along time, height and width, [pictures, 3] int64."""
     tokens: Tensor
-    """[M] int64 for each picture's token of the part, in order: index of its feature among those of all pictures."""
+    """Index of the feature of each image token in the part, [M] int64, among the features of all pictures."""
 
 
 class PictureTokens:
-    """Collects where the tokens of distinct pictures are in a row."""
+    """Indices of the image tokens in a row, collected prompt by prompt."""
 
     def __init__(self, processor: ImageProcessor) -> None:
         self._processor = processor
@@ -60,15 +60,15 @@ class PictureTokens:
         self, prompt_ids: NDArray[np.int32], images: Sequence[TrainingImage]
     ) -> tuple[NDArray[np.int64], int]:
         """
-        Positions of a prompt's tokens, [3, L], or [L] without pictures, and the position of what comes after them.
+        Positions of a prompt's tokens, [3, L], or [L] without pictures, and the position of the first token after them.
 
-        Raises `DataError` unless its tokens of pictures are those of ``images``.
+        Raises `DataError` unless the prompt's image tokens match ``images``.
         """
         positions, delta = self._processor.positions(prompt_ids, [image.grid for image in images])
         return positions if images else positions[0], len(prompt_ids) + delta
 
     def check_sampled(self, completion_ids: NDArray[np.int32]) -> None:
-        """Raise `DataError` if a token of pictures was sampled: the body would look for what it shows."""
+        """Raise `DataError` if a special token of pictures was sampled: the body would expect a picture there."""
         if found := self._processor.vision_token_ids.intersection(completion_ids.tolist()):
             raise DataError(
                 f"a completion has the token {min(found)}, which stands for pictures and is never sampled; use an "
@@ -76,7 +76,7 @@ class PictureTokens:
             )
 
     def add(self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage]) -> None:
-        """Add the pictures of a prompt whose tokens have these indices, [L], in the row."""
+        """Add the pictures of a prompt; ``indices`` [L] are those of its tokens in the row."""
         places = indices[prompt_ids == self._processor.image_token_id]
         for image in images:
             count = self._processor.num_tokens(image.grid)
@@ -89,7 +89,7 @@ class PictureTokens:
         Read the pictures whose tokens are in a part of the row; None if there are none.
 
         Raises:
-            DataError: A file is damaged, or its picture is cut into other patches than the sampler's.
+            DataError: A file is damaged, or its grid differs from the sampler's.
         """
         inside = [(digest, np.flatnonzero((own.start <= at) & (at < own.stop))) for digest, at in self._places]
         shown = [(digest, kept) for digest, kept in inside if len(kept)]
@@ -111,8 +111,8 @@ class PictureTokens:
             if grid != tuple(image.grid):
                 raise DataError(
                     f"the sampler cut the picture {image.digest.hex()[:12]} into {tuple(image.grid)} patches (time, "
-                    f"height, width) with the processor {image.processor!r}, this trainer into {grid} "
-                    f"with {self._processor.version!r}; use one version of pillow, and the same "
-                    f"preprocessor_config.json, in rollouts and trainer"
+                    f"height, width) with the processor {image.processor!r}, but this trainer cuts it into {grid} "
+                    f"with {self._processor.version!r}; use one version of pillow and the same "
+                    f"preprocessor_config.json in rollouts and trainer"
                 )
         return pixels

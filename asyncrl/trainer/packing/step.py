@@ -32,11 +32,11 @@ class TrajectoryInfo:
     prompt_length: int
     outcome: Outcome
     shares_prompt: bool = True
-    """It can share the prompt of its group in a row, which it may not if other experts were recorded for it."""
+    """True if it may share the prompt of its group in a row; False if its prompt has experts of its own."""
 
     @property
     def size(self) -> Size:
-        """Its tokens; a prompt that may not be shared counts as a part of the completion."""
+        """Numbers of tokens; a prompt that may not be shared counts as a part of the completion."""
         if not self.shares_prompt:
             return Size(self.outcome.group_id, 0, self.prompt_length + self.outcome.length)
         return Size(self.outcome.group_id, self.prompt_length, self.outcome.length)

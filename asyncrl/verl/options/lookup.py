@@ -1,9 +1,9 @@
 """
-Finds the row of an option: by its full key here, or by the end of it, as people type it.
+Lookup of an option's row by its full key, or by the end of a key, as people type it.
 
     of("data.max_prompt_length")                  the row of that key
     of("actor_rollout_ref.actor.profiler.tool")   the row "actor_rollout_ref.actor.profiler.*"
-    like("ppo_mini_batch_size")                   the first row with a key that ends so
+    like("ppo_mini_batch_size")                   the first row whose key ends with these words
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,13 @@ from asyncrl.verl.options.sampling import DATA, REWARD, ROLLOUT
 from asyncrl.verl.options.training import ACTOR, ALGORITHM, MODEL, SCHEDULE, SURROUNDINGS
 
 TABLE: Mapping[str, Option] = {**SCHEDULE, **DATA, **ALGORITHM, **ROLLOUT, **ACTOR, **MODEL, **REWARD, **SURROUNDINGS}
-"""All rows, those that a shortened name means most often first."""
+"""All rows by key. The tables that a shortened key means most often are first."""
 RENAMED: Mapping[str, str] = {
     "reward_model.reward_manager": "reward.reward_manager.name",
     "reward_manager": "reward.reward_manager.name",
     "reward.reward_manager": "reward.reward_manager.name",
 }
-"""Former keys, and verl's present ones."""
+"""verl's present key by its former one."""
 MOVED: Mapping[str, str] = {
     "custom_reward_function": "reward.custom_reward_function",
     "reward_model.reward_kwargs": "reward.reward_kwargs",
@@ -27,11 +27,11 @@ MOVED: Mapping[str, str] = {
     "reward_model": "reward.reward_model",
     "sandbox_fusion": "reward.sandbox_fusion",
 }
-"""Former sections, the longest first, and verl's present ones."""
+"""verl's present section by its former one; longer sections are first, because a part of them may be one too."""
 
 
 def present(key: str) -> str:
-    """The present name of a key that may be a former one."""
+    """Translate a former key to the present one; return any other key as it is."""
     if key in RENAMED:
         return RENAMED[key]
     section = next((section for section in MOVED if key == section or key.startswith(f"{section}.")), "")
@@ -49,9 +49,9 @@ def of(key: str) -> Option | None:
 
 def like(name: str) -> Option | None:
     """
-    Row whose key has the longest end in common with ``name``, or with a part of it; None if no key has.
+    Row whose key ends with the longest possible part of ``name``; None if no key does.
 
-    An end of one word counts only if it has an underscore or is a name that nothing else has: ``n`` or ``path`` mean
+    A single word without an underscore is compared only if it is one of `PLAIN_WORDS`: ``n`` or ``path`` may mean
     anything.
     """
     parts = name.split(".")
@@ -60,11 +60,12 @@ def like(name: str) -> Option | None:
 
 
 PLAIN_WORDS = frozenset({"logger", "nnodes"})
+"""Single words without an underscore that name an option by themselves."""
 
 
 def _ends() -> dict[str, Option]:
     ends: dict[str, Option] = {}
-    for key, row in [*TABLE.items(), *((former, TABLE[now]) for former, now in RENAMED.items())]:
+    for key, row in [*TABLE.items(), *((former, TABLE[current]) for former, current in RENAMED.items())]:
         for end in _ends_of(key.removesuffix(".*")):
             ends.setdefault(end, row)
     return ends
@@ -79,4 +80,4 @@ def _ends_of(key: str) -> Iterator[str]:
 
 
 ENDS: Mapping[str, Option] = _ends()
-"""Every end of every key, and the first row that has it."""
+"""First row by each end that its key may be shortened to."""

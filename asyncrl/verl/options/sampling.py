@@ -15,7 +15,7 @@ TOOLS = "rollouts have one turn and no tools; train on rows that need none"
 
 
 def files(value: Any) -> Any:
-    """One path or a list; ``~`` is the home directory, as verl reads it."""
+    """Path, or list of several paths, with ``~`` expanded to the home directory as verl does."""
     listed = [str(path) for path in value] if isinstance(value, list) else [str(value)]
     home = [str(Path(path).expanduser()) if path.startswith("~") else path for path in listed]
     return home[0] if len(home) == 1 else home

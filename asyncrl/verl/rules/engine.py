@@ -13,7 +13,7 @@ OWN_ARGUMENTS = {
     "scheduling_policy": "fcfs",
     "cudagraph_capture_sizes": None,
 }
-"""Options of verl that are arguments of vLLM with no setting here, and vLLM's own default, which is left out."""
+"""verl's options that are plain arguments of vLLM, and vLLM's defaults, which the run file leaves out."""
 SET_HERE = {
     "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
     "max_num_seqs": "rollout.slots",
@@ -28,7 +28,7 @@ REFUSED = ("dtype", "seed", "disable_log_stats", "enable_sleep_mode", "data_para
 
 
 def lengths(recipe: Recipe) -> None:
-    """Set the longest prompt and completion, which other rules need."""
+    """Set the most tokens of a prompt and of a completion. Other rules need them, so this one comes first."""
     prompt = recipe.get(f"{R}.prompt_length", recipe.get("data.max_prompt_length", 512))
     recipe.put("data.max_prompt_tokens", prompt)
     recipe.put("sampling.max_tokens", recipe.get(f"{R}.response_length", recipe.get("data.max_response_length", 512)))
@@ -40,7 +40,7 @@ def lengths(recipe: Recipe) -> None:
 
 
 def engine(recipe: Recipe) -> None:
-    """Set vLLM and its arguments."""
+    """Set the engine to vLLM, with its concurrency, memory and arguments."""
     recipe.put("rollout.engine", "vllm")
     if (name := recipe.get(f"{R}.name", "vllm")) != "vllm":
         other = ENGINES.get(name, name)
@@ -84,7 +84,7 @@ def _memory(recipe: Recipe) -> None:
 
 
 def _arguments(recipe: Recipe) -> dict[str, Any]:
-    """``rollout.vllm.engine_args``: options of verl without a setting here, and ``engine_kwargs.vllm``."""
+    """Values of ``rollout.vllm.engine_args``, from `OWN_ARGUMENTS` and verl's ``engine_kwargs.vllm``."""
     arguments = {
         name: recipe.get(f"{R}.{name}")
         for name, default in OWN_ARGUMENTS.items()
@@ -112,7 +112,7 @@ def _arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluation(recipe: Recipe) -> None:
-    """Set when and how held-out prompts are answered."""
+    """Set the interval, size and sampling of evaluations; without held-out prompts there are none."""
     if not recipe.settings.get("data.held_out"):
         return
     every = recipe.get("trainer.test_freq", -1)

@@ -20,9 +20,9 @@ LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "dro": ("dro", ("dro_beta",)),
     "gpg": ("reinforce", ()),
 }
-"""verl's loss: its name here, and the settings that it reads."""
+"""asyncrl's loss and the settings that it reads, by verl's name."""
 BY_SEQUENCE = ("gspo", "gmpo", "sapo")
-"""Losses with an aggregation of their own."""
+"""Losses that fix their aggregation: the mean over trajectories."""
 VALUES: Mapping[str, tuple[str, float | None]] = {
     "clip_low": (f"{A}.clip_ratio_low", 0.2),
     "clip_high": (f"{A}.clip_ratio_high", 0.2),
@@ -35,7 +35,7 @@ VALUES: Mapping[str, tuple[str, float | None]] = {
     "cov_kl_coef": (f"{A}.policy_loss.ppo_kl_coef", 0.1),
     "dro_beta": (f"{A}.policy_loss.dro_beta", None),
 }
-"""Setting: verl's option and its default there."""
+"""verl's option and its default, by asyncrl's setting."""
 ADVANTAGES: Mapping[str, str] = {
     **{
         name: name
@@ -61,7 +61,7 @@ KL_OPTIONS: Mapping[str, tuple[str, ...]] = {
         *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "target_kl", "horizon")),
     ),
 }
-"""verl's options of the KL in the loss and of that in the reward."""
+"""verl's options of the KL in the loss, and of the KL in the reward."""
 
 
 def objective(recipe: Recipe) -> None:
@@ -129,7 +129,7 @@ def _aggregation(recipe: Recipe, loss: str) -> None:
 
 
 def _kl(recipe: Recipe) -> None:
-    """A KL whose switch or coefficient is off is left out."""
+    """Set the KL in the loss and in the reward, each only if its switch is on and its coefficient is not 0."""
     switches = {"loss": f"{A}.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}
     weights = {"loss": f"{A}.kl_loss_coef", "reward": "algorithm.kl_ctrl.kl_coef"}
     coefficients = {
@@ -147,7 +147,7 @@ def _kl(recipe: Recipe) -> None:
 
 
 def _kl_in_reward(recipe: Recipe, coefficient: float, *, is_second: bool) -> None:
-    """Settings of the KL in the reward, alone or as the second of both."""
+    """Set the KL in the reward; ``is_second`` if there is one in the loss too."""
     recipe.put("algorithm.kl_in", "both" if is_second else "reward")
     recipe.put("algorithm.kl_reward_coef" if is_second else "algorithm.kl_coef", coefficient)
     estimator = str(recipe.get("algorithm.kl_penalty", "kl"))
@@ -183,7 +183,7 @@ def _correction(recipe: Recipe) -> None:
 
 
 def _is_bypass(recipe: Recipe) -> bool:
-    """Set the mode: bypass unless stale tokens are sampled from a part of the vocabulary."""
+    """Set the correction's mode, and return True for bypass. Truncated sampling with staleness needs decoupled."""
     bypass = bool(recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous"))
     cuts = [
         key

@@ -1,8 +1,8 @@
 """
-Placement: devices of trainer and rollouts, and what is spread over them.
+Placement: devices of trainer and rollouts, parallelism, precision and memory.
 
-FSDP2 takes the place of every way to spread a model's weights. Ranks that shared a row's activations, in tensor or
-context parallelism, become sequence parallel ranks, with the same tokens of a micro-batch in all.
+FSDP2 replaces all of verl's ways to shard weights. Tensor and context parallel ranks, which share the activations of a
+row, become sequence parallel ranks, and a micro-batch has the same number of tokens as in verl.
 """
 
 from math import ceil, gcd
@@ -41,7 +41,7 @@ def _dtype(recipe: Recipe) -> str:
 
 
 def _replicas(recipe: Recipe) -> None:
-    """Rollouts of one machine, as ``rollout.replicas`` counts them."""
+    """Set the number of rollouts on one machine, and the devices of each."""
     is_shared = _is_colocated(recipe)
     nodes, devices = recipe.get("rollout.nnodes", 1), recipe.get("rollout.n_gpus_per_node", 8)
     if is_shared:
@@ -58,7 +58,7 @@ def _replicas(recipe: Recipe) -> None:
 
 
 def _halve(recipe: Recipe, nodes: int) -> int:
-    """Split machines that share their devices between training and sampling; return those that sample."""
+    """Divide colocated machines into trainers and rollouts; return the number of machines that roll out."""
     recipe.put(
         "trainer.nodes", ceil(nodes / 2), f"of {nodes} machines; the others sample: rollout.colocated is for one"
     )
@@ -75,7 +75,7 @@ def _is_colocated(recipe: Recipe) -> bool:
 
 
 def _sequence_parallel(recipe: Recipe) -> None:
-    """Ranks that share a row, and the tokens of each, which must hold the longest trajectory together."""
+    """Set the ranks that share a row, and the tokens of each; together they must fit the longest trajectory."""
     ranks = recipe.settings["trainer.ranks"]
     wanted, context = _row_ranks(recipe)
     shared = gcd(wanted, ranks)
@@ -93,7 +93,7 @@ def _sequence_parallel(recipe: Recipe) -> None:
 
 
 def _row_ranks(recipe: Recipe) -> tuple[int, int]:
-    """Ranks that share a row, and those of them for which verl's budget of tokens counts each by itself."""
+    """Number of ranks that share a row, and how many of them verl's token budget counts separately."""
     config = f"{A}.fsdp_config.ulysses_sequence_parallel_size"
     wanted = recipe.get(f"{A}.ulysses_sequence_parallel_size", recipe.get(config, 1))
     if not recipe.is_megatron:
@@ -107,7 +107,7 @@ def _row_ranks(recipe: Recipe) -> tuple[int, int]:
 
 
 def _tokens(recipe: Recipe, longest: int) -> int:
-    """verl's tokens of a micro-batch on a device; without dynamic batches, so many whole trajectories."""
+    """verl's tokens of a micro-batch per device; without dynamic batches, its trajectories at full length."""
     if recipe.get(f"{A}.use_dynamic_bsz", False):
         return int(recipe.get(f"{A}.ppo_max_token_len_per_gpu", 16384))
     recipe.say(f"{A}.ppo_max_token_len_per_gpu", "not needed", "verl reads it only with use_dynamic_bsz")

@@ -8,13 +8,13 @@ from asyncrl.verl.recipe import Recipe
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
 DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
-"""Names of dropouts in config.json, which few models have; scripts set them to 0 to be sure."""
+"""Dropout rates in config.json. asyncrl trains without dropout, so 0 needs no override."""
 TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
-"""Trackers that asyncrl has, and their option for verl's project_name."""
+"""asyncrl's trackers, and the option of each that takes verl's project_name; empty without one."""
 
 
 def model(recipe: Recipe) -> None:
-    """Set the model, its overrides, adapters, and what of the chat template is fixed."""
+    """Set the model, its overrides, its adapter and the arguments of the chat template."""
     if path := recipe.get(f"{M}.path"):
         home = str(Path(path).expanduser()) if str(path).startswith("~") else str(path)
         is_hub = not home.startswith((".", "/")) and home.count("/") == 1 and not home.startswith("models/")
@@ -40,7 +40,7 @@ def model(recipe: Recipe) -> None:
 
 
 def optimizer(recipe: Recipe) -> None:
-    """Set the learning rate's course, and the norm of the gradient."""
+    """Set Adam's betas, the schedule of the learning rate, and the largest norm of the gradient."""
     recipe.put("trainer.grad_clip", float(recipe.get(f"{A}.grad_clip", recipe.get(f"{OPTIM}.clip_grad", 1.0))))
     betas = recipe.get(f"{OPTIM}.betas")
     if betas:
@@ -71,7 +71,7 @@ def _warm_up(recipe: Recipe) -> None:
 
 
 def rewards(recipe: Recipe) -> None:
-    """Set the reward: by data source, with DAPO's penalty of long completions if verl applies it."""
+    """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
     manager, kwargs = recipe.get("reward.reward_manager.name", "naive"), "reward.reward_kwargs"
     if manager not in ("naive", "dapo"):
         what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
@@ -103,7 +103,7 @@ def _penalty(recipe: Recipe) -> dict[str, float]:
 
 
 def checkpoints(recipe: Recipe) -> None:
-    """Set how often the trainer saves."""
+    """Set the interval between checkpoints."""
     every, publish = recipe.get("trainer.save_freq", -1), recipe.settings["schedule.steps_per_publish"]
     if every > 0:
         comment = f"save_freq counts versions of {publish} steps" if publish > 1 else ""
@@ -113,7 +113,7 @@ def checkpoints(recipe: Recipe) -> None:
 
 
 def trackers(recipe: Recipe) -> None:
-    """Set trackers, the run's name and its folder."""
+    """Set the trackers, and the run's name and directory."""
     wanted = recipe.get("trainer.logger", ["console", "wandb"] if recipe.has("trainer.project_name") else [])
     named = wanted if isinstance(wanted, list) else [wanted]
     if here := [name for name in named if name in TRACKERS]:
@@ -142,7 +142,7 @@ def _names(recipe: Recipe) -> None:
 
 
 def required(recipe: Recipe) -> list[str]:
-    """Sentences for what every run needs and the launch does not name."""
+    """Sentences about settings that every run needs and the launch does not give."""
     needed = {"model.path": f"{M}.path", "data.train": "data.train_files"}
     return [
         f"{here} is missing: set it, or give {there}" for here, there in needed.items() if not recipe.settings.get(here)

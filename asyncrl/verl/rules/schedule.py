@@ -17,7 +17,7 @@ EPOCHS = 30
 
 
 def schedule(recipe: Recipe) -> None:
-    """Set the schedule of the launch's trainer."""
+    """Set groups, steps, staleness and filter by the rules of the launch's trainer."""
     recipe.put("schedule.group_size", recipe.get("actor_rollout_ref.rollout.n", 1))
     {"fully_async": _fully_async, "one_step_off": _one_step_off, "synchronous": _synchronous}[recipe.mode](recipe)
     _filter(recipe)
@@ -97,7 +97,7 @@ def _max_staleness(recipe: Recipe) -> None:
 
 
 def _batch(recipe: Recipe) -> None:
-    """One step takes a train batch, and has an update for each of its mini-batches."""
+    """Set a step to one train batch, with an update for each of its mini-batches."""
     groups, mini = recipe.get("data.train_batch_size", 1024), recipe.get(f"{A}.ppo_mini_batch_size", 256)
     recipe.put("schedule.groups_per_step", groups)
     if (updates := ceil(groups / mini)) > 1:

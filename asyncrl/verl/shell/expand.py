@@ -1,11 +1,11 @@
 """
-Expands a launch script: runs it in a jail in which every program only writes down its arguments.
+Expansion of a launch script: the script runs in a jail, where each program only records its arguments.
 
     run.sh ─▶ bash, below a temporary root ─▶ python3, ray, torchrun, ... are stubs ─▶ records ─▶ `Expansion`
 
-The script is code of somebody else. Below the temporary root are bash, some programs that only read and write text, and
-the script; `asyncrl.verl.shell.jail` takes away everything else: files, network, signals. The environment is empty but
-for HOME, whose value paths are made of, and what the caller names. The root is removed afterwards.
+The script is foreign code. The temporary root holds bash, some programs that only read and write text, and the script;
+`asyncrl.verl.shell.jail` denies all else: other files, network, signals. The environment has HOME, from which scripts
+build paths, and the caller's variables. The root is removed afterwards.
 """
 
 import os
@@ -30,17 +30,17 @@ PROCESSES = 64
 """Processes that a script may have at once."""
 MAX_RECORDS = 1000
 FIRST_USER_ID = 61184
-"""Lowest of the 4,096 user ids that no account has; systemd takes its own for a while from the same range."""
+"""Lowest of 4,096 user ids without an account: the range from which systemd takes its dynamic users."""
 TEXT_PROGRAMS = (
     "basename", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "ls", "mkdir", "nproc", "realpath",
     "sed", "seq", "sort", "tail", "tee", "touch", "tr", "uname", "wc",
 )  # fmt: skip
-"""Programs that are really run. All others are stubs, which print nothing and succeed."""
+"""Programs that really run. All others are stubs, which record their arguments, print nothing and succeed."""
 LAUNCHERS = (
     "accelerate", "conda", "deepspeed", "mpirun", "nohup", "python", "python3", "ray", "srun", "sudo", "timeout",
     "torchrun", "uv",
 )  # fmt: skip
-"""Stubs that are also files, so that ``exec`` and ``env`` find them."""
+"""Stubs that exist as files, because ``exec`` and ``env`` do not call bash's handler for missing commands."""
 RECORD = """printf '%s\\0' "$@" > "/records/${EPOCHREALTIME:-$SECONDS}.$BASHPID" """
 STUB = f"""#!/bin/bash -p
 set -- "${{0##*/}}" "$@"
@@ -50,14 +50,14 @@ PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
 ulimit() {{ :; }}
 export -f command_not_found_handle ulimit
 """
-"""Read by every bash before its script: a program that is missing is recorded and succeeds, and limits stay."""
+"""Start of every bash: records a missing program, which then succeeds, and keeps the jail's limits."""
 
 
 class Expansion(Struct, frozen=True):
-    """A script's commands, in order, and the sentences of its shell."""
+    """Commands of a script, in order, and the errors of its shell."""
 
     commands: list[list[str]]
-    """Name and arguments of every program that it would have run, but for text programs."""
+    """Name and arguments of every program that it would have run, without `TEXT_PROGRAMS`."""
     complaints: list[str]
     """Errors that bash printed, such as an unbound variable or a file that is not in the jail."""
 
@@ -71,12 +71,12 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
         environment: Its environment, such as MODEL_PATH or NNODES.
 
     Raises:
-        ConfigError: It cannot be read, or this machine cannot build the jail.
+        ConfigError: The script cannot be read, or this machine cannot build the jail.
     """
     try:
         text = script.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read the script {script}: {error.strerror}") from error
+        raise ConfigError(f"the script {script} cannot be read: {error.strerror}; check its path") from error
     with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
         root, errors = Path(name, "root"), Path(name, "errors")
         Path(name).chmod(0o711)
@@ -105,7 +105,7 @@ def _furnish(root: Path, script: Path, text: bytes) -> None:
     (root / "prelude.sh").write_text(PRELUDE)
     (root / "dev/null").touch()
     (root / str(script)[1:]).write_bytes(text)
-    for entry in root.rglob("*"):  # Whatever the umask is: the jail may have another user.
+    for entry in root.rglob("*"):  # The jail may have another user, and the umask may exclude it.
         entry.chmod(entry.stat().st_mode | (0o755 if entry.is_dir() else 0o644))
     for name in (*writable, "dev/null"):
         (root / name).chmod(0o777)
@@ -129,7 +129,7 @@ def _libraries(programs: Sequence[str]) -> set[str]:
 
 
 def _run(root: Path, errors: Path, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Run a command below ``root``; return its exit code, or None if its time was up. No process of it is left."""
+    """Run a command below ``root`` and end all its processes. Return its exit code, or None after `WALL_S`."""
     home = {"HOME": str(Path.home()), "PATH": "/bin", "BASH_ENV": "/prelude.sh", "TMPDIR": "/tmp", "LC_ALL": "C"}
     user_id, others = (FIRST_USER_ID + secrets.randbelow(4096), 0) if os.geteuid() == 0 else (0, _num_tasks())
     reader, writer = os.pipe()
@@ -154,7 +154,7 @@ def _run(root: Path, errors: Path, command: Sequence[str], environment: Mapping[
 
 
 def _end(process: "subprocess.Popen[bytes]") -> int | None:
-    """Wait for a process, then kill its group, which nothing in the jail can leave."""
+    """Wait for a process, then kill its group; nothing in the jail can leave the group."""
     try:
         return process.wait(WALL_S)
     except subprocess.TimeoutExpired:
@@ -176,21 +176,21 @@ def _num_tasks() -> int:
 
 
 def _records(folder: Path) -> list[list[str]]:
-    """Records in the order of their times; a link would lead out of the jail."""
+    """Read the records in order of time, without links, which may lead out of the jail."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
     return [path.read_text("utf-8", "replace").split("\0")[:-1] for path in paths[:MAX_RECORDS]]
 
 
 def _complaints(errors: str, script: str, code: int | None) -> Iterator[str]:
-    """Sentences of bash about the script, without the traces of ``set -x``; and how the script ended, if badly."""
+    """Yield bash's errors without the traces of ``set -x``, then the exit code or the timeout if there was one."""
     lines = errors.splitlines()
     said = [line.removeprefix(f"{script}: ") for line in lines if line.startswith(f"{script}: line ")]
     yield from said
     if code is None:
-        yield f"it did not end within {WALL_S:g} s and was stopped"
+        yield f"the script did not end within {WALL_S:g} s and was stopped"
     elif code:
         last = next((line for line in reversed(lines) if not line.startswith("+")), "").removeprefix(f"{script}: ")
-        yield f"it ended with exit code {code}" + (f": {last}" if last and last not in said else "")
+        yield f"the script ended with exit code {code}" + (f": {last}" if last and last not in said else "")
 
 
 def _no_jail(reason: str) -> ConfigError:

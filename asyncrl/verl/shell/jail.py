@@ -1,14 +1,14 @@
 """
-``python -I -S jail.py ROOT USER_ID PROCESSES FAILED_FD FOLDER COMMAND...``: run a command that sees nothing but ROOT.
+Program that runs a command in a jail: ``python -I -S jail.py ROOT USER_ID PROCESSES FAILED_FD FOLDER COMMAND...``.
 
 `asyncrl.verl.shell.expand` starts it by its path, so it imports nothing of asyncrl. The command
 
-    sees       ROOT as the whole file system; FOLDER below it is its working directory
-    cannot     open sockets, signal processes, or leave its process group: the kernel refuses the system calls
-    is         neither root nor able to become it, and limited in time, memory, processes and the size of files
+    sees       ROOT as the whole file system, and starts in FOLDER below it
+    cannot     open sockets, signal processes, or leave its process group: the kernel refuses these system calls
+    is         not root and cannot become root; its time, memory, processes and file sizes are limited
 
-An ordinary user may change its root only in a user namespace, which some machines forbid. Then, and wherever else a
-wall cannot be built, the reason is written to FAILED_FD and the command is not run.
+An ordinary user may change the root only in a user namespace, which some machines forbid. If any part of the jail
+cannot be built, the reason is written to FAILED_FD and the command is not run.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ REFUSED: dict[str, tuple[int, tuple[int, ...]]] = {
     "x86_64": (0xC000003E, (41, 53, 62, 109, 112, 200, 234)),
     "aarch64": (0xC00000B7, (198, 199, 129, 154, 157, 130, 131)),
 }
-"""Architecture by ``linux/audit.h``; socket, socketpair, kill, setpgid, setsid, tkill and tgkill."""
+"""Architecture in ``linux/audit.h``, and numbers of socket, socketpair, kill, setpgid, setsid, tkill and tgkill."""
 
 
 def main() -> None:
-    """Build the walls, then become the command."""
+    """Build the jail, then replace this process with the command."""
     root, user_id, processes, failed_fd, folder, *command = sys.argv[1:]
     os.set_inheritable(int(failed_fd), False)
     try:
@@ -64,7 +64,7 @@ def _limit(processes: int) -> None:
 
 
 def _enter(root: str, user_id: int) -> None:
-    """Make ``root`` the root directory, and give up being root; as an ordinary user, in a namespace of its own."""
+    """Change the root directory and drop root's rights; an ordinary user does so in a new user namespace."""
     user, group = os.geteuid(), os.getegid()
     if user:
         _call("unshare", CLONE_NEWUSER)
@@ -83,7 +83,7 @@ def _refuse_calls() -> None:
     architecture, calls = REFUSED[platform.machine()]
     last = len(calls)
     program = [
-        (LOAD, 0, 0, 4),  # the architecture: one call has other numbers on another
+        (LOAD, 0, 0, 4),  # the architecture: a process may make calls by another one's numbers
         (JUMP_IF_EQUAL, 0, last + 2, architecture),
         (LOAD, 0, 0, 0),  # the number of the call
         *((JUMP_IF_EQUAL, last - place, 0, call) for place, call in enumerate(calls)),

@@ -59,7 +59,7 @@ def num_positions(config: Any) -> int | None:
 
 
 def check_positions(config: Any, positions: int) -> None:
-    """Raise `ConfigError` unless the language model knows so many positions, those of prompt and completion."""
+    """Raise `ConfigError` unless the language model knows ``positions``, those of prompt and completion together."""
     longest = num_positions(config)
     if longest and positions > longest:
         raise ConfigError(
@@ -69,12 +69,12 @@ def check_positions(config: Any, positions: int) -> None:
 
 
 def config_changes(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the config that overrides change, in transformers' own names. Raises as `read_config`."""
+    """Values of the config that overrides change, by transformers' own keys. Raises as `read_config`."""
     return _differing(read_config(path).to_dict(), read_config(path, overrides).to_dict())
 
 
 def _known(plain: PreTrainedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that a config.json of this architecture may have, with their values, nested like it."""
+    """Keys that a config.json of this architecture may have, with their values, in the same nesting."""
     known: dict[str, Any] = dict.fromkeys((*getattr(plain, "attribute_map", {}), *ROPE))
     return {**known, **raw, **plain.to_dict()}
 
@@ -103,7 +103,7 @@ def _refuse_unread(changed: Mapping[str, Any], raw: Mapping[str, Any], read: Map
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of ``after`` that are new or other; of nested configs, only theirs."""
+    """Entries of ``after`` that differ from ``before``; a nested config has only its own differences."""
     found = {}
     for key, value in after.items():
         if key in before and before[key] == value:

@@ -111,7 +111,7 @@ def test_a_grid_other_than_the_sampler_s_stops_with_a_sentence(processor: ImageP
     image = training_image(processor)
     turned = replace(image, grid=(1, image.grid[2], image.grid[1]), processor="pillow 3")
     with pytest.raises(
-        DataError, match=r"\(1, 6, 4\) patches .* 'pillow 3', this trainer into \(1, 4, 6\) with 'pillow"
+        DataError, match=r"\(1, 6, 4\) patches .* 'pillow 3', but this trainer cuts it into \(1, 4, 6\) with 'pillow"
     ):
         packed(processor, trajectory(processor, [turned], [3]))
 

@@ -76,8 +76,8 @@ class TransformersEngine:
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
                 its end, so a host that serves users on a CPU takes about 256.
-            processor: Reads the pictures of prompts; None if the model reads none.
-            replay_routes: Record which experts tokens take, for requests that ask for it.
+            processor: Image processor of the model; None if the model reads no pictures.
+            replay_routes: Record the experts of tokens, for requests that ask for it.
 
         Raises `ConfigError` if the model's attention does not fit the slots, its weights cannot be replaced, or it has
         no experts to record.
@@ -311,7 +311,7 @@ class TransformersEngine:
             self._table.release(job)
 
     def _forget(self) -> None:
-        """Drop what the vision tower made of pictures."""
+        """Drop the features of pictures, because the weights have changed."""
         if self._tower is not None:
             self._tower.forget()
 

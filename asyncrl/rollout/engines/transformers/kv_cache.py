@@ -28,7 +28,7 @@ class KVCache:
         # Zeros instead of uninitialised memory: a masked position is multiplied by 0, and 0 times NaN is NaN.
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
         self.routes: RouteCache | None = None
-        """Experts of the same tokens, if they are recorded."""
+        """Experts of the same tokens; None if they are not recorded."""
         self._cells = self.storage.view(len(self.storage), slots * positions, 2 * self.kv_heads * self.head_dim)
 
     @property
@@ -36,7 +36,7 @@ class KVCache:
         return self.storage.nbytes
 
     def memory(self) -> list[Tensor]:
-        """All tensors that it has allocated. Borrowed."""
+        """All allocated tensors, borrowed."""
         return [self.storage] if self.routes is None else [self.storage, self.routes.storage]
 
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Forward pass of any model of `asyncrl.vision` by its own code, with pictures in the prefill."""
+"""Forward pass with pictures in the prefill, by transformers' own code of the model."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -14,9 +14,9 @@ from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, Vision
 
 class PictureForward(ModelForward):
     """
-    A `Forward` that always gives the model positions [3, B, P].
+    `Forward` that always passes positions [3, B, P] to the model.
 
-    Without them transformers (5.19) takes the last offsets that it left on the module, which are another batch's.
+    Without them transformers (5.19) reuses offsets stored on the module, which belong to another batch.
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, tower: VisionTower) -> None:
@@ -24,7 +24,7 @@ class PictureForward(ModelForward):
         self._tower = tower
 
     def _inputs(self, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None]) -> dict[str, Any]:
-        # The model looks for pictures wherever it finds their token: not in what an earlier request left as padding.
+        # Padding may have image tokens of an earlier request, and the model would expect a picture at each.
         real = self._columns[: ids.shape[1]] < lengths[:, None]
         inputs = {"input_ids": ids.where(real, 0)}
         if not placed:

@@ -1,5 +1,5 @@
 """
-Pictures of requests: decoded once, and encoded once under each policy version, however many samples a group has.
+Pictures of requests, decoded once for all samples of a group, and encoded once under each policy version.
 
     files ─ digests ─▶ Pictures ─ vision tower ─▶ Features     kept with the pictures until new weights arrive
                           │
@@ -32,9 +32,9 @@ class Features:
     """A vision tower's output for the N tokens of some pictures. H is the decoder's hidden size."""
 
     embeddings: Tensor
-    """[N, H] what the decoder reads in place of the tokens' embeddings."""
+    """States [N, H] that replace the embeddings of the image tokens."""
     deepstack: list[Tensor]
-    """[N, H] each, added to the output of the decoder's first layers. None of them for Qwen2.5-VL."""
+    """States [N, H] to add to the output of each of the decoder's first layers; empty for Qwen2.5-VL."""
 
 
 class Pictures:
@@ -44,12 +44,12 @@ class Pictures:
         self.digests = digests
         """SHA-256 of each file."""
         self.values = values
-        """[patches, C * T * P * P] float32, on the CPU."""
+        """Patches, [patches, C * T * P * P] float32, on the CPU."""
         self.grids = grids
         self.processor = processor
-        """`ImageProcessor.version`."""
+        """Version of the processor that cut them, `ImageProcessor.version`."""
         self.features: Features | None = None
-        """Under the current weights; None until a prefill needs them."""
+        """Features under the current weights; None until a prefill needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class PlacedPictures:
 
     pictures: Pictures
     positions: NDArray[np.int64]
-    """[3, L] time, row and column of every token."""
+    """Rotary positions of every token, [3, L]: time, row and column."""
     delta: int
-    """Rotary position of a token after the prompt, minus its place."""
+    """Rotary position of a token after the prompt, minus its index in the sequence."""
 
 
 class VisionTower:
-    """A model's vision tower, and what it has seen under the current weights."""
+    """Vision tower of a model, with a cache of the features of recent pictures."""
 
     def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:
         self._model = model.base_model
@@ -76,9 +76,9 @@ class VisionTower:
 
     def place(self, request: Request) -> PlacedPictures | None:
         """
-        Decode the pictures of a request, and count the positions of its tokens; None if it has no pictures.
+        Decode the pictures of a request, and compute the positions of its tokens; None if it has no pictures.
 
-        Raises a final `EngineError` if a picture is damaged, or has not as many tokens as the prompt has for it.
+        Raises a final `EngineError` if a picture is damaged, or its size does not match its image tokens.
         """
         prompt_ids = np.array(request.prompt_ids)
         if not request.images and self._processor.image_token_id not in prompt_ids:
@@ -93,12 +93,12 @@ class VisionTower:
         return PlacedPictures(pictures, positions, delta)
 
     def forget(self) -> None:
-        """Drop all features: the weights are others."""
+        """Drop all features, because the weights have changed."""
         for pictures in self._live.values():
             pictures.features = None
 
     def see(self, placed: Sequence[PlacedPictures | None]) -> Features:
-        """Features of the pictures of one or more prompts, in order; what is not encoded yet is."""
+        """Features of the pictures of one or more prompts, in order. Runs the tower on those without features."""
         seen = [self._features(each.pictures) for each in placed if each is not None]
         layers = zip(*(features.deepstack for features in seen), strict=True)
         return Features(torch.cat([features.embeddings for features in seen]), [torch.cat(layer) for layer in layers])
@@ -122,7 +122,7 @@ class VisionTower:
 
 
 def mrope(placed: Sequence[PlacedPictures | None], length: int, device: torch.device) -> Tensor:
-    """[3, B, length] positions of rows that begin with a prompt and may go on with its completion."""
+    """Rotary positions [3, B, length] of rows, each a prompt and possibly a part of its completion."""
     rows = np.broadcast_to(np.arange(length), (3, len(placed), length)).copy()
     for row, each in enumerate(placed):
         if each is not None:

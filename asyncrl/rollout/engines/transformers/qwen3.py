@@ -28,7 +28,7 @@ from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 Attend = Callable[[int, Tensor], Tensor | None]
 """(layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if not needed; stores keys and values in the cache."""
 Add = Callable[[int, Tensor], None]
-"""(layer, its output [N, H]): adds to it, in place."""
+"""Function of a layer's index and output [N, H] that may add to the output in place."""
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of tokens, each [N, 1, D]; the first half of the sines is negated, so that `roll` rotates."""
 
@@ -71,12 +71,12 @@ class Qwen3Forward:
         self._run(self._embedded(ids[real]), self._at(real[1]), self._prefilling(slots, real, ids.shape))
 
     def _real(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and position of every token that is no padding, each [N]."""
+        """Row and position of every token except padding, each [N]."""
         row, position = (self._columns[: ids.shape[1]] < lengths[:, None]).nonzero(as_tuple=True)
         return row, position
 
     def _prefilling(self, slots: Tensor, real: tuple[Tensor, Tensor], shape: torch.Size) -> Attend:
-        """Attention of a prefill: rows attend to themselves."""
+        """Attention of a prefill, in which each row attends to itself only."""
         row, position = real
         cells = slots[row] * self.cache.positions + position
         kinds = [self._query_heads, self.cache.kv_heads, self.cache.kv_heads]

@@ -4,8 +4,8 @@ Forward pass of Qwen3-VL models: that of Qwen3, with pictures in the prefill.
     pictures ─ vision tower ─▶ in place of the image tokens' embeddings
                           └──▶ added to the output of the first layers (Meng et al. 2024, arXiv:2406.04334)
 
-A token has a time, a row and a column instead of one position. Those of text are equal, so a step is that of a text
-model, at a position that the pictures have moved.
+A token has three rotary positions: time, row and column. For a text token they are equal, so a decoding step is that of
+a text model, with the position shifted by the pictures before it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 class Qwen3VLForward(Qwen3Forward):
-    """A `Forward` for prompts with and without pictures."""
+    """`Forward` for prompts with and without pictures."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, tower: VisionTower) -> None:
         super().__init__(model, cache)

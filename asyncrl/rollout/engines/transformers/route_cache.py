@@ -3,7 +3,7 @@ Experts of the tokens in the KV cache, for replay in the trainer.
 
     storage [slots · positions, layers, K]     cells as in `KVCache`
 
-A hook on the experts of each layer writes what its router chose. Whoever starts a forward pass says for which cells.
+A hook on the experts of each layer records the choice of its router. The caller of a forward pass sets `cells` first.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from asyncrl.errors import ConfigError
 
 
 class RouteCache:
-    """Raises `ConfigError` if the model has no experts."""
+    """Experts of each cell of the KV cache. Raises `ConfigError` if the model has no experts."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int, positions: int) -> None:
         shape = route_shape(model)
@@ -33,17 +33,17 @@ class RouteCache:
             device=model.device,
         )
         self.cells = torch.empty(0)
-        """[N] cells of the tokens of the next forward pass."""
+        """Cells of the tokens of the next forward pass, [N]."""
         for layer, experts in enumerate(expert_modules(model)):
             experts.register_forward_pre_hook(partial(self._record, layer))
 
     @staticmethod
     def num_bytes(config: PreTrainedConfig, slots: int, positions: int) -> int:
-        """Bytes of a storage at most: as if every layer had experts."""
+        """Upper bound of the storage in bytes, as if every layer had experts."""
         return 2 * slots * positions * int(config.num_hidden_layers) * getattr(config, "num_experts_per_tok", 0)
 
     def _record(self, layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
-        """``args`` are states [N, H], and indices [N, K] and weights of the experts of each token."""
+        """Record the experts of one layer; ``args`` are states [N, H], indices [N, K] and weights [N, K]."""
         self.storage[:, layer].index_copy_(0, self.cells, args[1].to(self.storage.dtype))
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -52,7 +52,7 @@ class RouteCache:
         cells[target, :length] = cells[source, :length]
 
     def read(self, slot: int, start: int, end: int) -> Experts:
-        """[end - start, layers, K] of positions ``start .. end - 1`` of a slot: a copy on the host."""
+        """Copy the experts of positions ``start .. end - 1`` of a slot to the host, [end - start, layers, K]."""
         first = slot * self._positions
         experts: Experts = self.storage[first + start : first + end].to("cpu", copy=True).numpy()
         return experts

@@ -22,12 +22,12 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 class Ranking(NamedTuple):
-    """Tokens of n rows, likeliest first."""
+    """Tokens of n rows in order of probability, the likeliest first."""
 
     order: Tensor
-    """[n, V] int64 tokens."""
+    """Token ids, [n, V] int64."""
     logprobs: Tensor
-    """[n, V] log-probabilities of these tokens; minus infinity for those that were filtered out."""
+    """Log-probabilities of these tokens, [n, V]; minus infinity for tokens that were filtered out."""
 
     def masks(self, rows: Tensor) -> tuple[list[int], list[int]]:
         """Sampling masks of [m] rows: number of tokens left in each, and these tokens, row after row, ascending."""

@@ -16,11 +16,11 @@ class SlotJob:
         self.prefix = tuple(request.prompt_ids) + tuple(resumed.completion_ids if resumed else ())
         """Prompt and resumed tokens."""
         self.placed = placed
-        """Pictures of the prompt; None without any."""
+        """Pictures of the prompt; None if it has none."""
         self.key = (self.prefix, placed.pictures.digests if placed else ())
-        """Jobs with the same tokens and pictures may share a prefill. Tokens alone would mix two pictures up."""
+        """Key by which jobs share a prefill: their tokens, and their pictures, because two may have equal tokens."""
         self.delta = placed.delta if placed else 0
-        """Rotary position of a token after the prompt, minus its place."""
+        """Rotary position of a token after the prompt, minus its index in the sequence."""
         self.resumed_logprobs = resumed.behavior_logprobs if resumed else []
         self.resumed_s = resumed.generate_s if resumed else 0.0
         self.prompt_tokens = len(request.prompt_ids)
@@ -39,7 +39,7 @@ class SlotJob:
         self.spans = Spans(resumed.spans if resumed else [])
         self.masks = Masks(resumed)
         self.experts = from_routing(resumed.routing) if resumed and resumed.routing else None
-        """Experts of the first tokens, as other nodes or earlier policies have recorded them; None if none have."""
+        """Experts of the first tokens that another node or an earlier policy recorded; None if there are none."""
 
     @property
     def num_resumed(self) -> int:

@@ -55,7 +55,7 @@ class SlotTable:
         prefill_tokens: int = PREFILL_TOKENS,
         never: Collection[int] = (),
     ) -> None:
-        """``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary."""
+        """``never`` are ids that are never sampled; log-probs are normalised over all other ids."""
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
@@ -230,7 +230,7 @@ class SlotTable:
         )
 
     def _experts(self, job: SlotJob) -> Experts:
-        """[L + T - 1, layers, K] experts of the tokens that the policy has read, as when it read them first."""
+        """Experts of the tokens that the policy has read, [L + T - 1, layers, K], as they were at the first read."""
         assert self.cache.routes is not None  # the engine refuses requests that ask for what it does not record
         start = 0 if job.experts is None else len(job.experts)
         newest = self.cache.routes.read(job.slot, start, self._num_tokens(job) - 1)

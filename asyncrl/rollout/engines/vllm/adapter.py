@@ -48,11 +48,11 @@ class VllmOutput(Struct, frozen=True):
     finish_reason: str
     """``stop``, ``length``, ``abort`` or ``error``; empty while it runs."""
     num_prompt_tokens: int = 0
-    """Tokens of the prompt with those of its pictures, as vLLM counts them; 0 while it runs."""
+    """Number of prompt tokens as vLLM counts them, image tokens included; 0 while the request runs."""
     masks: list[list[int]] = []
     """Sampling mask of each token, ascending; empty if vLLM records none."""
     experts: Any = None
-    """[prompt and tokens - 1, all layers, K] experts, a NumPy array; None if vLLM records none."""
+    """Experts of all tokens but the last, a NumPy array [L + T - 1, layers, K]; None if vLLM records none."""
 
 
 class Adapter:

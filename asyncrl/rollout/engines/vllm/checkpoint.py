@@ -1,4 +1,4 @@
-"""Facts about the model of a directory, read without loading weights."""
+"""Tensors, vocabulary and layers of a model directory, read without loading weights."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-"""Index of a layer in the name of a module."""
+"""Pattern of a layer's index in the name of a module."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):

@@ -285,7 +285,7 @@ class VllmEngine:
 
 
 def _check_prompt(vllm_request: VllmRequest, output: "VllmOutput") -> None:
-    """Raise if vLLM has read a picture as another number of tokens: the trainer would see another prompt."""
+    """Raise `EngineError` if vLLM counts other image tokens than the request: the trainer would see another prompt."""
     if output.num_prompt_tokens != vllm_request.num_prompt_tokens:
         raise EngineError(
             f"vLLM read a prompt as {output.num_prompt_tokens} tokens, expected {vllm_request.num_prompt_tokens}: it "

@@ -1,12 +1,12 @@
 """
-Pictures of a request as vLLM takes them.
+Conversion of a request's pictures for vLLM.
 
     prompt ids, expanded ─ collapse ─▶ one token for each picture, which vLLM expands itself
     files ─ decode, resize ─▶ pictures, with the files' digests as their names in vLLM's caches
 
-vLLM resizes and cuts pictures with torchvision, whose filter differs from pillow's in the last bits. So it gets each at
-the size to which it would resize it, resized here: what is left to it are two multiplications. A few it would resize
-again, if the limits of a picture's area are close to each other; it gets those as they are.
+vLLM resizes pictures with torchvision, whose filter differs from pillow's in the last bits. So pictures are resized
+here, to the size that vLLM would choose, and it only normalises and cuts them. If the limits of a picture's area are
+close to each other, vLLM would resize some of these again; it gets such a picture in its original size.
 """
 
 from hashlib import sha256
@@ -22,7 +22,7 @@ from asyncrl.vision.processor import ImageProcessor
 
 
 class VllmPictures:
-    """Pictures of one prompt. Raises a final `EngineError` if one is damaged, or does not fit the prompt's tokens."""
+    """Pictures of one prompt. Raises a final `EngineError` if one is damaged or does not match its image tokens."""
 
     def __init__(self, request: Request, processor: ImageProcessor) -> None:
         try:
@@ -34,19 +34,19 @@ class VllmPictures:
             ]
             counts = [processor.num_tokens(grid) for grid in self.grids]
             self.collapsed_ids = collapse(request.prompt_ids, counts, processor.image_token_id)
-            """Token ids of the prompt with one for each picture."""
+            """Token ids of the prompt, with one image token for each picture."""
         except DataError as error:
             raise EngineError(str(error), retryable=False) from error
         self.processor = processor.version
         self._digests = [sha256(file).hexdigest() for file in request.images]
 
     def prompt_parts(self) -> dict[str, Any]:
-        """Parts of vLLM's prompt. By the digests, requests with the same pictures share one run of the encoder."""
+        """Pictures and digests as vLLM's prompt has them. Requests with equal digests share one run of the encoder."""
         return {"multi_modal_data": {"image": self._pictures}, "multi_modal_uuids": {"image": self._digests}}
 
 
 def placed(request: Request, processor: ImageProcessor | None) -> VllmPictures | None:
-    """Pictures of a request; None without any. ``processor`` is None if the model reads none."""
+    """Pictures of a request; None if it has none. ``processor`` is None if the model reads no pictures."""
     if processor is None:
         if request.images:
             raise EngineError(READS_NONE, retryable=False)

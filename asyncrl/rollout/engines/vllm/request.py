@@ -25,7 +25,7 @@ class VllmRequest:
     def __init__(
         self, request: Request, pictures: "VllmPictures | None" = None, expert_layers: Sequence[int] = ()
     ) -> None:
-        """``expert_layers`` are the layers whose experts are recorded, of all for which vLLM has some."""
+        """``expert_layers`` are the indices of layers with experts, among all layers that vLLM reports."""
         self._expert_layers = list(expert_layers)
         resumed = request.resume_from
         self.request = request
@@ -34,7 +34,7 @@ class VllmRequest:
         self.prompt_ids = (pictures.collapsed_ids if pictures else request.prompt_ids) + self.resumed_ids
         """Prompt for vLLM: the request's own prompt and the resumed tokens."""
         self.num_prompt_tokens = len(request.prompt_ids) + len(self.resumed_ids)
-        """Length of that prompt with all tokens of its pictures."""
+        """Number of its tokens when pictures are expanded."""
         self.spans = Spans(resumed.spans if resumed else [])
         self.id = ""
         self.restarts = False
@@ -85,7 +85,7 @@ class VllmRequest:
         )
 
     def _routing(self, output: "VllmOutput", num_tokens: int) -> Routing | None:
-        """Experts of all tokens but the last; those of resumed tokens as they were recorded before."""
+        """Experts of all tokens but the last; resumed tokens keep the experts recorded before."""
         if output.experts is None:
             return None
         experts = output.experts[: len(self.request.prompt_ids) + num_tokens - 1, self._expert_layers]

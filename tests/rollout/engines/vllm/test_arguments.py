@@ -113,7 +113,7 @@ def test_sampling_masks_need_a_runner_that_records_them():
     assert "return_sampling_mask" not in engine_args(config_with(), NAMES, is_cpu=False)
     with pytest.raises(ConfigError, match=r"sampling\.replay_mask with .* which runs on CUDA devices only"):
         engine_args(config, NAMES, is_cpu=True)
-    with pytest.raises(ConfigError, match="which the installed vLLM has not; install vLLM"):
+    with pytest.raises(ConfigError, match="which the installed vLLM lacks; install vLLM"):
         engine_args(config, NAMES - {"return_sampling_mask"}, is_cpu=False)
 
 
@@ -143,7 +143,7 @@ def test_a_model_that_reads_pictures_needs_torchvision(tmp_path: Path, monkeypat
     monkeypatch.setattr(arguments, "find_spec", lambda name: SimpleNamespace(name=name))
     assert arguments.reads_pictures(str(tmp_path))
     monkeypatch.setattr(arguments, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
-    with pytest.raises(ConfigError, match="the model reads pictures, which vLLM needs torchvision for"):
+    with pytest.raises(ConfigError, match="the model reads pictures, for which vLLM needs torchvision"):
         arguments.reads_pictures(str(tmp_path))
 
 
