@@ -123,7 +123,7 @@ def check_prompts(config: Config, console: Console, keep: Keep) -> list[Prompt]:
     check_template(
         read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=summary.has_chats
     )
-    check_model_reads(Path(config.model.path), summary.num_images)
+    check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
     if summary.bad:
         console.print("\n".join(bad_row_lines(summary.bad)), highlight=False, markup=False, soft_wrap=True)
     prompts = [draw.prompt for draw in stream.since(0)]

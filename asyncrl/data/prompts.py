@@ -18,6 +18,7 @@ from asyncrl.data.digest import FileDigest, joined
 from asyncrl.data.epochs import Epochs, permutation
 from asyncrl.data.images import Keep, keep_nothing
 from asyncrl.data.interleave import Interleave
+from asyncrl.data.row import num_marks
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
 
@@ -37,6 +38,8 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     has_chats: bool = False
     num_images: int = 0
     """Number of pictures in the usable rows; a picture counts once for each row that has it."""
+    num_marked: int = 0
+    """Number of usable rows with the mark of a picture and no picture."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     digest: str = ""
@@ -128,7 +131,7 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
     usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
-    num_images = 0
+    num_images = num_marked = 0
     digests = [FileDigest() for _ in range(dataset.num_files)]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
@@ -139,6 +142,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         data_sources.add(found.data_source)
         has_chats |= bool(found.chat)
         num_images += len(found.images)
+        num_marked += not found.images and num_marks(found) > 0
     if bad and data.on_bad_row == "refuse":
         more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
         raise DataError(
@@ -151,6 +155,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         data_sources=frozenset(data_sources),
         has_chats=has_chats,
         num_images=num_images,
+        num_marked=num_marked,
         bad=bad,
         digest=joined(digests),
     )

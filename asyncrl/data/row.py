@@ -100,11 +100,14 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
     )
 
 
+def num_marks(prompt: Prompt) -> int:
+    """Number of marks of pictures in the text or the chat of a prompt."""
+    return sum(text.count(IMAGE_MARK) for text in (prompt.text, *(turn["content"] for turn in prompt.chat)))
+
+
 def _check_marks(prompt: Prompt) -> None:
     """Raise `DataError` unless there is one mark for each picture. A dataset without pictures may write it as text."""
-    texts = [prompt.text, *(turn["content"] for turn in prompt.chat)]
-    marks = sum(text.count(IMAGE_MARK) for text in texts)
-    if marks != len(prompt.images):
+    if (marks := num_marks(prompt)) != len(prompt.images):
         raise DataError(
             f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the mark once "
             f"for each picture"

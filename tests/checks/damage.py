@@ -171,35 +171,7 @@ def _long_prompt(stored: Stored, _dice: Random) -> Stored:
 BAD_IDS = (-1, -(2**31), VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1)
 BAD_LOGPROBS = (nan, -nan, inf, -inf, 0.5, 1e30, -1e30, -1001.0)
 
-DAMAGES: dict[str, tuple[str, Damage]] = {
-    "completion id": (
-        check.BAD_ID,
-        _field("completion_ids", lambda t, dice: with_value(t.completion_ids, "i", dice.choice(BAD_IDS), dice)),
-    ),
-    "prompt id": (
-        check.BAD_ID,
-        _field("prompt_ids", lambda t, dice: with_value(t.prompt_ids, "i", dice.choice(BAD_IDS), dice)),
-    ),
-    "log-prob": (
-        check.BAD_LOGPROB,
-        _field(
-            "behavior_logprobs", lambda t, dice: with_value(t.behavior_logprobs, "f", dice.choice(BAD_LOGPROBS), dice)
-        ),
-    ),
-    "completion cut": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _cut(t.completion_ids, dice))),
-    "completion grown": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _grown(t.completion_ids, dice))),
-    "log-probs cut": (check.BAD_LENGTHS, _field("behavior_logprobs", lambda t, dice: _cut(t.behavior_logprobs, dice))),
-    "log-probs grown": (
-        check.BAD_LENGTHS,
-        _field("behavior_logprobs", lambda t, dice: _grown(t.behavior_logprobs, dice)),
-    ),
-    "no prompt": (check.BAD_LENGTHS, _field("prompt_ids", lambda t, dice: memoryview(b""))),
-    "prompt cut within an id": (
-        check.BAD_LENGTHS,
-        _field("prompt_ids", lambda t, dice: t.prompt_ids[: -dice.randint(1, 3)]),
-    ),
-    "completion too long": (check.TOO_LONG, _too_long),
-    "prompt too long": (check.TOO_LONG, _long_prompt),
+OF_REPLAY: dict[str, tuple[str, Damage]] = {
     "no masks": (
         check.BAD_MASK,
         lambda stored, _dice: (replace(stored[0], mask_counts=memoryview(b""), mask_ids=memoryview(b"")), stored[1]),
@@ -241,6 +213,39 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
             )
         ),
     ),
+}
+"""Damages of masks and experts, which only trajectories of runs that replay them have."""
+
+DAMAGES: dict[str, tuple[str, Damage]] = {
+    **OF_REPLAY,
+    "completion id": (
+        check.BAD_ID,
+        _field("completion_ids", lambda t, dice: with_value(t.completion_ids, "i", dice.choice(BAD_IDS), dice)),
+    ),
+    "prompt id": (
+        check.BAD_ID,
+        _field("prompt_ids", lambda t, dice: with_value(t.prompt_ids, "i", dice.choice(BAD_IDS), dice)),
+    ),
+    "log-prob": (
+        check.BAD_LOGPROB,
+        _field(
+            "behavior_logprobs", lambda t, dice: with_value(t.behavior_logprobs, "f", dice.choice(BAD_LOGPROBS), dice)
+        ),
+    ),
+    "completion cut": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _cut(t.completion_ids, dice))),
+    "completion grown": (check.BAD_LENGTHS, _field("completion_ids", lambda t, dice: _grown(t.completion_ids, dice))),
+    "log-probs cut": (check.BAD_LENGTHS, _field("behavior_logprobs", lambda t, dice: _cut(t.behavior_logprobs, dice))),
+    "log-probs grown": (
+        check.BAD_LENGTHS,
+        _field("behavior_logprobs", lambda t, dice: _grown(t.behavior_logprobs, dice)),
+    ),
+    "no prompt": (check.BAD_LENGTHS, _field("prompt_ids", lambda t, dice: memoryview(b""))),
+    "prompt cut within an id": (
+        check.BAD_LENGTHS,
+        _field("prompt_ids", lambda t, dice: t.prompt_ids[: -dice.randint(1, 3)]),
+    ),
+    "completion too long": (check.TOO_LONG, _too_long),
+    "prompt too long": (check.TOO_LONG, _long_prompt),
     "no spans": (check.BAD_SPANS, _field("spans", lambda t, dice: [])),
     "span start": (
         check.BAD_SPANS,

@@ -24,6 +24,8 @@ IN_ENGINE, IN_PAYLOAD, BLINDNESS = 0.08, 0.3, 0.3
 UNSEEN = {"summary: finish_reason", "prompt too long"}
 """Damages left out: the first makes the trajectory unfinished, and the run's prompts may be as long as the second."""
 VOCAB_SIZE = 22
+UNREACHED = 100_000
+"""A policy version that no run of a test reaches: the next one is sound once it is published."""
 
 
 def note(**fields: Any) -> None:
@@ -57,10 +59,12 @@ def damage_payloads(dice: Random) -> None:
     from asyncrl.messages import PutItem, Trajectory
 
     generations: Any = importlib.import_module("asyncrl.rollout.generations")
-    from tests.checks.damage import DAMAGES
+    from tests.checks import damage
+    from tests.checks.damage import DAMAGES, OF_REPLAY
 
+    damage.NEWEST_VERSION = UNREACHED
     to_put_item = generations.to_put_item
-    names = sorted(set(DAMAGES) - UNSEEN)
+    names = sorted(DAMAGES.keys() - OF_REPLAY.keys() - UNSEEN)
 
     def damaging(*arguments: Any, **options: Any) -> PutItem:
         item = to_put_item(*arguments, **options)

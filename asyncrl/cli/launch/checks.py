@@ -95,7 +95,9 @@ def _data(config: Config, say: Say) -> str:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
     has_chats = any(stream.summary.has_chats for stream in streams.values())
     check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
-    check_model_reads(Path(config.model.path), sum(stream.summary.num_images for stream in streams.values()))
+    summaries = [stream.summary for stream in streams.values()]
+    num_images = sum(summary.num_images for summary in summaries)
+    check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):
