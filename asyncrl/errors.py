@@ -82,6 +82,10 @@ class PromptTooLong(EngineError):
         super().__init__(message, retryable=False)
 
 
+class EnvironmentFailed(EngineError):
+    """An environment, a tool or an agent program failed, or overran a deadline. Never a reward of zero."""
+
+
 class EngineDied(AsyncrlError):
     """The engine's own process ended. No trajectory is to blame: the node ends and is restarted."""
 

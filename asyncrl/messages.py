@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -42,10 +42,11 @@ it with ``unfinished``, and metrics with ``length``.
 WeightsVia = Literal["collective", "spool"]
 """``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""
 
-Stage = Literal["rollout", "reward", "payload"]
+Stage = Literal["rollout", "environment", "reward", "payload"]
 """
-Place at which a unit failed. ``rollout``: the engine, or the check of its output. ``reward``: the verifier.
-``payload``: what is stored is lost or damaged, found before it is judged.
+Place at which a unit failed. ``rollout``: the engine, or the check of its output. ``environment``: the environment, a
+tool or the agent program of its episode. ``reward``: the verifier. ``payload``: what is stored is lost or damaged,
+found before it is judged.
 """
 
 
@@ -128,6 +129,8 @@ class Prompt(Value, frozen=True):
     extra: dict[str, str | int | float | bool | None] = {}
     images: list[Image] = []
     """Pictures, in the order of the ``<image>`` marks in ``text`` or ``chat``."""
+    tools: str = ""
+    """JSON list of the tools that the chat template shows to the policy, in OpenAI's form; empty: none."""
 
 
 class Routing(Value, frozen=True):
@@ -156,11 +159,44 @@ class RouteShape(Value, frozen=True):
     num_experts: int
 
 
+FROM_PROMPT = -1
+"""`Turn.parent` of a turn that follows the prompt."""
+FROM_NOTHING = -2
+"""`Turn.parent` of a turn that follows nothing: its context is all that the policy read."""
+
+
+class Turn(Value, frozen=True):
+    """
+    One turn of an episode: tokens of the environment, then tokens of the policy.
+
+    The policy read the tokens of the turns from the root to ``parent``, context and written alike, and then the turn's
+    own context. Turns with the same parent are branches; a turn that is nobody's parent ends one.
+    """
+
+    parent: int
+    """Index of an earlier turn, `FROM_PROMPT` or `FROM_NOTHING`."""
+    num_context: int
+    """Tokens of ``Trajectory.context_ids``, after those of the turns before."""
+    num_written: int
+    """Tokens of ``Trajectory.completion_ids``, after those of the turns before; at least 1."""
+    reward: float = 0.0
+    """Reward of the environment for this turn."""
+    is_trained: bool = True
+    """False for tokens that nothing in the episode depends on, such as a reply that its reader never received."""
+    call_s: float = 0.0
+    """Seconds that the environment took to answer this turn."""
+    observation: str = ""
+    """Text of the context, without special tokens."""
+    text: str = ""
+    """Text that the policy wrote, without special tokens."""
+
+
 class Trajectory(Value, frozen=True):
     """
-    One sampled completion with its prompt: the payload that a spool stores.
+    One sampled completion with its prompt, or one episode: the payload that a spool stores.
 
-    T is the number of completion tokens, L the number of prompt tokens.
+    T is the number of tokens that the policy wrote, in the order written, and L the number of prompt tokens. In an
+    episode of several turns, ``turns`` says which tokens the policy read before each.
     """
 
     unit: Unit
@@ -191,6 +227,14 @@ class Trajectory(Value, frozen=True):
     """[sum of ``mask_counts``] int32 ids, mask after mask, ascending in each; the token itself is among them."""
     routing: Routing | None = None
     """Experts of L + T - 1 tokens, each as they were when the token after it was sampled; None if not recorded."""
+    turns: list[Turn] = []
+    """Turns of an episode, in the order written; empty for one completion after the prompt."""
+    context_ids: memoryview = EMPTY
+    """[sum of ``num_context``] int32 tokens that the environment wrote, turn after turn."""
+    scores: dict[str, float] = {}
+    """Metrics of the environment, such as ``correct``. Its reward is the sum of the rewards of the turns."""
+    snapshot: memoryview = EMPTY
+    """Of an unfinished episode: state of its environment after the last finished turn, if it can be saved."""
 
 
 class SpoolRef(Value, frozen=True):
@@ -264,6 +308,13 @@ class TrajectorySummary(Value, frozen=True):
     newest_version: int
     num_spans: int
     finish_reason: FinishReason
+    num_turns: int = 1
+    num_branches: int = 1
+    """Turns that no other turn follows."""
+    context_tokens: int = 0
+    """Tokens that the environment wrote."""
+    environment_s: float = 0.0
+    """Seconds that the environment took for all turns."""
 
 
 class TrajectoryLimits(Value, frozen=True):
@@ -272,7 +323,7 @@ class TrajectoryLimits(Value, frozen=True):
     vocab_size: int = 0
     """Token ids are 0 .. vocab_size - 1."""
     max_tokens: int = 0
-    """Most completion tokens."""
+    """Most completion tokens; in an episode, with the tokens of the environment."""
     max_prompt_tokens: int = 0
     newest_version: int | None = None
     """Newest policy version that can have written a token; None if unknown."""
@@ -282,6 +333,8 @@ class TrajectoryLimits(Value, frozen=True):
     """True if every token but the last must have its experts."""
     routes: RouteShape | None = None
     """Shape that the experts must have; None if it is unknown."""
+    max_turns: int | None = None
+    """Most turns of an episode; 0 allows none, only a completion after the prompt. None is unknown."""
 
 
 class Refusal(Value, frozen=True):
@@ -545,6 +598,18 @@ class Failed(Message, frozen=True):
     """The prompt has more tokens than the lease allows, on any node."""
     is_unreachable: bool = False
     """The spool of the payload is away: no attempt, and graded when it is back."""
+
+
+class StartedOver(Message, frozen=True):
+    """
+    The rollout begins a leased trajectory anew: its environment cannot be brought back to where the stored turns end.
+    """
+
+    unit: Unit
+    lease_id: int
+    num_tokens: int
+    """Tokens of the policy that are thrown away."""
+    reason: str
 
 
 class Live(Message, frozen=True):
@@ -1081,7 +1146,7 @@ class Finished(Message, frozen=True):
 
 ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
-    | Offer | Scored | Failed | Live | Transferred | TransferFailed
+    | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt
 )  # fmt: skip

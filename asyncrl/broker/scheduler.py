@@ -64,6 +64,7 @@ from asyncrl.messages import (
     Role,
     Scored,
     ScoredItem,
+    StartedOver,
     Stepped,
     Stop,
     Stored,
@@ -277,12 +278,8 @@ class Scheduler:
                 return  # Half of all messages are beats, and no rule follows from them.
             case Ready() | Draining() | Offer() | Asleep() | AskTurn():
                 self._handle_node(node, message, now_s)
-            case Stored():
-                self._stored(message)
-            case Scored():
-                self._scored(message)
-            case Failed():
-                self._failed(message)
+            case Stored() | Scored() | Failed() | StartedOver():
+                self._handle_trajectories(message)
             case Transferred() | TransferFailed() | Live() | Uploaded():
                 self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
@@ -345,6 +342,17 @@ class Scheduler:
                 self.training.rewarded(group)
             else:
                 self.versions.settle_held_out(item.unit, failed=False)
+
+    def _handle_trajectories(self, message: Stored | Scored | Failed | StartedOver) -> None:
+        match message:
+            case Stored():
+                self._stored(message)
+            case Scored():
+                self._scored(message)
+            case Failed():
+                self._failed(message)
+            case StartedOver():
+                self._trajectories.started_over(message)
 
     def _failed(self, message: Failed) -> None:
         if reason := self._trajectories.failed(message):

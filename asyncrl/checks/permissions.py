@@ -37,6 +37,7 @@ from asyncrl.messages import (
     Ready,
     Role,
     Scored,
+    StartedOver,
     Stepped,
     Stored,
     StoreGet,
@@ -67,6 +68,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     TransferFailed: MEMBERS,
     Draining: frozenset(("rollout", "trainer", "machine")),
     Live: frozenset(("rollout",)),
+    StartedOver: frozenset(("rollout",)),
     Offer: frozenset(("rollout", "reward")),
     Scored: frozenset(("reward",)),
     Failed: frozenset(("rollout", "reward", "trainer")),
@@ -87,7 +89,7 @@ SENDS: dict[Role, frozenset[type[Message]]] = {
 """The same by role."""
 
 STAGES: dict[Role, tuple[str, ...]] = {
-    "rollout": ("rollout",),
+    "rollout": ("rollout", "environment"),
     "reward": ("reward", "payload"),
     "trainer": ("trainer",),
 }

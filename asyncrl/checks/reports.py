@@ -17,6 +17,7 @@ from asyncrl.messages import (
     Offer,
     Publishing,
     Ready,
+    StartedOver,
     Stepped,
     StoreGet,
     StoreSet,
@@ -142,6 +143,10 @@ def _reasoned(message: Bye | TransferFailed | Failed) -> str:
     return _reason(message.reason)
 
 
+def _started_over(message: StartedOver) -> str:
+    return _count("num_tokens", message.num_tokens) or _reason(message.reason)
+
+
 def _exited(message: Exited) -> str:
     return _reason(message.cause)
 
@@ -172,6 +177,7 @@ CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Bye: _reasoned,
     TransferFailed: _reasoned,
     Failed: _reasoned,
+    StartedOver: _started_over,
     Exited: _exited,
     StoreSet: _store_set,
     StoreGet: _store_get,

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.checks.images import BAD_GRIDS, grid_problem_of
+from asyncrl.checks.turns import BAD_SCORES, BAD_TURNS, MAX_CHARS, num_branches, turn_problem_of
 from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 
 HIGHEST_LOGPROB = 0.01
 """A log-prob is at most 0; engines that round logits before they subtract exceed that by less than this."""
 LOWEST_LOGPROB = -1000.0
 """Far below any token that can be drawn: the noise of a sampler in float32 ends near -104."""
-MAX_CHARS = 1024
-"""Characters of text per token; the longest tokens of known vocabularies have a few hundred."""
 MAX_TOKEN_ID = 2**31 - 1
 
 WRONG_UNIT = "payload of another unit"
@@ -56,6 +55,8 @@ CAUSES = (
     BAD_TEXT,
     BAD_SUMMARY,
     BAD_GRIDS,
+    BAD_TURNS,
+    BAD_SCORES,
 )
 
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
@@ -74,12 +75,14 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         _length_problem(trajectory, limits)
         or _id_problem("prompt", trajectory.prompt_ids, limits.vocab_size)
         or _id_problem("completion", trajectory.completion_ids, limits.vocab_size)
+        or _context_problem(trajectory, limits)
         or _logprob_problem(trajectory.behavior_logprobs)
         or _mask_problem(trajectory, limits)
         or _route_problem(trajectory, limits)
         or _span_problem(trajectory, limits)
         or _other_problem(trajectory)
         or grid_problem_of(trajectory)
+        or turn_problem_of(trajectory, limits)
         or _identity_problem(trajectory, unit, summary)
     )
 
@@ -91,6 +94,16 @@ def summary_problem_of(summary: TrajectorySummary, limits: TrajectoryLimits) -> 
         return (
             f"{IMPOSSIBLE_SUMMARY}: {summary.prompt_tokens} prompt and {summary.num_tokens} completion tokens in "
             f"{summary.num_spans} spans, expected 0 .. {most_prompt} and 1 .. {most}, and no empty span"
+        )
+    most_context = most - summary.num_tokens if limits.max_turns != 0 else 0
+    most_turns = summary.num_tokens if limits.max_turns is None else max(1, limits.max_turns)
+    if not (
+        0 <= summary.context_tokens <= most_context and 1 <= summary.num_branches <= summary.num_turns <= most_turns
+    ):
+        return (
+            f"{IMPOSSIBLE_SUMMARY}: {summary.context_tokens} tokens of context, {summary.num_turns} turns, "
+            f"{summary.num_branches} branches; expected 0 .. {most_context} tokens and 1 .. {most_turns} turns, of "
+            f"which one or more end a branch"
         )
     newest = inf if limits.newest_version is None else limits.newest_version
     if not 0 <= summary.oldest_version <= summary.newest_version <= newest:
@@ -112,6 +125,10 @@ def summary_of(trajectory: Trajectory) -> TrajectorySummary:
         newest_version=newest,
         num_spans=len(spans),
         finish_reason=trajectory.finish_reason,
+        num_turns=max(1, len(trajectory.turns)),
+        num_branches=num_branches(trajectory.turns),
+        context_tokens=trajectory.context_ids.nbytes // 4,
+        environment_s=sum(turn.call_s for turn in trajectory.turns),
     )
 
 
@@ -140,6 +157,16 @@ def _id_problem(kind: str, raw: memoryview, vocab_size: int) -> str:
     if ids[highest] <= most:
         return ""
     return f"{BAD_ID}: {kind} id {ids.view('<i4')[highest]} at position {highest}, expected 0 .. {most}"
+
+
+def _context_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
+    raw = trajectory.context_ids
+    if raw.nbytes % 4:
+        return f"{BAD_LENGTHS}: {raw.nbytes / 4:g} tokens of context, expected whole ones"
+    if limits.max_tokens and raw.nbytes + trajectory.completion_ids.nbytes > 4 * limits.max_tokens:
+        found = f"{raw.nbytes // 4} tokens of context and {trajectory.completion_ids.nbytes // 4} written"
+        return f"{TOO_LONG}: {found}, expected at most {limits.max_tokens} together"
+    return _id_problem("context", raw, limits.vocab_size) if raw else ""
 
 
 def _logprob_problem(raw: memoryview) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from asyncrl.config.addresses import host_of, is_loopback, tcp
 from asyncrl.config.catalogue import ADVANTAGES
-from asyncrl.messages import Sampling, Truncation
+from asyncrl.messages import Sampling, Split, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -259,6 +259,11 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Torch threads of one rollout; with vLLM those of each of its processes, on a CPU."""
     progress_every_s: NonNegative = 0.0
     """Seconds between two saves of unfinished completions, the most that a killed node loses; 0 never saves."""
+    episodes: Natural = 0
+    """
+    Episodes in hand at a time, with an ``[environment]``: more than ``slots``, because an episode whose environment
+    thinks needs no slot. 0 takes twice ``slots``.
+    """
     drain_s: NonNegative = 30.0
     """Seconds after SIGTERM to save unfinished completions, which other nodes then continue."""
 
@@ -266,6 +271,61 @@ class Rollout(Section, frozen=True, kw_only=True):
     def wanted_device(self) -> Literal["auto", "cpu", "cuda", "npu"]:
         """``device`` as the engine understands it: only vLLM takes what it finds."""
         return "cpu" if self.engine == "transformers" and self.device == "auto" else self.device
+
+
+class Environment(Section, frozen=True, kw_only=True):
+    """
+    Episodes of several turns. Exactly one of ``function``, ``tools`` and ``command`` chooses what answers the policy;
+    without any, a trajectory is one completion after its prompt.
+    """
+
+    function: str = ""
+    """
+    ``file.py:name`` or ``module:name``: a class with ``reset``, ``step`` and ``close``, one instance for each episode,
+    or an async function ``solve(task, client)`` that talks to the policy as to an OpenAI server.
+    """
+    tools: list[str] = []
+    """
+    Functions that the policy may call: ``calculator``, ``python`` (in a sandbox), ``file.py:name``, or
+    ``mcp:COMMAND ...`` for all tools of an MCP server.
+    """
+    command: list[str] = []
+    """Agent program, run once for each episode with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment."""
+    options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of ``function``."""
+    python: str = ""
+    """Interpreter of the environment's processes, with packages of its own; empty: the one that runs asyncrl."""
+    workers: Count = 2
+    """Processes of a rollout that run environments, each of which can be killed. Episodes share them."""
+    call_s: Positive = 60.0
+    """Seconds for one call of an environment; a longer one is a failure, and its worker is killed."""
+    episode_s: Positive = 3600.0
+    """Seconds for one episode; a longer one ends there with the finish reason ``length``, and is graded."""
+    max_turns: Count = 32
+    """Most turns of the policy in one episode."""
+    max_tokens: Count = 8192
+    """
+    Most tokens of one episode after its prompt, those of the environment included. One turn has at most
+    ``sampling.max_tokens``.
+    """
+    tool_parser: Literal["auto", "hermes", "qwen_xml", "none"] = "auto"
+    """Form in which the policy writes calls of tools; ``auto`` takes that of the model's chat template."""
+    history: Literal["as_sampled", "as_template"] = "as_sampled"
+    """
+    Earlier turns as the policy reads them: with the tokens that it sampled, or as the chat template renders them again,
+    which for reasoning models drops earlier thoughts. The latter begins a new branch where they differ.
+    """
+    memory_bytes: Count = 8 << 30
+    """Memory of one worker and all that it has started; above it they are killed, and its episodes fail."""
+    processes: Count = 1024
+    """Processes of one worker, with those that its environments start; above it they are killed."""
+    file_bytes: Count = 1 << 30
+    """Size of each file that an environment writes."""
+
+    @property
+    def is_set(self) -> bool:
+        """True if trajectories are episodes."""
+        return bool(self.function or self.tools or self.command)
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
@@ -706,6 +766,7 @@ class Config(Section, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     sampling: SamplingConfig = SamplingConfig()
     rollout: Rollout = Rollout()
+    environment: Environment = Environment()
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     trainer: Trainer = Trainer()
@@ -731,7 +792,18 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest prompt and the longest completion together."""
-        return self.data.max_prompt_tokens + max(self.sampling.max_tokens, self.evaluation.max_tokens)
+        return self.data.max_prompt_tokens + max(self.longest_written("train"), self.longest_written("held_out"))
+
+    def longest_written(self, split: Split) -> int:
+        """Most tokens after a prompt: of a completion, or of an episode with those of its environment."""
+        if self.environment.is_set:
+            return self.environment.max_tokens
+        return (split == "held_out" and self.evaluation.max_tokens) or self.sampling.max_tokens
+
+    @property
+    def max_turns(self) -> int:
+        """Most turns of an episode; 0 without an environment."""
+        return self.environment.max_turns if self.environment.is_set else 0
 
 
 def _listed(values: str | list[str]) -> list[str]:

@@ -50,7 +50,8 @@ def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | N
     """
     return TrajectoryLimits(
         vocab_size=vocab_size,
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=config.longest_written("train"),
+        max_turns=config.max_turns,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
         replay_mask=config.sampling.replay_mask,

@@ -8,6 +8,7 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
 """
 
 from collections.abc import Iterable
+from typing import get_args
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from asyncrl.broker.groups.group import OPEN, Group, Slot
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Result, Rewarded
+from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.checks.trajectory import summary_problem_of
@@ -32,6 +33,7 @@ from asyncrl.messages import (
     ScoredItem,
     Settled,
     Split,
+    StartedOver,
     Stored,
     StoredItem,
     TrajectoryLimits,
@@ -61,10 +63,14 @@ class Trajectories:
         self._transfers = transfers
         self._out = out
         self._failures = failures
-        sampling, max_prompt_tokens = config.sampling, config.data.max_prompt_tokens
-        self._limits: dict[Split, TrajectoryLimits] = {
-            "train": TrajectoryLimits(0, sampling.max_tokens, max_prompt_tokens),
-            "held_out": TrajectoryLimits(0, config.evaluation.sampling(sampling).max_tokens, max_prompt_tokens),
+        splits: tuple[Split, ...] = get_args(Split)
+        self._limits = {
+            split: TrajectoryLimits(
+                max_tokens=config.longest_written(split),
+                max_prompt_tokens=config.data.max_prompt_tokens,
+                max_turns=config.max_turns,
+            )
+            for split in splits
         }
         self.credits = CreditBook()
         self.vocab_size = 0
@@ -95,6 +101,14 @@ class Trajectories:
         slot.score(item.reward, item.metrics, item.answer)
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
+
+    def started_over(self, message: StartedOver) -> None:
+        """A leased trajectory is sampled from the prompt again: forget the part on disk, and count it."""
+        slot = self._groups.slot(message.unit)
+        if slot and slot.is_leased_by(message.lease_id):
+            slot.discard_progress()
+            self._out.record(Reissued(message.unit, message.lease_id, "environment_lost", message.num_tokens))
+            self._out.event("episode.started_over", group_id=message.unit.group_id, reason=message.reason)
 
     def failed(self, message: Failed) -> str:
         """

@@ -1,0 +1,37 @@
+"""
+Interface for what stands between two turns: token ids of messages that follow tokens of the policy.
+
+    policy's tokens │ <|im_end|> <|im_start|>tool ... <|im_end|> <|im_start|>assistant │ policy's tokens
+                    └──────────────────── after(messages, last_ids) ───────────────────┘
+
+`asyncrl.rollout.engines.seam.TokenizerSeam` implements it for a tokenizer and its chat template.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from asyncrl.environment.interface import ChatMessage, PolicyTurn
+from asyncrl.messages import FinishReason
+
+
+class Seam(Protocol):
+    def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int], /) -> list[int]:
+        """
+        Token ids from the end of a turn of the policy to the beginning of its next one.
+
+        Args:
+            messages: What was said in between; may be empty, if the policy is to go on.
+            last_ids: Tokens of the policy's turn, as sampled: what ends a turn is not repeated if it wrote that itself.
+
+        Raises:
+            EngineError: The template cannot render these messages.
+        """
+
+    def opening(self, messages: Sequence[ChatMessage], tools: str = "", /) -> list[int]:
+        """Token ids of a whole chat up to the beginning of the policy's turn, for a context that follows nothing."""
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, /) -> PolicyTurn:
+        """Text of a turn, and the calls of tools in it."""
+
+    def text(self, token_ids: Sequence[int], /) -> str:
+        """Text of any tokens without special tokens."""
