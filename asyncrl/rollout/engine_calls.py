@@ -7,8 +7,7 @@ Requests that one engine samples for rollouts, while requests of the host's user
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from msgspec import Struct, structs
 
@@ -96,19 +95,16 @@ class EngineCalls:
         self._interrupt(only_with_tokens=True)
         asyncio.get_running_loop().call_soon(self._interrupt)
 
-    @contextmanager
-    def outside_work(self) -> Iterator[None]:
-        """Time in which nothing is sampled, which does not count as work."""
-        self._occupancy.end()
-        try:
-            yield
-        finally:
-            self._occupancy.begin()
+    async def until_idle(self) -> None:
+        """Wait while users' requests are in hand."""
+        if not self._users.is_idle:
+            await self._users.until_idle()
 
     async def _complete(self, call: EngineCall) -> Completion:
         while True:
             await self.until_idle()
             call.is_in_engine, call.is_interrupted = True, False
+            self._occupancy.begin()
             try:
                 return await self._engine.generate(call.request)
             except asyncio.CancelledError:
@@ -116,14 +112,9 @@ class EngineCalls:
                 if not call.is_interrupted or call.task.uncancel():
                     raise
             finally:
+                self._occupancy.end()
                 call.is_in_engine = False
                 self._changed()
-
-    async def until_idle(self) -> None:
-        """Wait while users' requests are in hand."""
-        if not self._users.is_idle:
-            with self.outside_work():
-                await self._users.until_idle()
 
     def _interrupt(self, *, only_with_tokens: bool = False) -> None:
         for call in list(self._calls.values()):

@@ -239,7 +239,6 @@ class Generations:
     # ── one trajectory ──────────────────────────────────────────────────────────────────────────
 
     async def _generate(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> None:
-        self.occupancy.begin()
         try:
             item = await self._sample(lease, unit, fetch_prefix)
         except EngineError as error:
@@ -255,7 +254,6 @@ class Generations:
         finally:
             if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
                 del self._running[unit]
-            self.occupancy.end()
             self.has_news.set()
             self._changed.set()
 
