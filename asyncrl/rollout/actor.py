@@ -33,6 +33,7 @@ from asyncrl.messages import (
     Cancelled,
     Drain,
     Draining,
+    Failed,
     Hold,
     Lease,
     Leased,
@@ -56,9 +57,9 @@ from asyncrl.messages import (
     Wake,
     WeightsVia,
 )
-from asyncrl.rollout.engine import Completion, Engine, WeightReceiver
+from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, limits_of, to_completion
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, Sampled, to_sampled
 from asyncrl.rollout.sleeping import Sleeper
 
 log = get_logger()
@@ -72,6 +73,8 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
     """Completions the engine decodes together."""
     group_size: int = 8
     """Trajectories of a full lease."""
+    episodes: int = 0
+    """Episodes in hand at a time; 0 if trajectories are single completions, of which ``slots`` are."""
     partial_rollout: bool = True
     """Swap weights in the middle of completions; False finishes running completions first."""
     progress_every_s: float = 0.0
@@ -120,7 +123,7 @@ class RolloutActor:
         self._spools = connection.spools
         self._options = options
         # Two leases beyond the slots, so that no slot waits for the next lease to arrive.
-        self._capacity = options.slots + 2 * options.group_size
+        self._capacity = (options.episodes or options.slots) + 2 * options.group_size
         self._receiver = receiver
         self._generations = generations or Generations(engine, connection.identity.node, clock)
         self._generations.images.connect(connection.spools)
@@ -242,7 +245,7 @@ class RolloutActor:
             self._returned_credits += self._generations.forget(Unit(lease.group_id, index, lease.split))
             self._generations.start(lease, index, prefixes.get(index))
 
-    async def _fetch(self, lease: Lease, item: ResumePoint) -> Completion:
+    async def _fetch(self, lease: Lease, item: ResumePoint) -> Sampled:
         try:
             trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except (DecodeError, TimeoutError) as error:
@@ -251,7 +254,7 @@ class RolloutActor:
         if problem := image_problem_of(trajectory, lease.prompt.images):
             raise EngineError(f"the stored part to resume from is damaged: {problem}")
         unit = Unit(lease.group_id, item.index, lease.split)
-        return to_completion(trajectory, unit, limits_of(lease, item.index, self._generations.vocab_size))
+        return to_sampled(trajectory, unit, self._generations.limits(lease, item.index))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)
@@ -270,13 +273,16 @@ class RolloutActor:
             if fresh := generations.unsettled.take_fresh():
                 await self._put(fresh)
                 reach("rollout.put")
-            failures, generations.failures = generations.failures, []
-            for failed in failures:
+            if turns := generations.progress(only_turns=True):
+                await self._put(turns)
+                reach("rollout.turn_put")
+            reports, generations.reports = generations.reports, []
+            for report in reports:
                 # A later lease of the same unit may be running already.
-                if generations.holds(Leased(failed.unit, failed.lease_id)):
-                    self._returned_credits += generations.forget(failed.unit)
-                await self._broker.send(failed)
-            if failures:
+                if isinstance(report, Failed) and generations.holds(Leased(report.unit, report.lease_id)):
+                    self._returned_credits += generations.forget(report.unit)
+                await self._broker.send(report)
+            if reports:
                 await self._offer()
 
     async def _put_again(self) -> None:
