@@ -73,6 +73,7 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
     """
     return (
         _length_problem(trajectory, limits)
+        or turn_problem_of(trajectory, limits)
         or _id_problem("prompt", trajectory.prompt_ids, limits.vocab_size)
         or _id_problem("completion", trajectory.completion_ids, limits.vocab_size)
         or _context_problem(trajectory, limits)
@@ -82,7 +83,6 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         or _span_problem(trajectory, limits)
         or _other_problem(trajectory)
         or grid_problem_of(trajectory)
-        or turn_problem_of(trajectory, limits)
         or _identity_problem(trajectory, unit, summary)
     )
 
@@ -95,21 +95,29 @@ def summary_problem_of(summary: TrajectorySummary, limits: TrajectoryLimits) -> 
             f"{IMPOSSIBLE_SUMMARY}: {summary.prompt_tokens} prompt and {summary.num_tokens} completion tokens in "
             f"{summary.num_spans} spans, expected 0 .. {most_prompt} and 1 .. {most}, and no empty span"
         )
-    most_context = most - summary.num_tokens if limits.max_turns != 0 else 0
-    most_turns = summary.num_tokens if limits.max_turns is None else max(1, limits.max_turns)
-    if not (
-        0 <= summary.context_tokens <= most_context and 1 <= summary.num_branches <= summary.num_turns <= most_turns
-    ):
-        return (
-            f"{IMPOSSIBLE_SUMMARY}: {summary.context_tokens} tokens of context, {summary.num_turns} turns, "
-            f"{summary.num_branches} branches; expected 0 .. {most_context} tokens and 1 .. {most_turns} turns, of "
-            f"which one or more end a branch"
-        )
+    if problem := _episode_problem(summary, most, limits.max_turns):
+        return problem
     newest = inf if limits.newest_version is None else limits.newest_version
     if not 0 <= summary.oldest_version <= summary.newest_version <= newest:
         found = f"versions {summary.oldest_version} .. {summary.newest_version}"
         return f"{IMPOSSIBLE_SUMMARY}: {found}, expected increasing ones of 0 .. {newest}"
     return ""
+
+
+def _episode_problem(summary: TrajectorySummary, most_tokens: int, max_turns: int | None) -> str:
+    most_context = most_tokens - summary.num_tokens if max_turns != 0 else 0
+    most_turns = summary.num_tokens if max_turns is None else min(summary.num_tokens, max(1, max_turns))
+    if (
+        0 <= summary.context_tokens <= most_context
+        and 1 <= summary.num_branches <= summary.num_turns <= most_turns
+        and 0 <= summary.environment_s < inf
+    ):
+        return ""
+    return (
+        f"{IMPOSSIBLE_SUMMARY}: {summary.context_tokens} tokens of context, {summary.num_turns} turns, "
+        f"{summary.num_branches} branches, {summary.environment_s} s; expected 0 .. {most_context} tokens, "
+        f"1 .. {most_turns} turns, of which one or more end a branch, and a finite time, 0 or more"
+    )
 
 
 def summary_of(trajectory: Trajectory) -> TrajectorySummary:
@@ -161,8 +169,6 @@ def _id_problem(kind: str, raw: memoryview, vocab_size: int) -> str:
 
 def _context_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
     raw = trajectory.context_ids
-    if raw.nbytes % 4:
-        return f"{BAD_LENGTHS}: {raw.nbytes / 4:g} tokens of context, expected whole ones"
     if limits.max_tokens and raw.nbytes + trajectory.completion_ids.nbytes > 4 * limits.max_tokens:
         found = f"{raw.nbytes // 4} tokens of context and {trajectory.completion_ids.nbytes // 4} written"
         return f"{TOO_LONG}: {found}, expected at most {limits.max_tokens} together"

@@ -23,13 +23,16 @@ MAX_CHARS = 1024
 
 def turn_problem_of(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
     """Reason to refuse a trajectory's turns, context or metrics; empty if there is none."""
-    turns = trajectory.turns
+    turns, is_unfinished = trajectory.turns, trajectory.finish_reason == "unfinished"
     if not turns:
         if trajectory.context_ids or trajectory.scores or trajectory.snapshot:
             return f"{BAD_TURNS}: none, expected some, because there is context, a metric or a snapshot"
-        return ""
+        missing = f"{BAD_TURNS}: none, expected 1 .. {limits.max_turns} (environment.max_turns)"
+        return missing if limits.max_turns and not is_unfinished else ""
     if limits.max_turns is not None and len(turns) > limits.max_turns:
         return f"{BAD_TURNS}: {len(turns)} turns, expected at most {limits.max_turns} (environment.max_turns)"
+    if trajectory.snapshot and not is_unfinished:
+        return f"{BAD_TURNS}: a snapshot of {trajectory.snapshot.nbytes} bytes, expected none of a finished episode"
     for place, turn in enumerate(turns):
         if problem := _problem_of_turn(turn, place):
             return f"{BAD_TURNS}: turn {place} has {problem}"

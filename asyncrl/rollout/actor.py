@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Literal
 
 from msgspec import Struct
 
@@ -33,6 +34,7 @@ from asyncrl.messages import (
     Cancelled,
     Drain,
     Draining,
+    Failed,
     Hold,
     Lease,
     Leased,
@@ -56,9 +58,9 @@ from asyncrl.messages import (
     Wake,
     WeightsVia,
 )
-from asyncrl.rollout.engine import Completion, Engine, WeightReceiver
+from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, limits_of, to_completion
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, Sampled, to_sampled
 from asyncrl.rollout.sleeping import Sleeper
 
 log = get_logger()
@@ -72,8 +74,10 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
     """Completions the engine decodes together."""
     group_size: int = 8
     """Trajectories of a full lease."""
-    partial_rollout: bool = True
-    """Swap weights in the middle of completions; False finishes running completions first."""
+    episodes: int = 0
+    """Episodes in hand at a time; 0 if trajectories are single completions, of which ``slots`` are."""
+    partial_rollout: bool | Literal["turn"] = True
+    """Swap weights in the middle of completions; False finishes running completions first, ``turn`` running turns."""
     progress_every_s: float = 0.0
     """Seconds between saves of unfinished completions, the most a lost node loses; 0 never saves."""
     layout_hash: str = ""
@@ -120,7 +124,7 @@ class RolloutActor:
         self._spools = connection.spools
         self._options = options
         # Two leases beyond the slots, so that no slot waits for the next lease to arrive.
-        self._capacity = options.slots + 2 * options.group_size
+        self._capacity = (options.episodes or options.slots) + 2 * options.group_size
         self._receiver = receiver
         self._generations = generations or Generations(engine, connection.identity.node, clock)
         self._generations.images.connect(connection.spools)
@@ -242,7 +246,7 @@ class RolloutActor:
             self._returned_credits += self._generations.forget(Unit(lease.group_id, index, lease.split))
             self._generations.start(lease, index, prefixes.get(index))
 
-    async def _fetch(self, lease: Lease, item: ResumePoint) -> Completion:
+    async def _fetch(self, lease: Lease, item: ResumePoint) -> Sampled:
         try:
             trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except (DecodeError, TimeoutError) as error:
@@ -251,7 +255,7 @@ class RolloutActor:
         if problem := image_problem_of(trajectory, lease.prompt.images):
             raise EngineError(f"the stored part to resume from is damaged: {problem}")
         unit = Unit(lease.group_id, item.index, lease.split)
-        return to_completion(trajectory, unit, limits_of(lease, item.index, self._generations.vocab_size))
+        return to_sampled(trajectory, unit, self._generations.limits(lease, item.index))
 
     async def _return_credits(self, units: list[Unit]) -> None:
         self._returned_credits += sum(self._generations.forget(unit) for unit in units)
@@ -270,13 +274,16 @@ class RolloutActor:
             if fresh := generations.unsettled.take_fresh():
                 await self._put(fresh)
                 reach("rollout.put")
-            failures, generations.failures = generations.failures, []
-            for failed in failures:
+            if turns := generations.progress(only_turns=True):
+                await self._put(turns)
+                reach("rollout.turn_put")
+            reports, generations.reports = generations.reports, []
+            for report in reports:
                 # A later lease of the same unit may be running already.
-                if generations.holds(Leased(failed.unit, failed.lease_id)):
-                    self._returned_credits += generations.forget(failed.unit)
-                await self._broker.send(failed)
-            if failures:
+                if isinstance(report, Failed) and generations.holds(Leased(report.unit, report.lease_id)):
+                    self._returned_credits += generations.forget(report.unit)
+                await self._broker.send(report)
+            if reports:
                 await self._offer()
 
     async def _put_again(self) -> None:
@@ -302,7 +309,7 @@ class RolloutActor:
     async def _fall_asleep(self, sleeper: Sleeper) -> None:
         async with self._swap_lock:
             began_s = self._clock()
-            num_bytes = await sleeper.sleep(finish=not self._options.partial_rollout)
+            num_bytes = await sleeper.sleep(finish=self._options.partial_rollout is not True)
             reach("rollout.asleep")
             await self._broker.send(Asleep(self._clock() - began_s, num_bytes))
             await self._broker.send(AskTurn())
@@ -371,7 +378,7 @@ class RolloutActor:
     async def _pause(self) -> float:
         """Pause the engine unless it is paused already, and return the clock time of the pause."""
         if self._paused_s is None:
-            if not self._options.partial_rollout:
+            if self._options.partial_rollout is not True:
                 await self._generations.finish_running()
             self._paused_s = self._clock()
             await self._engine.pause()

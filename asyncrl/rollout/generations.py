@@ -1,12 +1,11 @@
 """
 Trajectories of one rollout, from the lease until they are on disk.
 
-    start ─▶ running: encode, pictures ─▶ engine.generate ─▶ unsettled ─▶ settled: forgotten
-               │             ▲      │                 ▲
-               │  users idle │      │ make_way: users' requests begin
-               │             outside the engine, with the tokens so far
-               └── hand_over ───────│─────────────────┘
-                                    └─▶ failures ─▶ `Failed` to the broker
+    start ─▶ running: encode, pictures ─▶ one completion, or an episode ─▶ unsettled ─▶ settled: forgotten
+               │                                  │      │                    ▲   ▲
+               │                                  │      └─ after each turn ──┘   │
+               └── hand_over ─────────────────────│───────────────────────────────┘
+                                                  └─▶ reports ─▶ `Failed`, `StartedOver` to the broker
 
 They outlive the link to the broker: sampling continues while the broker is away, and `begin_session` lists for the next
 session all that is still running or unsettled.
@@ -15,6 +14,9 @@ session all that is still running or unsettled.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
@@ -22,12 +24,27 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.images import ImageCache
-from asyncrl.errors import DecodeError, EngineError, PromptTooLong
+from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
 from asyncrl.log import get_logger
-from asyncrl.messages import Failed, Held, Lease, Leased, PutItem, Sampling, Unit
+from asyncrl.messages import (
+    Failed,
+    Held,
+    Lease,
+    Leased,
+    PutItem,
+    Sampling,
+    Stage,
+    StartedOver,
+    TrajectoryLimits,
+    Unit,
+)
 from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.engine_calls import EngineCalls
+from asyncrl.rollout.episodes.episodes import Episodes
 from asyncrl.rollout.prompt_truncation import fit
-from asyncrl.rollout.results import UnsettledResults, check_extends, to_put_item
+from asyncrl.rollout.results import Sampled, UnsettledResults, limits_of, to_put_item
+from asyncrl.rollout.single import SingleCompletion
+from asyncrl.rollout.start_gate import StartGate
 from asyncrl.rollout.user_requests import UserRequests
 
 log = get_logger()
@@ -37,8 +54,18 @@ FETCH_IMAGES_S = 60.0
 PRIORITY = 1
 """`Request.priority` of rollouts, behind requests of users."""
 
-FetchPrefix = Callable[[], Awaitable[Completion]]
-"""Fetches the unfinished completion to resume from. Raises `EngineError`."""
+FetchPrefix = Callable[[], Awaitable[Sampled]]
+"""Fetches the unfinished trajectory to resume from. Raises `EngineError`."""
+
+
+class Work(Protocol):
+    """What is sampled for one trajectory: a `SingleCompletion` or an `Episode`."""
+
+    async def run(self) -> Sampled:
+        """Sample it to its end. Raises `EngineError`."""
+
+    def written(self) -> Sampled | None:
+        """Unfinished contents so far; None if there are none."""
 
 
 class Generation(Struct, eq=False):
@@ -46,13 +73,12 @@ class Generation(Struct, eq=False):
     lease: Lease
     task: asyncio.Task[None]
     is_resumed: bool
-    request: Request | None = None
+    work: Work | None = None
     """None until the prompt is encoded, and its prefix and pictures have arrived."""
-    is_in_engine: bool = False
-    is_interrupted: bool = False
-    """Taken out of the engine for users' requests."""
     num_put: int = 0
     """Tokens put into the spool so far."""
+    has_turn: bool = False
+    """A turn was finished since the last put."""
 
 
 class Generations:
@@ -63,8 +89,11 @@ class Generations:
         engine: Engine,
         node: str,
         clock: Callable[[], float] = time.monotonic,
+        *,
         users: UserRequests | None = None,
         on_failure: Callable[[EngineError], None] | None = None,
+        episodes: Episodes | None = None,
+        hold: Literal["trajectory", "turn"] = "trajectory",
     ) -> None:
         self.users = users or UserRequests()
         self.images = ImageCache()
@@ -72,16 +101,16 @@ class Generations:
         self._engine = engine
         self._on_failure = on_failure
         self._node = node
-        self._clock = clock
+        self._episodes = episodes
+        self._hold = hold
         self.vocab_size = vocab_size_of(engine)
         self.occupancy = Occupancy(clock)
         self.unsettled = UnsettledResults()
-        self.failures: list[Failed] = []
+        self.reports: list[Failed | StartedOver] = []
         self.has_news = asyncio.Event()
-        """Set when ``unsettled``, ``failures`` or ``fatal_error`` has something new; the reader clears it."""
+        """Set when ``unsettled``, ``reports``, a turn or ``fatal_error`` is new; the reader clears it."""
         self.policy_version = -1
         """Version the engine decodes with; -1 before the first weights."""
-        self.num_tokens = 0  # without resumed ones
         self.fatal_error: BaseException | None = None
         """An error other than `EngineError`: the engine cannot be used any more."""
         self._running: dict[Unit, Generation] = {}
@@ -89,11 +118,15 @@ class Generations:
         """Every running or unsettled trajectory; each uses one credit."""
         self._encoded: tuple[Lease, list[int]] | None = None
         """Lease and prompt ids of the last encoding: the indices of a lease share a prompt and start together."""
-        self._num_generating = 0
-        self._may_start = asyncio.Event()
-        self._may_start.set()
+        self._gate = StartGate()
         self._changed = asyncio.Event()
         """Set when a generation ends or is settled: `_until` checks its condition again."""
+        self._calls = EngineCalls(engine, self.users, self.occupancy, end_with=self.end_with, changed=self._changed.set)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, without resumed ones."""
+        return self._calls.num_tokens
 
     @property
     def num_in_hand(self) -> int:
@@ -147,33 +180,7 @@ class Generations:
 
     def watch_users(self) -> None:
         """Make way for requests of users from here on, until `aclose`."""
-        self.users.watch(self.make_way)
-
-    def make_way(self) -> None:
-        """
-        Take every request out of the engine with its tokens so far; it continues when the users are idle.
-
-        One without new tokens may have ended just before: it is taken out in the next turn of the loop, if it has not.
-        """
-        self._interrupt(only_with_tokens=True)
-        asyncio.get_running_loop().call_soon(self._interrupt)
-
-    def _interrupt(self, *, only_with_tokens: bool = False) -> None:
-        for generation in self._running.values():
-            request = generation.request
-            if request is None or not generation.is_in_engine or generation.is_interrupted or self.users.is_idle:
-                continue
-            try:
-                written = self._engine.written(request)
-            except Exception as error:  # noqa: BLE001  a host's engine may raise anything, here amid a user's request
-                self.end_with(error)
-                return
-            if written and written is not request.resume_from:
-                generation.request = structs.replace(request, resume_from=written)
-            elif only_with_tokens:
-                continue
-            generation.is_interrupted = True
-            generation.task.cancel()
+        self.users.watch(self._calls.make_way)
 
     # ── change of session, node or weights ──────────────────────────────────────────────────────
 
@@ -184,19 +191,20 @@ class Generations:
         Failures are dropped: the broker leases every trajectory that is not listed anew. So are generations that still
         wait for their prefix, because the answer belongs to the session that has ended.
         """
-        self.failures.clear()
+        self.reports.clear()
         self.unsettled.mark_all_fresh()
         self.has_news.set()
-        for generation in [g for g in self._running.values() if g.is_resumed and g.request is None]:
+        for generation in [g for g in self._running.values() if g.is_resumed and g.work is None]:
             self.forget(generation.unit)
         oldest = {unit: self._oldest_version(generation) for unit, generation in self._running.items()}
         oldest |= {item.unit: item.summary.oldest_version for item in self.unsettled}
         self._lease_ids = {unit: lease_id for unit, lease_id in self._lease_ids.items() if unit in oldest}
         return [Held(unit, lease_id, oldest[unit]) for unit, lease_id in self._lease_ids.items()]
 
-    def progress(self) -> list[PutItem]:
-        """Unfinished completions that have new tokens since the last call."""
-        return [item for generation in self._running.values() if (item := self._progress(generation))]
+    def progress(self, *, only_turns: bool = False) -> list[PutItem]:
+        """Unfinished trajectories that have new tokens since the last call; or only those with a new turn."""
+        generations = [g for g in self._running.values() if g.has_turn or not only_turns]
+        return [item for generation in generations if (item := self._progress(generation))]
 
     async def hand_over(self) -> None:
         """Stop sampling and move unfinished completions to ``unsettled``, for another node to resume."""
@@ -215,16 +223,15 @@ class Generations:
         self._changed.set()
 
     async def finish_running(self) -> None:
-        """Hold back new requests until `allow_starts`, and wait until the engine has finished the running ones."""
-        self._may_start.clear()
-        await self._until(lambda: not self._num_generating)
+        """Hold back new work until `allow_starts`, and wait until the engine has finished what is running."""
+        await self._gate.empty()
 
     async def wait_until_outside(self) -> None:
-        """Wait until no request is in the engine, after `make_way`."""
-        await self._until(lambda: not any(generation.is_in_engine for generation in self._running.values()))
+        """Wait until no request is in the engine, after users' requests have begun."""
+        await self._until(lambda: self._calls.is_outside)
 
     def allow_starts(self) -> None:
-        self._may_start.set()
+        self._gate.open()
 
     async def wait_until_settled(self) -> None:
         await self._until(lambda: not self._running and not self.unsettled)
@@ -232,7 +239,6 @@ class Generations:
     # ── one trajectory ──────────────────────────────────────────────────────────────────────────
 
     async def _generate(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> None:
-        self.occupancy.begin()
         try:
             item = await self._sample(lease, unit, fetch_prefix)
         except EngineError as error:
@@ -240,14 +246,14 @@ class Generations:
                 self._on_failure(error)
             log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
-            self.failures.append(Failed(unit, lease.lease_id, "rollout", str(error), error.retryable, is_overlong))
+            stage: Stage = "environment" if isinstance(error, EnvironmentFailed) else "rollout"
+            self.reports.append(Failed(unit, lease.lease_id, stage, str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")
             self.unsettled.add(item)
         finally:
             if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
                 del self._running[unit]
-            self.occupancy.end()
             self.has_news.set()
             self._changed.set()
 
@@ -256,65 +262,69 @@ class Generations:
         prompt_ids = self._encode(lease)
         images = await self._fetch_images(lease)
         generation = self._running[unit]
-        generation.request = Request(
-            prompt_ids=prompt_ids,
-            sampling=_sampling(lease, unit.index),
-            seed=None if lease.seed is None else lease.seed + unit.index,
-            resume_from=prefix,
+        generation.work = self._work(generation, prompt_ids, images, prefix)
+        await self._calls.until_idle()
+        # A new turn need not pass the gate if whole trajectories do: the swap waits for those.
+        async with self._gate.passing() if self._hold == "trajectory" else nullcontext():
+            return self._put_item(generation, await generation.work.run())
+
+    def _work(
+        self, generation: Generation, prompt_ids: list[int], images: tuple[bytes, ...], prefix: Sampled | None
+    ) -> Work:
+        lease, unit = generation.lease, generation.unit
+        sampling = _sampling(lease, unit.index)
+        seed = None if lease.seed is None else lease.seed + unit.index
+        if self._episodes is None:
+            request = Request(
+                prompt_ids=prompt_ids,
+                sampling=sampling,
+                seed=seed,
+                resume_from=prefix.completion if prefix else None,
+                priority=PRIORITY,
+                images=images,
+            )
+            return SingleCompletion(self._engine, self._calls, request)
+        return self._episodes.begin(
+            unit,
+            lease.prompt,
+            prompt_ids,
+            sample=self._sample_turn,
+            written=self._calls.written,
+            sampling=sampling,
+            seed=seed,
             priority=PRIORITY,
             images=images,
+            prefix=prefix,
+            on_turn=partial(self._has_turn, generation),
+            on_started_over=partial(self._started_over, generation),
         )
-        await self._until_idle()
-        await self._may_start.wait()
-        self._num_generating += 1
-        try:
-            request, completion = await self._complete(generation, generation.request)
-        finally:
-            self._num_generating -= 1
-        if completion.finish_reason == "unfinished":  # It would be kept to be continued, which nobody does.
-            raise EngineError("the engine ended a completion as unfinished")
-        self.num_tokens += len(completion.completion_ids)
-        if request.resume_from:
-            check_extends(completion, request.resume_from)
-        if prefix:
-            self.num_tokens -= len(prefix.completion_ids)
-        text = self._engine.decode(completion.completion_ids)
-        return self._put_item(lease, unit, request, completion, text=text)
 
-    async def _complete(self, generation: Generation, request: Request) -> tuple[Request, Completion]:
-        """Completion of a request, and the request that continued it after the last interruption."""
-        while True:
-            await self._until_idle()
-            generation.is_in_engine, generation.is_interrupted = True, False
-            try:
-                return request, await self._engine.generate(request)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                # Both may have happened: the interruption, and the end of the generation.
-                if not generation.is_interrupted or task is None or task.uncancel():
-                    raise
-            finally:
-                generation.is_in_engine = False
-                self._changed.set()
-            request = generation.request or request
+    async def _sample_turn(self, request: Request) -> Completion:
+        async with self._gate.passing() if self._hold == "turn" else nullcontext():
+            return await self._calls.complete(request)
 
-    async def _until_idle(self) -> None:
-        """Wait while users' requests are in hand, which does not count as work."""
-        if not self.users.is_idle:
-            self.occupancy.end()
-            try:
-                await self.users.until_idle()
-            finally:
-                self.occupancy.begin()
+    def _has_turn(self, generation: Generation) -> None:
+        generation.has_turn = True
+        self.has_news.set()
 
-    def _put_item(self, lease: Lease, unit: Unit, request: Request, completion: Completion, *, text: str) -> PutItem:
-        return to_put_item(
-            lease, unit, request.prompt_ids, completion, text=text, node=self._node, vocab_size=self.vocab_size
-        )
+    def _started_over(self, generation: Generation, num_tokens: int, reason: str) -> None:
+        generation.num_put = 0
+        self.reports.append(StartedOver(generation.unit, generation.lease.lease_id, num_tokens, reason))
+        self.has_news.set()
+
+    def limits(self, lease: Lease, index: int) -> TrajectoryLimits:
+        """Limits of a trajectory of a lease."""
+        return limits_of(lease, index, self.vocab_size, self._episodes.limits if self._episodes else None)
+
+    def _put_item(self, generation: Generation, sampled: Sampled) -> PutItem:
+        lease, unit = generation.lease, generation.unit
+        episode = self._episodes.limits if self._episodes else None
+        return to_put_item(lease, unit, sampled, node=self._node, vocab_size=self.vocab_size, episode=episode)
 
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:
-            prompt_ids = self._engine.encode(lease.prompt)
+            prompt = self._episodes.shown(lease.prompt) if self._episodes else lease.prompt
+            prompt_ids = self._engine.encode(prompt)
             has_images = bool(lease.prompt.images)
             fitting = fit(prompt_ids, lease.max_prompt_tokens, lease.truncation, has_images=has_images)
             self._encoded = lease, fitting
@@ -330,32 +340,31 @@ class Generations:
             raise EngineError(f"cannot fetch the pictures of the prompt: {reason}") from error
 
     def _progress(self, generation: Generation) -> PutItem | None:
-        unit, request, written = generation.unit, generation.request, self._written(generation)
-        if request is None or written is None:
+        unit, written = generation.unit, self._written(generation)
+        if written is None:
             return None
-        num_tokens = len(written.completion_ids)
+        num_tokens = len(written.completion.completion_ids)
         if num_tokens <= generation.num_put:
             return None
         try:
-            item = self._put_item(generation.lease, unit, request, written, text="")
+            item = self._put_item(generation, written)
         except EngineError as error:  # Skip it: the finished completion is checked on its own.
             log.warning("progress.unusable", group_id=unit.group_id, reason=str(error))
             return None
-        generation.num_put = num_tokens
+        generation.num_put, generation.has_turn = num_tokens, False
         return item
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             self.end_with(error)
 
-    def _written(self, generation: Generation) -> Completion | None:
-        """Tokens so far, in the engine or outside; None if there are none."""
-        request = generation.request
-        return (self._engine.written(request) or request.resume_from) if request else None
+    def _written(self, generation: Generation) -> Sampled | None:
+        return generation.work.written() if generation.work else None
 
     def _oldest_version(self, generation: Generation) -> int:
         written = self._written(generation)
-        return min((span.policy_version for span in written.spans), default=0) if written else self.policy_version
+        spans = written.completion.spans if written else []
+        return min((span.policy_version for span in spans), default=0 if written else self.policy_version)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

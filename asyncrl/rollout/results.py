@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from asyncrl.checks.trajectory import problem_of, summary_of
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectoryLimits, Unit
+from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectoryLimits, Turn, Unit
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005
@@ -82,31 +83,55 @@ class UnsettledResults:
                 self._items[item.unit] = (item, now_s)
 
 
+class EpisodeLimits(Struct, frozen=True, kw_only=True):
+    """Limits of an episode, as `Environment` has them."""
+
+    max_turns: int
+    max_tokens: int
+    """Tokens after the prompt, of the policy and of the environment."""
+
+
+class Sampled(Struct, frozen=True, kw_only=True):
+    """Contents of a trajectory, finished or not."""
+
+    prompt_ids: list[int]
+    completion: Completion
+    """All that the policy wrote."""
+    text: str = ""
+    """Text of the completion, or of the last turn; empty while unfinished."""
+    turns: list[Turn] = []
+    """Turns of an episode; empty for one completion after the prompt."""
+    context_ids: list[int] = []
+    scores: dict[str, float] = {}
+    snapshot: bytes = b""
+    """Of an unfinished episode: what another node needs to continue it, besides its tokens."""
+
+
 def to_put_item(
     lease: Lease,
     unit: Unit,
-    prompt_ids: list[int],
-    completion: Completion,
+    sampled: Sampled,
     *,
-    text: str,
     node: str,
     vocab_size: int = 0,
+    episode: EpisodeLimits | None = None,
 ) -> PutItem:
     """
-    Encode a completion and its text (empty while unfinished).
+    Encode a trajectory.
 
     Raises:
         EngineError: It is damaged, which may succeed at another try, or too large to be stored.
     """
+    completion = sampled.completion
     try:
         trajectory = Trajectory(
             unit=unit,
-            prompt_ids=_little_endian(array.array("i", prompt_ids)),
+            prompt_ids=_little_endian(array.array("i", sampled.prompt_ids)),
             completion_ids=_little_endian(array.array("i", completion.completion_ids)),
             behavior_logprobs=_little_endian(array.array("f", completion.behavior_logprobs)),
             spans=completion.spans,
             finish_reason=completion.finish_reason,
-            text=text,
+            text=sampled.text,
             node=node,
             generate_s=completion.generate_s,
             mask_counts=_little_endian(array.array("i", completion.mask_counts)),
@@ -115,8 +140,12 @@ def to_put_item(
             images=lease.prompt.images,
             grids=completion.grids,
             processor=completion.processor,
+            turns=sampled.turns,
+            context_ids=_little_endian(array.array("i", sampled.context_ids)),
+            scores=sampled.scores,
+            snapshot=memoryview(sampled.snapshot),
         )
-        _check(trajectory, unit, limits_of(lease, unit.index, vocab_size))
+        _check(trajectory, unit, limits_of(lease, unit.index, vocab_size, episode))
         payload = memoryview(_encoder.encode(trajectory))
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
         raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
@@ -127,22 +156,27 @@ def to_put_item(
 _encoder = msgspec.msgpack.Encoder()
 
 
-def limits_of(lease: Lease, index: int, vocab_size: int) -> TrajectoryLimits:
-    """Limits of a trajectory of this lease. Its newest version is unknown: another node may have begun it."""
+def limits_of(lease: Lease, index: int, vocab_size: int, episode: EpisodeLimits | None = None) -> TrajectoryLimits:
+    """
+    Limits of a trajectory of this lease. Its newest version is unknown: another node may have begun it.
+
+    ``episode`` is None if trajectories are single completions.
+    """
     return TrajectoryLimits(
         vocab_size,
-        lease.sampling.max_tokens,
+        episode.max_tokens if episode else lease.sampling.max_tokens,
         lease.max_prompt_tokens,
         replay_mask=lease.sampling.replay_mask and index not in lease.greedy,
         replay_routes=lease.sampling.replay_routes and index not in lease.greedy,
+        max_turns=episode.max_turns if episode else 0,
     )
 
 
-def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> Completion:
+def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> Sampled:
     """Decode a stored trajectory of ``unit``, to resume from it. Raises a retryable `EngineError` if it is damaged."""
     if problem := problem_of(trajectory, unit, None, limits):
         raise EngineError(f"the stored part to resume from is damaged: {problem}")
-    return Completion(
+    completion = Completion(
         completion_ids=_unpacked("i", trajectory.completion_ids),
         behavior_logprobs=_unpacked("f", trajectory.behavior_logprobs),
         spans=trajectory.spans,
@@ -152,6 +186,14 @@ def to_completion(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) 
         mask_ids=_unpacked("i", trajectory.mask_ids),
         routing=trajectory.routing,
         grids=trajectory.grids,
+    )
+    return Sampled(
+        prompt_ids=_unpacked("i", trajectory.prompt_ids),
+        completion=completion,
+        turns=trajectory.turns,
+        context_ids=_unpacked("i", trajectory.context_ids),
+        scores=trajectory.scores,
+        snapshot=bytes(trajectory.snapshot),
     )
 
 

@@ -17,6 +17,7 @@ from asyncrl.broker.ledger.records import (
     Duplicate,
     FailedAttempt,
     Measured,
+    Progressed,
     Refused,
     Reissued,
     Restarted,
@@ -264,6 +265,17 @@ def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled(
     assert [slot.unit for slot in scheduler.grading.assign("r", 9)] == [Unit(1, 1)]
 
 
+@pytest.mark.parametrize(
+    ("cause", "is_kept"),
+    [("node_lost", True), ("silent", True), ("failed", False), ("spool_away", False), ("environment_lost", False)],
+)
+def test_a_part_that_was_discarded_is_not_continued_by_the_next_broker(cause: str, is_kept: bool) -> None:
+    unit = Unit(0, 0)
+    begun = Progressed(unit, 5, REF, TrajectorySummary(8, 4, 0, 0, 1, "unfinished"))
+    slot = replayed([FIRST_LIVE, *admitted(0), begun, Reissued(unit, 5, cause, 8)]).groups.train[0].slots[0]
+    assert slot.ref == (REF if is_kept else None)
+
+
 def test_leases_are_granted_again_with_ids_of_this_term() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0, 1), result(0, 1))
     desk.published(0, 0)
@@ -311,7 +323,7 @@ def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> Non
     assert desk.scheduler.training.batches.next_step == 1
 
 
-@pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("completion", [3, 2])])
+@pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("windowed", [2, 3]), ("completion", [3, 2])])
 def test_the_next_step_gets_what_it_would_have_got(order: str, batch: list[int]) -> None:
     config = a_config(schedule={"groups_per_step": 2, "group_size": 2, "order": order})
     desk = Desk(*STEP_0, *complete(3, 2), config=config)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from asyncrl.checks import trajectory as check
 from asyncrl.checks.images import BAD_GRIDS
+from asyncrl.checks.turns import BAD_TURNS
 from asyncrl.messages import (
     FinishReason,
     RouteShape,
@@ -19,13 +20,21 @@ from asyncrl.messages import (
     Trajectory,
     TrajectoryLimits,
     TrajectorySummary,
+    Turn,
     Unit,
 )
 
 VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
 ROUTES = RouteShape(layers=3, top_k=2, num_experts=5)
 LIMITS = TrajectoryLimits(
-    VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION, replay_mask=True, replay_routes=True, routes=ROUTES
+    VOCAB_SIZE,
+    MAX_TOKENS,
+    MAX_PROMPT_TOKENS,
+    NEWEST_VERSION,
+    replay_mask=True,
+    replay_routes=True,
+    routes=ROUTES,
+    max_turns=0,
 )
 
 Stored = tuple[Trajectory, TrajectorySummary]
@@ -276,6 +285,16 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
     ),
     "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
+    "context without turns": (
+        BAD_TURNS,
+        _field("context_ids", lambda t, dice: as_bytes("i", [1] * dice.randint(1, 9))),
+    ),
+    "metrics without turns": (BAD_TURNS, _field("scores", lambda t, dice: {"solved": dice.random()})),
+    "snapshot without turns": (BAD_TURNS, _field("snapshot", lambda t, dice: memoryview(dice.randbytes(5)))),
+    "a turn without an environment": (
+        BAD_TURNS,
+        _field("turns", lambda t, dice: [Turn(-1, 0, t.completion_ids.nbytes // 4)]),
+    ),
     "finish reason": (
         check.BAD_SUMMARY,
         _field("finish_reason", lambda t, dice: "unfinished"),

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from asyncrl.checks.trajectory import CAUSES, problem_of, summary_of, summary_problem_of
 from asyncrl.messages import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 from tests.checks.damage import DAMAGES, LIMITS, as_bytes, sound, through_the_wire
+from tests.checks.episode_damage import OF_EPISODES
 
 NUM_EACH = 400
 NUM_SOUND = 2_500
@@ -36,7 +37,8 @@ def test_every_damage_of_one_field_is_named_by_its_cause(name: str) -> None:
 def test_more_than_ten_thousand_damaged_trajectories_are_tried_and_every_cause_is_among_them() -> None:
     assert len(DAMAGES) * NUM_EACH > 10_000
     # Decoding refuses an unknown finish reason: only the rollout's own check can meet one.
-    assert {cause for cause, _ in DAMAGES.values()} == set(CAUSES) - {"unknown finish reason"}
+    causes = {cause for cause, _ in (*DAMAGES.values(), *OF_EPISODES.values())}
+    assert causes == set(CAUSES) - {"unknown finish reason"}
 
 
 def small(**changes: object) -> Trajectory:

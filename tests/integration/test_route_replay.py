@@ -24,7 +24,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Lease, Prompt, Sampling, ScoredTrajectory, SpoolRef, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import to_put_item
+from asyncrl.rollout.results import Sampled, to_put_item
 from asyncrl.trainer.fetching import limits_of, training_trajectory
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import TrainingTrajectory
@@ -95,7 +95,9 @@ def sample(engine: TransformersEngine, num: int = 8, sampling: Sampling = SAMPLE
 def through_the_wire(completion: Completion, index: int, config: Config, learner: Learner) -> TrainingTrajectory:
     unit = Unit(0, index)
     lease = Lease(1, 0, [index], "train", Prompt(), SAMPLED, 0, 8, 60.0)
-    item = to_put_item(lease, unit, PROMPT_IDS, completion, text="", node="r", vocab_size=22)
+    item = to_put_item(
+        lease, unit, Sampled(prompt_ids=PROMPT_IDS, completion=completion, text=""), node="r", vocab_size=22
+    )
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
     limits = limits_of(config, 22, 3, learner.route_shape)
     assert problem_of(trajectory, unit, item.summary, limits) == ""

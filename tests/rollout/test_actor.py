@@ -59,7 +59,7 @@ from asyncrl.rollout import results
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import to_put_item
+from asyncrl.rollout.results import Sampled, to_put_item
 from asyncrl.testing import FakeEngine
 from tests.client.only_spool import only
 
@@ -721,7 +721,9 @@ def stored_prefix(index: int = 0, num_tokens: int = 3) -> memoryview:
         finish_reason="unfinished",
         generate_s=1.5,
     )
-    return to_put_item(lease(), Unit(0, index), [3, 4], completion, text="", node="r-9").payload
+    return to_put_item(
+        lease(), Unit(0, index), Sampled(prompt_ids=[3, 4], completion=completion, text=""), node="r-9"
+    ).payload
 
 
 def resuming_lease(payload: memoryview) -> Lease:

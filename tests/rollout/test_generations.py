@@ -13,6 +13,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages import Held, Image, Lease, Leased, Prompt, Sampling, Span, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.generations import Generations
+from asyncrl.rollout.results import Sampled
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import LOGPROB, FakeEngine
 
@@ -133,10 +134,10 @@ def test_a_failure_waits_for_the_broker_and_is_dropped_by_a_new_session() -> Non
         await stage.start(0)
         stage.engine.fail(EngineError("out of memory", retryable=False))
         await stage.generations.has_news.wait()
-        (failed,) = stage.generations.failures
+        (failed,) = stage.generations.reports
         assert (failed.unit, failed.lease_id, failed.reason, failed.retryable) == (FIRST, 7, "out of memory", False)
         assert stage.generations.begin_session() == []
-        assert stage.generations.failures == []
+        assert stage.generations.reports == []
 
     play(scene)
 
@@ -157,9 +158,9 @@ def test_a_new_session_holds_running_and_unsettled_trajectories_with_their_oldes
 
 def test_a_generation_that_waits_for_its_prefix_is_dropped_by_a_new_session() -> None:
     async def scene(stage: Stage) -> None:
-        async def fetch() -> Completion:
+        async def fetch() -> Sampled:
             await asyncio.Event().wait()
-            return PREFIX
+            return Sampled(prompt_ids=[], completion=PREFIX)
 
         stage.generations.start(LEASE, 0, fetch)
         await turns()
@@ -171,8 +172,8 @@ def test_a_generation_that_waits_for_its_prefix_is_dropped_by_a_new_session() ->
 
 def test_a_resumed_generation_counts_its_own_tokens_only() -> None:
     async def scene(stage: Stage) -> None:
-        async def fetch() -> Completion:
-            return PREFIX
+        async def fetch() -> Sampled:
+            return Sampled(prompt_ids=[], completion=PREFIX)
 
         stage.generations.start(LEASE, 1, fetch)
         await stage.engine.started(1)
@@ -240,7 +241,7 @@ def test_an_error_that_is_no_engine_error_is_fatal() -> None:
         await turns()
         assert isinstance(stage.generations.fatal_error, ZeroDivisionError)
         assert stage.generations.has_news.is_set()
-        assert not stage.generations.failures
+        assert not stage.generations.reports
 
     play(scene)
 
@@ -422,7 +423,7 @@ def test_a_picture_that_the_run_does_not_have_is_a_failure_of_the_generation() -
         await turns()
         spools.requested[0][1].set_result(memoryview(b""))
         await stage.generations.has_news.wait()
-        (failed,) = stage.generations.failures
+        (failed,) = stage.generations.reports
         assert failed.reason.startswith(f"cannot fetch the pictures of the prompt: the picture {RED.digest.hex()[:12]}")
 
     play(scene)

@@ -9,7 +9,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages import Image, Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_completion, to_put_item
+from asyncrl.rollout.results import RESEND_S, Sampled, UnsettledResults, limits_of, to_put_item, to_sampled
 
 UNIT = Unit(3, 1)
 LEASE = Lease(
@@ -36,8 +36,15 @@ def completion(**changes: object) -> Completion:
     return msgspec.structs.replace(whole, **changes)
 
 
+def put(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, text: str = "", vocab_size: int = 0):
+    sampled = Sampled(prompt_ids=prompt_ids, completion=completion, text=text)
+    return to_put_item(lease, unit, sampled, node="r-0", vocab_size=vocab_size)
+
+
 def item(index: int = 1) -> PutItem:
-    return to_put_item(LEASE, Unit(3, index), [7, 7], completion(), text="4 5 6", node="r-0")
+    return to_put_item(
+        LEASE, Unit(3, index), Sampled(prompt_ids=[7, 7], completion=completion(), text="4 5 6"), node="r-0"
+    )
 
 
 def test_the_payload_decodes_to_the_trajectory():
@@ -82,7 +89,9 @@ def test_the_summary_has_versions_and_lengths():
 )
 def test_damaged_completions_are_refused_and_another_node_may_try(changes):
     with pytest.raises(EngineError, match=r"^the engine('s| returned)") as refused:
-        to_put_item(LEASE, UNIT, [7], completion(**changes), text="", node="r-0", vocab_size=100)
+        to_put_item(
+            LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(**changes), text=""), node="r-0", vocab_size=100
+        )
     assert refused.value.retryable
 
 
@@ -91,56 +100,62 @@ MASKING = msgspec.structs.replace(LEASE, sampling=Sampling(max_tokens=8, top_k=3
 
 
 def test_sampling_masks_reach_the_payload_and_the_completion_to_resume():
-    payload = to_put_item(MASKING, UNIT, [7, 7], completion(**MASKED), text="", node="r-0").payload
+    payload = to_put_item(
+        MASKING, UNIT, Sampled(prompt_ids=[7, 7], completion=completion(**MASKED), text=""), node="r-0"
+    ).payload
     stored = msgspec.msgpack.decode(payload, type=Trajectory)
     assert array.array("i", bytes(stored.mask_counts)).tolist() == [2, 1, 3]
     assert array.array("i", bytes(stored.mask_ids)).tolist() == [4, 8, 5, 2, 6, 7]
-    assert to_completion(stored, UNIT, limits_of(MASKING, 1, 100)) == completion(**MASKED)
+    assert to_sampled(stored, UNIT, limits_of(MASKING, 1, 100)).completion == completion(**MASKED)
 
 
 def test_an_engine_that_records_no_masks_is_noticed_before_its_completion_leaves_the_node():
     with pytest.raises(EngineError, match="sampling mask: none, expected one for each token"):
-        to_put_item(MASKING, UNIT, [7, 7], completion(), text="", node="r-0")
-    assert to_put_item(MASKING, Unit(3, 2), [7, 7], completion(), text="", node="r-0"), "a greedy one has none"
+        put(MASKING, UNIT, [7, 7], completion())
+    assert put(MASKING, Unit(3, 2), [7, 7], completion()), "a greedy one has none"
 
 
 def test_text_that_is_not_unicode_is_refused():
     with pytest.raises(EngineError, match="cannot be encoded"):
-        to_put_item(LEASE, UNIT, [7], completion(), text="\ud800", node="r-0")
+        put(LEASE, UNIT, [7], completion(), text="\ud800")
 
 
 def test_without_a_known_vocabulary_only_negative_ids_are_refused():
-    to_put_item(LEASE, UNIT, [7], completion(completion_ids=[4, 5, 2**30]), text="", node="r-0")
+    to_put_item(
+        LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(completion_ids=[4, 5, 2**30]), text=""), node="r-0"
+    )
     with pytest.raises(EngineError, match="outside the vocabulary"):
-        to_put_item(LEASE, UNIT, [7], completion(completion_ids=[4, 5, -2]), text="", node="r-0")
+        to_put_item(
+            LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(completion_ids=[4, 5, -2]), text=""), node="r-0"
+        )
 
 
 def test_more_tokens_than_the_lease_allows_are_refused():
     with pytest.raises(EngineError, match="17 prompt tokens, expected at most 16"):
-        to_put_item(LEASE, UNIT, [7] * 17, completion(), text="", node="r-0")
+        put(LEASE, UNIT, [7] * 17, completion())
 
 
 def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
     limits = limits_of(LEASE, 1, 100)
     stored = msgspec.msgpack.decode(item().payload, type=Trajectory)
-    assert to_completion(stored, UNIT, limits) == completion()
+    assert to_sampled(stored, UNIT, limits).completion == completion()
     with pytest.raises(EngineError, match="payload of another unit: train 3/1, expected train 3/0") as refused:
-        to_completion(stored, Unit(3, 0), limits)
+        to_sampled(stored, Unit(3, 0), limits)
     assert refused.value.retryable
     cut = msgspec.structs.replace(stored, behavior_logprobs=stored.behavior_logprobs[:4])
     with pytest.raises(EngineError, match="arrays of wrong lengths"):
-        to_completion(cut, UNIT, limits)
+        to_sampled(cut, UNIT, limits)
 
 
 def test_a_trajectory_has_the_pictures_of_its_prompt_and_the_grids_of_the_engine():
     lease = msgspec.structs.replace(LEASE, prompt=Prompt(text="<image> how many", images=[Image(bytes(32), 8, 8, 3)]))
     whole = completion(grids=[(1, 2, 4)])
-    put = to_put_item(lease, UNIT, [7, 7], whole, text="", node="r-0")
-    stored = msgspec.msgpack.decode(put.payload, type=Trajectory)
+    stored_item = put(lease, UNIT, [7, 7], whole)
+    stored = msgspec.msgpack.decode(stored_item.payload, type=Trajectory)
     assert (stored.images, stored.grids) == (lease.prompt.images, [(1, 2, 4)])
-    assert to_completion(stored, UNIT, limits_of(lease, UNIT.index, 100)) == whole
+    assert to_sampled(stored, UNIT, limits_of(lease, UNIT.index, 100)).completion == whole
     with pytest.raises(EngineError, match="impossible grids of pictures: 0, expected one for each of 1 pictures"):
-        to_put_item(lease, UNIT, [7, 7], completion(), text="", node="r-0")
+        put(lease, UNIT, [7, 7], completion())
 
 
 def test_a_trajectory_too_large_to_be_stored_is_refused_with_size_limit_and_setting(monkeypatch):

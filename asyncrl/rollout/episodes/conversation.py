@@ -16,6 +16,7 @@ from asyncrl.messages import FROM_NOTHING, Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.episodes.seam import Seam
+from asyncrl.rollout.results import EpisodeLimits
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
@@ -32,12 +33,6 @@ class EpisodeOver(Exception):
     def __init__(self, limit: Limit) -> None:
         super().__init__(f"environment.{limit} is reached")
         self.limit: Limit = limit
-
-
-class ConversationLimits(Struct, frozen=True, kw_only=True):
-    max_turns: int
-    max_tokens: int
-    """Tokens of all turns together, context and written."""
 
 
 class RunningTurn(Struct, eq=False):
@@ -66,7 +61,7 @@ class Conversation:
         seam: Seam,
         *,
         sampling: Sampling,
-        limits: ConversationLimits,
+        limits: EpisodeLimits,
         seed: int | None = None,
         priority: int = 0,
         images: tuple[bytes, ...] = (),

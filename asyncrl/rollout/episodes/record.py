@@ -129,7 +129,7 @@ def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completi
 
 def cut(completion: Completion, lengths: Sequence[int]) -> list[Completion]:
     """Inverse of `joined`: completions of these lengths, whose spans begin at 0."""
-    parts = []
+    parts: list[Completion] = []
     start = mask_start = 0
     for length in lengths:
         end = start + length
@@ -145,7 +145,7 @@ def cut(completion: Completion, lengths: Sequence[int]) -> list[Completion]:
                     if span.start < end and span.end > start
                 ],
                 finish_reason="stop",
-                generate_s=0.0,
+                generate_s=0.0 if parts else completion.generate_s,
                 mask_counts=counts,
                 mask_ids=completion.mask_ids[mask_start:mask_end],
                 grids=completion.grids,

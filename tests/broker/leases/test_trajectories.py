@@ -26,6 +26,7 @@ from asyncrl.messages import (
     ScoredItem,
     Settled,
     SpoolRef,
+    StartedOver,
     Stored,
     StoredItem,
     TrajectoryLimits,
@@ -164,6 +165,40 @@ def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> 
     records = desk.out.drain()[1]
     assert [type(record) for record in records] == [FailedAttempt, Reissued]
     assert desk.group.indices(State.MISSING) == [1]
+
+
+def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part() -> None:
+    desk = Desk()
+    part = replace(STOPPED, summary=replace(STOPPED.summary, finish_reason="unfinished"))
+    desk.trajectories.stored(Stored("a", "0", [part]))
+    desk.out.drain()
+    slot = desk.group.slots[0]
+    anew = StartedOver(Unit(0, 0), 5, 12, "the sandbox is gone")
+
+    desk.trajectories.started_over(replace(anew, lease_id=4))
+    assert (slot.ref, desk.out.drain()[1]) == (REF, []), "of another lease"
+
+    desk.trajectories.started_over(anew)
+    _, records, events = desk.out.drain()
+    assert (slot.state, slot.ref, slot.summary, slot.attempts) == (State.LEASED, None, None, 0)
+    assert records == [Reissued(Unit(0, 0), 5, "environment_lost", 12)]
+    assert [(event.kind, event.fields["reason"]) for event in events] == [
+        ("episode.started_over", "the sandbox is gone")
+    ]
+
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.out.drain()
+    desk.trajectories.started_over(anew)
+    assert (slot.ref, desk.out.drain()[1]) == (REF, []), "its result is stored already"
+
+
+def test_a_failed_environment_is_an_attempt_that_begins_at_the_prompt() -> None:
+    desk = Desk()
+    desk.group.slots[1].progress(REF, STOPPED.summary)
+    assert desk.trajectories.failed(Failed(Unit(0, 1), 5, "environment", "KeyError: 'x'", True)) == ""
+    assert (desk.group.slots[1].state, desk.group.slots[1].ref) == (State.MISSING, None)
+    assert desk.out.drain()[1][-1] == Reissued(Unit(0, 1), 5, "failed", 8)
+    assert desk.failures.counts == {"environment: KeyError: 'x'": 1}
 
 
 def test_failures_are_counted_by_stage_and_cause() -> None:

@@ -71,6 +71,13 @@ GOOD: list[AnyRecord] = [
 """Two steps of two groups; group 2 dropped, group 5 open; one held-out prompt."""
 
 
+def test_an_episode_that_began_anew_is_among_the_reissued_and_its_tokens_are_counted() -> None:
+    lost = Reissued(Unit(0, 0), 1, "environment_lost", 60)
+    found = audit([GOOD[0], admitted(0), lost, *finished(0, 10, 20)], SCHEDULE)
+    assert (found.reissued, found.problems) == ({"environment_lost": 1}, [])
+    assert found.tokens_thrown_away["reissued"] == 60
+
+
 STALE = [
     f"unit 3/{index} is stale beyond its bound: step 1 trains version 1 on tokens of version 0, expected at most 0 "
     f"versions between them, got 1"

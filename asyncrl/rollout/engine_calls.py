@@ -1,0 +1,133 @@
+"""
+Requests that one engine samples for rollouts, while requests of the host's users go first.
+
+    complete ─▶ engine.generate ─▶ completion
+        ▲            │ make_way: users' requests begin
+        └─ users idle ── outside the engine, with the tokens so far
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct, structs
+
+from asyncrl.actor.occupancy import Occupancy
+from asyncrl.errors import EngineError
+from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.results import check_extends
+from asyncrl.rollout.user_requests import UserRequests
+
+
+class EngineCall(Struct, eq=False):
+    """One request, and the task that waits for it."""
+
+    request: Request
+    """As the engine has it, or gets it next: with the tokens so far."""
+    task: asyncio.Task[object]
+    is_in_engine: bool = False
+    is_interrupted: bool = False
+    """Taken out of the engine for users' requests."""
+
+
+class EngineCalls:
+    """
+    All requests of rollouts at one engine, which is borrowed.
+
+    Args:
+        end_with: Called with an error after which the engine cannot be used.
+        changed: Called when a request enters or leaves the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        users: UserRequests,
+        occupancy: Occupancy,
+        *,
+        end_with: Callable[[BaseException], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._users = users
+        self._occupancy = occupancy
+        self._end_with = end_with
+        self._changed = changed
+        self._calls: dict[int, EngineCall] = {}
+        """By the identity of the request as the caller knows it."""
+        self.num_tokens = 0
+        """Tokens sampled so far, without those that were resumed from."""
+
+    @property
+    def is_outside(self) -> bool:
+        """True if no request is in the engine."""
+        return not any(call.is_in_engine for call in self._calls.values())
+
+    async def complete(self, request: Request) -> Completion:
+        """Sample one completion, in the caller's task. Raises `EngineError`."""
+        task = asyncio.current_task()
+        assert task is not None, "called in a coroutine"
+        call = self._calls[id(request)] = EngineCall(request, task)
+        try:
+            completion = await self._complete(call)
+        finally:
+            del self._calls[id(request)]
+        if completion.finish_reason == "unfinished":  # It would be kept to be continued, which nobody does.
+            raise EngineError("the engine ended a completion as unfinished")
+        if call.request.resume_from:
+            check_extends(completion, call.request.resume_from)
+        self.num_tokens += len(completion.completion_ids)
+        if request.resume_from:
+            self.num_tokens -= len(request.resume_from.completion_ids)
+        return completion
+
+    def written(self, request: Request) -> Completion | None:
+        """Tokens of a request so far, in the engine or outside; None if there are none, or it does not run."""
+        if call := self._calls.get(id(request)):
+            return self._engine.written(call.request) or call.request.resume_from
+        return None
+
+    def make_way(self) -> None:
+        """
+        Take every request out of the engine with its tokens so far; it continues when the users are idle.
+
+        One without new tokens may have ended just before: it is taken out in the next turn of the loop, if it has not.
+        """
+        self._interrupt(only_with_tokens=True)
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    async def until_idle(self) -> None:
+        """Wait while users' requests are in hand."""
+        if not self._users.is_idle:
+            await self._users.until_idle()
+
+    async def _complete(self, call: EngineCall) -> Completion:
+        while True:
+            await self.until_idle()
+            call.is_in_engine, call.is_interrupted = True, False
+            self._occupancy.begin()
+            try:
+                return await self._engine.generate(call.request)
+            except asyncio.CancelledError:
+                # Both may have happened: the interruption, and the end of the task.
+                if not call.is_interrupted or call.task.uncancel():
+                    raise
+            finally:
+                self._occupancy.end()
+                call.is_in_engine = False
+                self._changed()
+
+    def _interrupt(self, *, only_with_tokens: bool = False) -> None:
+        for call in list(self._calls.values()):
+            if not call.is_in_engine or call.is_interrupted or self._users.is_idle:
+                continue
+            try:
+                written = self._engine.written(call.request)
+            except Exception as error:  # noqa: BLE001  a host's engine may raise anything, here amid a user's request
+                self._end_with(error)
+                return
+            if written and written is not call.request.resume_from:
+                call.request = structs.replace(call.request, resume_from=written)
+            elif only_with_tokens:
+                continue
+            call.is_interrupted = True
+            call.task.cancel()

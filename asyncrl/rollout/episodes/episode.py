@@ -1,0 +1,178 @@
+"""
+One episode of a rollout: played to its end, judged by its environment, and continued where an earlier attempt ended.
+
+    run ─▶ attempt ─▶ steps, or an agent program ─▶ score ─▶ close ─▶ contents of the trajectory
+              ▲           │ worker lost: replay, restore, or begin anew
+              └───────────┘
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from asyncrl.environment.interface import EnvironmentEpisode, Environments, Score, TaskInput
+from asyncrl.errors import EnvironmentFailed
+from asyncrl.messages import FinishReason
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.episodes.conversation import Conversation
+from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
+from asyncrl.rollout.episodes.resume import EpisodeState, Resumed, as_sampled
+from asyncrl.rollout.episodes.steps import Diverged
+from asyncrl.rollout.results import Sampled
+
+ATTEMPTS = 4
+"""Workers that an episode may lose without being to blame, before it is reported as failed."""
+
+
+class Player(Protocol):
+    """What plays one attempt: `Steps`, or an agent program at the gateway."""
+
+    @property
+    def state(self) -> EpisodeState:
+        """State to be stored with the turns of the conversation."""
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while turns of an earlier attempt are not in the conversation's record yet."""
+
+    async def play(self) -> FinishReason:
+        """Play to the end. Raises `EnvironmentFailed`, `EngineError` or `Diverged`."""
+
+    async def score(self) -> Score:
+        """Judge the episode by the environment's word."""
+
+
+class Attempt:
+    """A conversation with one instance of the environment."""
+
+    def __init__(self, conversation: Conversation, environment: EnvironmentEpisode, player: Player) -> None:
+        self.conversation = conversation
+        self.environment = environment
+        self.player = player
+
+    @property
+    def record(self) -> EpisodeRecord:
+        return self.conversation.record
+
+    def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
+        """Beginnings of the turns that the engine samples now."""
+        return [
+            RecordedTurn(turn.parent, turn.context_ids, completion)
+            for turn in self.conversation.running
+            if (completion := written(turn.request))
+        ]
+
+    async def finish(self, finish_reason: FinishReason) -> Sampled:
+        """Contents of the finished trajectory, with the environment's word."""
+        score, record = await self.player.score(), self.record
+        if score.reward is not None:
+            record.turns[-1].reward += score.reward - record.reward
+        return Sampled(
+            prompt_ids=record.prompt_ids,
+            completion=record.completion(finish_reason),
+            text=record.turns[-1].text,
+            turns=record.wire_turns(),
+            context_ids=record.context_ids(),
+            scores=score.metrics,
+        )
+
+
+Begin = Callable[[EnvironmentEpisode, Resumed | None], Attempt]
+"""Begins an attempt, from turns of an earlier one."""
+
+
+class Episode:
+    """
+    The episode of one unit.
+
+    Args:
+        written: Tokens of a running request so far.
+        resumed: Turns that another node stored; None begins anew.
+        can_resume: False if the environment cannot be brought back to where a record ends.
+        on_started_over: Called with the number of the policy's tokens that are thrown away, and the reason.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        task: TaskInput,
+        prompt_ids: list[int],
+        begin: Begin,
+        *,
+        written: Callable[[Request], Completion | None],
+        episode_s: float,
+        resumed: Resumed | None,
+        can_resume: bool,
+        on_started_over: Callable[[int, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environments = environments
+        self._task = task
+        self._prompt_ids = prompt_ids
+        self._begin = begin
+        self._written = written
+        self._episode_s = episode_s
+        self._resumed = resumed
+        self._can_resume = can_resume
+        self._on_started_over = on_started_over
+        self._clock = clock
+        self._attempt: Attempt | None = None
+
+    async def run(self) -> Sampled:
+        """Play, with another worker if one is lost. Raises `EngineError`."""
+        until_s = self._clock() + self._episode_s
+        lost = 0
+        while True:
+            if self._resumed and not self._can_resume:
+                self._start_over("the environment declares no way to continue an episode")
+            environment = self._environments.open(self._task.name)
+            try:
+                self._attempt = self._begin(environment, self._resumed)
+                return await self._attempt.finish(await self._play(self._attempt, until_s))
+            except EnvironmentFailed as error:
+                lost += 1
+                if not error.is_lost or lost == ATTEMPTS:
+                    raise
+                self._resumed = self._in_hand()
+            except Diverged as error:
+                self._start_over(str(error))
+            finally:
+                await environment.close()
+
+    def written(self) -> Sampled | None:
+        """Unfinished contents so far; None before the first token."""
+        if (in_hand := self._in_hand()) is None:
+            return None
+        return as_sampled(EpisodeRecord(self._prompt_ids, in_hand.finished), in_hand.begun, in_hand.state)
+
+    async def _play(self, attempt: Attempt, until_s: float) -> FinishReason:
+        try:
+            async with asyncio.timeout(max(0.0, until_s - self._clock())) as deadline:
+                return await attempt.player.play()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        return self._cut(attempt)
+
+    def _cut(self, attempt: Attempt) -> FinishReason:
+        if not attempt.record.turns:
+            raise EnvironmentFailed(
+                f"the episode took longer than environment.episode_s = {self._episode_s:g} s before the end of a turn"
+            )
+        return "length"
+
+    def _in_hand(self) -> Resumed | None:
+        """Turns so far, of this attempt or of the earlier one that it still replays."""
+        attempt = self._attempt
+        if attempt is None or attempt.player.is_replaying:
+            return self._resumed
+        begun = attempt.begun(self._written)
+        if not (attempt.record.turns or begun):
+            return None
+        return Resumed(state=attempt.player.state, finished=list(attempt.record.turns), begun=begun)
+
+    def _start_over(self, reason: str) -> None:
+        assert self._resumed is not None, "only an earlier attempt can be given up"
+        self._on_started_over(self._resumed.num_tokens, f"{self._task.name}: {reason}")
+        self._resumed = self._attempt = None

@@ -1,0 +1,116 @@
+"""All that the episodes of one rollout share: environments, seam, limits."""
+
+import zlib
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncrl.config.sections import Environment
+from asyncrl.environment.interface import EnvironmentEpisode, Environments, TaskInput
+from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.rollout.engine import Completion, ConversingEngine, Request
+from asyncrl.rollout.episodes.conversation import Conversation, Sample
+from asyncrl.rollout.episodes.episode import Attempt, Episode
+from asyncrl.rollout.episodes.record import EpisodeRecord
+from asyncrl.rollout.episodes.resume import Resumed, read
+from asyncrl.rollout.episodes.seam import Seam
+from asyncrl.rollout.episodes.steps import Steps
+from asyncrl.rollout.results import EpisodeLimits, Sampled
+
+
+class Episodes:
+    """
+    Begins episodes. Environments and engine are borrowed.
+
+    Args:
+        run: Name of the run, the beginning of the names of its episodes.
+    """
+
+    def __init__(self, config: Environment, environments: Environments, engine: ConversingEngine, *, run: str) -> None:
+        self._config = config
+        self._environments = environments
+        self._engine = engine
+        self._seams: dict[bool, Seam] = {}
+        """Of chats (True) and plain texts, each made and checked for the first prompt that needs it."""
+        self._run = run
+        self._description = environments.description
+        self._tools = msgspec.json.encode(self._description.tools).decode() if self._description.tools else ""
+        self.limits = EpisodeLimits(max_turns=config.max_turns, max_tokens=config.max_tokens)
+
+    def shown(self, prompt: Prompt) -> Prompt:
+        """The prompt as the policy reads it: with the tools of the environment."""
+        return replace(prompt, tools=self._tools) if self._tools else prompt
+
+    def begin(
+        self,
+        unit: Unit,
+        prompt: Prompt,
+        prompt_ids: list[int],
+        *,
+        sample: Sample,
+        written: Callable[[Request], Completion | None],
+        sampling: Sampling,
+        seed: int | None,
+        priority: int = 0,
+        images: tuple[bytes, ...] = (),
+        prefix: Sampled | None = None,
+        on_turn: Callable[[], None] = lambda: None,
+        on_started_over: Callable[[int, str], None] = lambda num_tokens, reason: None,
+    ) -> Episode:
+        """
+        The episode of a unit, not yet playing.
+
+        Args:
+            sample: Samples one turn.
+            written: Tokens of a running request so far.
+            prefix: What another node has stored of it.
+        """
+        task = self._task(unit, prompt, seed)
+        seam = self._seam(is_chat=bool(prompt.chat))
+
+        def converse(environment: EnvironmentEpisode, resumed: Resumed | None) -> Attempt:
+            answered = resumed.finished[: resumed.state.num_answered] if resumed else []
+            conversation = Conversation(
+                EpisodeRecord(prompt_ids, answered),
+                sample,
+                seam,
+                sampling=sampling,
+                limits=self.limits,
+                seed=seed,
+                priority=priority,
+                images=images,
+                on_turn=on_turn,
+            )
+            resume = self._description.resume
+            player = Steps(conversation, environment, task, resume=resume, tools=self._tools, resumed=resumed)
+            return Attempt(conversation, environment, player)
+
+        return Episode(
+            self._environments,
+            task,
+            prompt_ids,
+            converse,
+            written=written,
+            episode_s=self._config.episode_s,
+            resumed=read(prefix) if prefix else None,
+            can_resume=self._description.resume != "none",
+            on_started_over=on_started_over,
+        )
+
+    def _seam(self, *, is_chat: bool) -> Seam:
+        if is_chat not in self._seams:
+            parser = self._config.tool_parser
+            self._seams[is_chat] = self._engine.seam(is_chat=is_chat, tools=self._tools, tool_parser=parser)
+        return self._seams[is_chat]
+
+    def _task(self, unit: Unit, prompt: Prompt, seed: int | None) -> TaskInput:
+        name = f"{self._run}/{unit.split}/{unit.group_id}/{unit.index}"
+        return TaskInput(
+            messages=list(prompt.chat) or [{"role": "user", "content": prompt.text}],
+            answer=prompt.answer,
+            data_source=prompt.data_source,
+            extra=prompt.extra,
+            seed=zlib.crc32(name.encode()) if seed is None else seed,
+            name=name,
+        )

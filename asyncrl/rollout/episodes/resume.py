@@ -1,0 +1,98 @@
+"""
+What is stored of an unfinished episode besides its tokens, and how it is read back.
+
+    turns    0 ── 1 ── 2 ── 3 · · ·          finished: 0 to 2, and a beginning of turn 3
+    state    answered: 2                     the environment has answered turns 0 and 1
+             answer to turn 1, snapshot      if the environment can save itself
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.environment.interface import Answer
+from asyncrl.errors import EngineError
+from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn, cut
+from asyncrl.rollout.results import Sampled
+
+
+class EpisodeState(Struct, frozen=True, kw_only=True):
+    """Contents of `Trajectory.snapshot`."""
+
+    num_finished: int
+    """Turns that are complete; those after them are beginnings."""
+    num_answered: int = 0
+    """Turns that the snapshot contains, with the environment's answers to them."""
+    answer: Answer | None = None
+    """Answer to the last of these; None without a snapshot."""
+    snapshot: bytes = b""
+    scores: dict[str, float] = {}
+
+
+class Resumed(Struct, frozen=True, kw_only=True):
+    """An unfinished episode, as it was stored or was in hand when its worker was lost."""
+
+    state: EpisodeState
+    finished: Sequence[RecordedTurn]
+    begun: Sequence[RecordedTurn] = ()
+    """Beginnings of turns that the engine was sampling."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(len(turn.completion.completion_ids) for turn in (*self.finished, *self.begun))
+
+
+def encode(state: EpisodeState) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def read(sampled: Sampled) -> Resumed:
+    """An unfinished episode of another node. Raises a retryable `EngineError` if it is damaged."""
+    try:
+        state = msgspec.msgpack.decode(sampled.snapshot, type=EpisodeState)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"the stored part of an episode to resume from is damaged: {error}") from error
+    turns = recorded(sampled)
+    if not 0 <= state.num_answered <= state.num_finished <= len(turns):
+        raise EngineError(
+            f"the stored part of an episode to resume from is damaged: {state.num_answered} answered and "
+            f"{state.num_finished} finished turns of {len(turns)}"
+        )
+    return Resumed(state=state, finished=turns[: state.num_finished], begun=turns[state.num_finished :])
+
+
+def recorded(sampled: Sampled) -> list[RecordedTurn]:
+    """Turns of a stored episode as a record has them."""
+    completions = cut(sampled.completion, [turn.num_written for turn in sampled.turns])
+    made, start = [], 0
+    for turn, completion in zip(sampled.turns, completions, strict=True):
+        made.append(
+            RecordedTurn(
+                parent=turn.parent,
+                context_ids=sampled.context_ids[start : start + turn.num_context],
+                completion=completion,
+                observation=turn.observation,
+                text=turn.text,
+                reward=turn.reward,
+                call_s=turn.call_s,
+                is_trained=turn.is_trained,
+            )
+        )
+        start += turn.num_context
+    return made
+
+
+def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: EpisodeState) -> Sampled | None:
+    """An unfinished episode in its stored form; None before the first token."""
+    whole = EpisodeRecord(record.prompt_ids, [*record.turns, *begun])
+    if not whole.turns:
+        return None
+    return Sampled(
+        prompt_ids=record.prompt_ids,
+        completion=whole.completion("unfinished"),
+        turns=whole.wire_turns(),
+        context_ids=whole.context_ids(),
+        snapshot=encode(state),
+    )

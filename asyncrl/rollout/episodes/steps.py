@@ -1,0 +1,162 @@
+"""
+The loop of an episode whose environment answers turn by turn.
+
+    reset ─▶ say ─▶ step ─▶ say ─▶ step ─▶ ... ─▶ done                     observation between any two turns
+    reset ─▶ recorded ─▶ step ─▶ recorded ─▶ step ─▶ say ─▶ ...            replay of an episode that was interrupted
+    restore ───────────────────────▶ recorded ─▶ step ─▶ say ─▶ ...        the same from a snapshot
+
+A replay is the same loop: its first turns come from the record. Each observation must then be token by token what the
+policy read when it was recorded; otherwise the environment is not where the record ends, and `Diverged` is raised.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from asyncrl.environment.interface import Answer, EnvironmentEpisode, Resume, Score, TaskInput
+from asyncrl.errors import EnvironmentFailed
+from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, FinishReason
+from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver
+from asyncrl.rollout.episodes.resume import EpisodeState, Resumed
+
+T = TypeVar("T")
+
+
+class Diverged(Exception):
+    """The environment answered otherwise than when the turns were recorded."""
+
+
+class Steps:
+    """
+    Plays one episode.
+
+    Args:
+        conversation: With the record of the turns that a snapshot contains, and otherwise empty.
+        tools: JSON list of the tools that the prompt shows.
+        resumed: Turns of an earlier attempt; None begins anew.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        environment: EnvironmentEpisode,
+        task: TaskInput,
+        *,
+        resume: Resume,
+        tools: str = "",
+        resumed: Resumed | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._conversation = conversation
+        self._environment = environment
+        self._task = task
+        self._resume = resume
+        self._tools = tools
+        self._state = resumed.state if resumed else EpisodeState(num_finished=0)
+        self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
+        self._begun = list(resumed.begun) if resumed else []
+        self._clock = clock
+
+    @property
+    def state(self) -> EpisodeState:
+        """State to be stored with the turns so far."""
+        state = self._state
+        return EpisodeState(
+            num_finished=len(self._conversation.record.turns),
+            num_answered=state.num_answered,
+            answer=state.answer,
+            snapshot=state.snapshot,
+        )
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while turns of the earlier attempt are not in the record yet."""
+        return bool(self._recorded or self._begun)
+
+    async def score(self) -> Score:
+        return await self._environment.score()
+
+    async def play(self) -> FinishReason:
+        """
+        Play to the end, and return why the episode ended.
+
+        Raises:
+            EnvironmentFailed: The environment failed, or its first observation leaves no room for a turn.
+            EngineError: A turn could not be sampled.
+            Diverged: The turns of the earlier attempt do not fit its answers.
+        """
+        answer = await self._begin()
+        parent, context = self._first(answer)
+        while not answer.done:
+            try:
+                place = await self._turn(parent, context)
+            except EpisodeOver as over:
+                if self._conversation.record.turns:
+                    return "length"
+                raise EnvironmentFailed(
+                    f"the first observation has {len(context)} tokens and leaves no room for a turn: {over}",
+                    retryable=False,
+                ) from over
+            answer = await self._step(place)
+            parent, context = self._after(place, answer)
+        return "stop"
+
+    async def _begin(self) -> Answer:
+        if self._state.answer is None:
+            return await self._environment.reset(self._task)
+        await self._environment.restore(self._task, self._state.snapshot)
+        return self._state.answer
+
+    def _first(self, answer: Answer) -> tuple[int, list[int]]:
+        """Parent and context of the turn after `_begin`."""
+        if self._conversation.record.turns:  # of a snapshot
+            return self._after(len(self._conversation.record.turns) - 1, answer)
+        if not answer.messages:
+            return FROM_PROMPT, []
+        messages = answer.messages if answer.restart else [*self._task.messages, *answer.messages]
+        return FROM_NOTHING, self._conversation.seam.opening(messages, self._tools)
+
+    async def _turn(self, parent: int, context: list[int]) -> int:
+        """Take the turn from the earlier attempt, or sample it. Returns its index."""
+        if self._recorded:
+            turn = self._recorded.pop(0)
+            _check_same((turn.parent, turn.context_ids), (parent, context))
+            return self._conversation.record.add(turn)
+        if not self._begun:
+            return await self._conversation.say(parent, context)
+        begun = self._begun.pop(0)
+        _check_same((begun.parent, begun.context_ids), (parent, context))
+        return await self._conversation.say(parent, context, resume_from=begun.completion)
+
+    async def _step(self, place: int) -> Answer:
+        record = self._conversation.record
+        turn = record.turns[place]
+        completion = turn.completion
+        said = self._conversation.seam.said(completion.completion_ids, completion.finish_reason)
+        answer, turn.call_s = await self._timed(self._environment.step(said))
+        turn.reward = answer.reward
+        if self._resume == "snapshot" and not answer.done:
+            snapshot = await self._environment.snapshot()
+            self._state = EpisodeState(num_finished=place + 1, num_answered=place + 1, answer=answer, snapshot=snapshot)
+        return answer
+
+    def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
+        """Parent and context of the turn that follows ``place`` and the answer to it."""
+        seam = self._conversation.seam
+        if answer.restart:
+            return FROM_NOTHING, seam.opening(answer.messages, self._tools)
+        if answer.done:
+            return place, []
+        return place, seam.after(answer.messages, self._conversation.record.turns[place].completion.completion_ids)
+
+    async def _timed(self, call: Awaitable[T]) -> tuple[T, float]:
+        began_s = self._clock()
+        return await call, self._clock() - began_s
+
+
+def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[int]]) -> None:
+    if recorded != now:
+        raise Diverged(
+            f"its answer has {len(now[1])} tokens after turn {now[0]}, expected the {len(recorded[1])} recorded ones "
+            f"after turn {recorded[0]}"
+        )

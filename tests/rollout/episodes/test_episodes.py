@@ -1,0 +1,50 @@
+"""What the episodes of one rollout share."""
+
+import asyncio
+
+from asyncrl.config.sections import Environment
+from asyncrl.environment.interface import Answer, TaskInput
+from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.rollout.episodes.episode import Episode
+from asyncrl.rollout.episodes.episodes import Episodes
+from tests.rollout.episodes.stage import Counter, StagedEnvironments, WordEngine, WordSeam, ids
+
+ENVIRONMENT = Environment(function="till.py:Till", max_turns=8, max_tokens=100)
+
+
+def test_tools_of_the_environment_are_shown_with_the_prompt() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    shown = Episodes(ENVIRONMENT, StagedEnvironments(tools=[tool]), WordSeam(), run="run").shown(
+        Prompt(text="how many")
+    )
+    assert shown.tools == '[{"type":"function","function":{"name":"look","parameters":{}}}]'
+    assert Episodes(ENVIRONMENT, StagedEnvironments(), WordSeam(), run="run").shown(Prompt(text="a")).tools == ""
+
+
+class Noting(Counter):
+    tasks: list[TaskInput] = []
+
+    def reset(self, task: TaskInput) -> Answer:
+        self.tasks.append(task)
+        return super().reset(task)
+
+
+def begin(unit: Unit, prompt: Prompt, seed: int | None) -> Episode:
+    engine = WordEngine(lambda before: "done")
+    return Episodes(ENVIRONMENT, StagedEnvironments(make=Noting), WordSeam(), run="run").begin(
+        unit, prompt, ids("a"), sample=engine.sample, written=engine.written, sampling=Sampling(4), seed=seed
+    )
+
+
+def test_the_environment_gets_the_row_and_a_seed_that_is_the_same_each_time() -> None:
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many"}]
+    prompt = Prompt(chat=chat, answer="1", data_source="toy", extra={"amounts": "+1"})
+    Noting.tasks.clear()
+    for prompt_of_the_row, seed in ((prompt, 5), (Prompt(text="how many", answer="1"), None), (prompt, None)):
+        asyncio.run(begin(Unit(7, 2), prompt_of_the_row, seed).run())
+    seeded, plain, unseeded = Noting.tasks
+    assert seeded == TaskInput(
+        messages=chat, answer="1", data_source="toy", extra={"amounts": "+1"}, seed=5, name="run/train/7/2"
+    )
+    assert plain.messages == [{"role": "user", "content": "how many"}]
+    assert plain.seed == unseeded.seed
