@@ -116,6 +116,10 @@ class VerifierError(AsyncrlError):
         self.retryable = retryable
 
 
+class SandboxError(AsyncrlError):
+    """The sandbox could not start a program, which is no fault of the program."""
+
+
 class TransferError(AsyncrlError):
     """Weights were not sent or received in time; the message names the receivers."""
 

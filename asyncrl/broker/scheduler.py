@@ -101,7 +101,7 @@ class Scheduler:
         self.transfers = TransferBook(
             config.weights.deadline_s,
             config.broker.notice_s / 2,
-            swaps_at_once=schedule.partial_rollout,
+            swaps_at_once=schedule.partial_rollout is True,
             is_patient=config.weights.staging == "bucket",
         )
         if broker_term > 1:

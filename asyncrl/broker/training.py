@@ -60,7 +60,7 @@ class TrainingGroups:
         self._out = out
         self._failures = failures
         self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
-        self.batches = BatchBook(schedule.groups_per_step, schedule.order, bound)
+        self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound)
         self.filtering = GroupFilter(schedule)
         self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None

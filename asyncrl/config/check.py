@@ -115,6 +115,13 @@ def _check_schedule(config: Config) -> None:
             f"but the broker keeps at most {MAX_OPEN:,} in memory, about 1 kB each; lower groups_per_step, "
             f"group_size, steps_per_publish or staleness"
         )
+    if schedule.partial_rollout == "turn" and not config.environment.is_set:
+        raise ConfigError(
+            "schedule.partial_rollout='turn' finishes turns, but without an [environment] there is one; use false, "
+            "or set the environment"
+        )
+    if schedule.order_window is not None and schedule.order != "windowed":
+        raise ConfigError("schedule.order_window is only read with order='windowed'; remove it, or set the order")
     _check_max_staleness(schedule)
     _check_filter(schedule)
     if config.sampling.temperature == 0:
@@ -137,10 +144,17 @@ def _check_max_staleness(schedule: Schedule) -> None:
             f"at one version, more than {limit + 1} versions consume: waiting cannot keep the bound; use max_staleness="
             f"{math.ceil(schedule.staleness)}, or on_straggler='reissue'"
         )
-    if mode != "wait" and is_kept and schedule.order == "fifo":
+    by_order = schedule.most_versions_by_order
+    if mode == "wait" and schedule.order == "windowed" and by_order is not None and by_order > limit:
         raise ConfigError(
-            f"schedule.on_straggler={mode!r} has no effect: with order='fifo' and staleness={schedule.staleness:g} no "
-            f"group exceeds max_staleness={limit}; remove it, or use order='completion'"
+            f"schedule.order_window is {schedule.order_window}: so many groups may pass a slow one that it is trained "
+            f"on {by_order} versions late, more than max_staleness={limit}; use at most "
+            f"{schedule.reach_within(limit)}, or leave it out"
+        )
+    if mode != "wait" and by_order is not None and by_order <= limit:
+        raise ConfigError(
+            f"schedule.on_straggler={mode!r} has no effect: with order={schedule.order!r} and staleness="
+            f"{schedule.staleness:g} no group exceeds max_staleness={limit}; remove it, or use order='completion'"
         )
 
 

@@ -140,11 +140,17 @@ class Schedule(Section, frozen=True, kw_only=True):
     """T, optimizer steps between two published policy versions [trigger_parameter_sync_step]."""
     staleness: NonNegative = 1.0
     """S: at most floor((1 + S) P T) groups are open; 0 is synchronous, 1 one publish ahead [staleness_threshold]."""
-    order: Literal["fifo", "completion"] = "fifo"
+    order: Literal["fifo", "windowed", "completion"] = "fifo"
     """
-    Complete groups that a step takes first: the oldest (``fifo``) or the first to finish (``completion``). With
-    ``staleness`` the latter is over-sampling: more prompts are sampled than a step consumes, and it takes those that
-    finish first.
+    Complete groups that a step takes first: the oldest (``fifo``), the oldest but past slow ones (``windowed``), or the
+    first to finish (``completion``). With ``staleness`` the latter is over-sampling: more prompts are sampled than a
+    step consumes, and it takes those that finish first.
+    """
+    order_window: Count | None = None
+    """
+    R, with ``order = "windowed"``: a step takes complete groups of the R oldest slots of the line of admitted groups,
+    so at most R - 1 younger groups pass a slow one. 1 is ``fifo``; the bound on staleness grows by R - 1 groups. Unset:
+    as many as ``max_staleness`` allows with ``on_straggler = "wait"``, otherwise twice those that may be open at once.
     """
     max_staleness: Natural | None = None
     """L: a group is trained on at most L versions after the one it was admitted at. Unset: no limit."""
@@ -159,8 +165,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """Metric of the verdict that the filter compares, such as ``correct``; empty: the reward [filter_groups.metric]."""
     filter_patience: Natural = 0
     """Filtered groups in a row that end the run; 0: 16 windows, at least 256 [filter_groups.max_num_gen_batches]."""
-    partial_rollout: bool = True
-    """Load new weights between two decode steps of running completions; false finishes those first."""
+    partial_rollout: bool | Literal["turn"] = True
+    """
+    Load new weights between two decode steps of running completions. False finishes those first, whole episodes with an
+    ``[environment]``; ``"turn"`` finishes the running turn of each episode, whose next turn has the new weights.
+    """
     max_attempts: Count = 3
     """Failures of one trajectory after which it becomes a dead letter, and its group is dropped and counted."""
     lease_s: Positive = 120.0
@@ -170,6 +179,31 @@ class Schedule(Section, frozen=True, kw_only=True):
     def window(self) -> int:
         """Maximum number of groups admitted and not yet retired: ``floor((1 + S) P T)``."""
         return int((1 + self.staleness) * self.groups_per_step * self.steps_per_publish + 1e-9)
+
+    @property
+    def reach(self) -> int | None:
+        """Slots of the line that a step takes groups from, ``order_window`` if it is set; None without a limit."""
+        match self.order:
+            case "fifo":
+                return 1
+            case "completion":
+                return None
+        if self.order_window is not None:
+            return self.order_window
+        if self.max_staleness is None or self.on_straggler != "wait":
+            return 2 * self.window
+        return max(1, self.reach_within(self.max_staleness))
+
+    def reach_within(self, max_staleness: int) -> int:
+        """Largest ``order_window`` whose bound is ``max_staleness``; below 1 if even ``fifo`` may exceed it."""
+        return (max_staleness + 1) * self.groups_per_step * self.steps_per_publish - self.window + 1
+
+    @property
+    def most_versions_by_order(self) -> int | None:
+        """Bound on staleness that ``order`` keeps by itself; None without. asyncrl/broker/ledger/staleness_bound.py."""
+        if self.reach is None:
+            return None
+        return (self.window + self.reach - 2) // (self.groups_per_step * self.steps_per_publish)
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

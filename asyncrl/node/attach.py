@@ -15,7 +15,7 @@ for weight transfers, and closes them when it ends. It installs no signal handle
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,10 @@ from asyncrl.config.sections import Weights, from_json
 from asyncrl.errors import ConfigError, LinkError, LinkReset
 from asyncrl.log import get_logger
 from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
+from asyncrl.node.episodes import open_episodes
 from asyncrl.node.host import Host
 from asyncrl.node.machine.local_address import local_address
-from asyncrl.node.runner import ToldToStop, join_steadily, run_sessions, serve
+from asyncrl.node.runner import ToldToStop, await_with_beats, join_steadily, run_sessions, serve
 from asyncrl.node.turn import first_turn
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
@@ -185,7 +186,51 @@ async def roll_out(
     Sampling continues while the broker is away; the next session starts with the unfinished trajectories.
     """
     host = host or Host()
-    generations = Generations(engine, who.node, users=host.users, on_failure=host.failed)
+    config = from_json(welcome.config)
+    opening = open_episodes(config, engine, run_id=welcome.run_id, node=who.node)
+    async with AsyncExitStack() as stack:
+        episodes = await await_with_beats(link, welcome.beat_s, stack.enter_async_context(opening))
+        generations = Generations(
+            engine,
+            who.node,
+            users=host.users,
+            on_failure=host.failed,
+            episodes=episodes,
+            hold="turn" if config.schedule.partial_rollout == "turn" else "trajectory",
+        )
+        stack.push_async_callback(generations.aclose)
+        await _roll_out(
+            engine,
+            run,
+            who,
+            link,
+            welcome,
+            wait_s=wait_s,
+            slots=slots,
+            weights=weights,
+            stopping=stopping,
+            rejoin_on=rejoin_on,
+            host=host,
+            generations=generations,
+        )
+
+
+async def _roll_out(
+    engine: Engine,
+    run: RunAddress,
+    who: Identity,
+    link: Link,
+    welcome: Welcome,
+    *,
+    wait_s: float | None,
+    slots: int,
+    weights: WeightsVia,
+    stopping: asyncio.Event,
+    rejoin_on: type[LinkError],
+    host: Host,
+    generations: Generations,
+) -> None:
+    """`roll_out` with ``generations``, which outlive the sessions."""
     generations.watch_users()
     host.rolls_out(generations)
     sleeper = Sleeper(engine, generations)
@@ -221,6 +266,7 @@ async def roll_out(
         options = RolloutOptions(
             slots=slots,
             group_size=config.schedule.group_size + config.greedy_per_group,
+            episodes=(config.rollout.episodes or 2 * slots) if config.environment.is_set else 0,
             partial_rollout=config.schedule.partial_rollout,
             progress_every_s=config.rollout.progress_every_s,
             layout_hash=layout.hash,
@@ -270,7 +316,6 @@ async def roll_out(
     finally:
         if staged is not None:
             staged.close()
-        await generations.aclose()
         host.rolls_out(None)
 
 

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Literal
 
 from msgspec import Struct
 
@@ -75,8 +76,8 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
     """Trajectories of a full lease."""
     episodes: int = 0
     """Episodes in hand at a time; 0 if trajectories are single completions, of which ``slots`` are."""
-    partial_rollout: bool = True
-    """Swap weights in the middle of completions; False finishes running completions first."""
+    partial_rollout: bool | Literal["turn"] = True
+    """Swap weights in the middle of completions; False finishes running completions first, ``turn`` running turns."""
     progress_every_s: float = 0.0
     """Seconds between saves of unfinished completions, the most a lost node loses; 0 never saves."""
     layout_hash: str = ""
@@ -308,7 +309,7 @@ class RolloutActor:
     async def _fall_asleep(self, sleeper: Sleeper) -> None:
         async with self._swap_lock:
             began_s = self._clock()
-            num_bytes = await sleeper.sleep(finish=not self._options.partial_rollout)
+            num_bytes = await sleeper.sleep(finish=self._options.partial_rollout is not True)
             reach("rollout.asleep")
             await self._broker.send(Asleep(self._clock() - began_s, num_bytes))
             await self._broker.send(AskTurn())
@@ -377,7 +378,7 @@ class RolloutActor:
     async def _pause(self) -> float:
         """Pause the engine unless it is paused already, and return the clock time of the pause."""
         if self._paused_s is None:
-            if not self._options.partial_rollout:
+            if self._options.partial_rollout is not True:
                 await self._generations.finish_running()
             self._paused_s = self._clock()
             await self._engine.pause()

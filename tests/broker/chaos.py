@@ -55,7 +55,7 @@ CONFIGS = st.builds(
     every=st.integers(0, 2),
     samples=st.integers(1, 3),
     attempts=st.integers(1, 3),
-    order=st.sampled_from(["fifo", "completion"]),
+    order=st.sampled_from(["fifo", "windowed", "completion"]),
     max_staleness=st.integers(0, 2),
     on_straggler=st.sampled_from([None, "wait", "reissue", "train"]),
     filter_=st.sampled_from(["none", "zero_variance"]),
@@ -190,6 +190,10 @@ def most_versions(config: Config) -> float:
     """Bound on the staleness of a trained trajectory, in versions."""
     schedule = config.schedule
     by_window = ceil(schedule.staleness) if schedule.order == "fifo" else inf
+    if schedule.order == "windowed":
+        by_window = (schedule.window + (schedule.reach or 1) - 2) // (
+            schedule.groups_per_step * schedule.steps_per_publish
+        )
     by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
     return min(by_window, by_bound)
 

@@ -323,7 +323,7 @@ def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> Non
     assert desk.scheduler.training.batches.next_step == 1
 
 
-@pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("completion", [3, 2])])
+@pytest.mark.parametrize(("order", "batch"), [("fifo", [2, 3]), ("windowed", [2, 3]), ("completion", [3, 2])])
 def test_the_next_step_gets_what_it_would_have_got(order: str, batch: list[int]) -> None:
     config = a_config(schedule={"groups_per_step": 2, "group_size": 2, "order": order})
     desk = Desk(*STEP_0, *complete(3, 2), config=config)

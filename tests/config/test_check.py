@@ -50,6 +50,25 @@ from tests.config.configs import made, refused
             "max_staleness=1; remove it, or use order='completion'",
         ),
         (
+            {"schedule": {"partial_rollout": "turn"}},
+            "schedule.partial_rollout='turn' finishes turns, but without an [environment] there is one; use false, "
+            "or set the environment",
+        ),
+        (
+            {"schedule": {"order_window": 16}},
+            "schedule.order_window is only read with order='windowed'; remove it, or set the order",
+        ),
+        (
+            {"schedule": {"max_staleness": 2, "order": "windowed", "order_window": 18}},
+            "schedule.order_window is 18: so many groups may pass a slow one that it is trained on 3 versions late, "
+            "more than max_staleness=2; use at most 17, or leave it out",
+        ),
+        (
+            {"schedule": {"max_staleness": 5, "on_straggler": "reissue", "order": "windowed"}},
+            "schedule.on_straggler='reissue' has no effect: with order='windowed' and staleness=1 no group exceeds "
+            "max_staleness=5; remove it, or use order='completion'",
+        ),
+        (
             {"rollout": {"vllm": {"enforce_eager": True}}},
             "rollout.vllm.enforce_eager is only read with engine='vllm', not 'transformers'; remove it",
         ),
@@ -306,6 +325,9 @@ def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, 
         {"schedule": {"max_staleness": 0, "on_straggler": "reissue"}},
         {"schedule": {"max_staleness": 0, "on_straggler": "train"}},
         {"schedule": {"max_staleness": 3, "on_straggler": "reissue", "order": "completion"}},
+        {"schedule": {"partial_rollout": "turn"}, "environment": {"tools": ["calculator"]}},
+        {"schedule": {"max_staleness": 2, "order": "windowed", "order_window": 17}},
+        {"schedule": {"max_staleness": 2, "on_straggler": "reissue", "order": "windowed"}},
         {"schedule": {"filter": "zero_variance", "filter_metric": "correct", "filter_patience": 9}},
         {
             "reward": {"parts": [{"name": "terse", "function": "length.py:terse"}]},

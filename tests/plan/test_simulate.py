@@ -56,7 +56,7 @@ def test_staleness_is_what_the_schedule_says():
 
 
 @pytest.mark.parametrize("partial", [True, False])
-@pytest.mark.parametrize("order", ["fifo", "completion"])
+@pytest.mark.parametrize("order", ["fifo", "windowed", "completion"])
 def test_every_group_is_trained_exactly_once(partial, order):
     plan = spread_out({"schedule.partial_rollout": partial, "schedule.order": order})
     simulation = finished(plan, steps=12)

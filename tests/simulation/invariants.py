@@ -203,10 +203,20 @@ class Invariants:
             gone = self._records.dropped | moved | left_out
             kept = [group_id for group_id in self._records.admitted if group_id not in gone]
             self._require(in_turn == kept, f"groups {in_turn} were trained; the order of the data is {kept}")
+        if schedule.order == "windowed":
+            self._require_few_passes(trained, schedule.reach or 1)
         self._require(len(set(group_ids)) == len(group_ids), f"groups {group_ids} were trained: one of them twice")
         sums = audit(records, schedule)
         self._require(not sums.problems, f"the audit says: {'; '.join(sums.problems)}")
         self._require(sums.open == 0, f"{sums.open} groups are open at the end")
+
+    def _require_few_passes(self, trained: Trained, reach: int) -> None:
+        """Each group that did not move to the end of the line was passed by fewer groups than the reach has slots."""
+        step_of = {group_id: step for step, group_ids in trained for group_id in group_ids}
+        for group_id in step_of.keys() - self._records.restarted:
+            earlier = {other for other, step in step_of.items() if step < step_of[group_id] and other > group_id}
+            passed_by = earlier - self._records.restarted
+            self._require(len(passed_by) < reach, f"group {group_id} was passed by {passed_by}; the reach is {reach}")
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -92,7 +92,7 @@ def _config(dice: Random, seed: int, *, colocated: bool) -> Config:
 
 
 def _schedule(dice: Random, publish: int) -> dict[str, Any]:
-    staleness, order = dice.choice([0, 1, 1, 2]), dice.choice(["fifo", "fifo", "completion"])
+    staleness, order = dice.choice([0, 1, 1, 2]), dice.choice(["fifo", "windowed", "completion"])
     return {
         "groups_per_step": dice.choice([1, 2]),
         "group_size": 2,

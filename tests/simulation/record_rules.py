@@ -172,6 +172,9 @@ class RecordRules:
         """Largest staleness at which a trajectory may be trained on."""
         schedule = self._schedule
         by_window = schedule.staleness if schedule.order == "fifo" else inf
+        if schedule.order == "windowed":
+            per_version = schedule.groups_per_step * schedule.steps_per_publish
+            by_window = (schedule.window + (schedule.reach or 1) - 2) // per_version
         by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
         return min(by_window, by_bound)
 

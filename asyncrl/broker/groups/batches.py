@@ -3,13 +3,26 @@ Batches: which complete groups each step trains on. A step that asks again gets 
 
     admitted ─▶ incomplete ─▶ complete ─form─▶ taken ─forget─▶ gone
 
-``fifo``: the oldest open groups; a step waits until they are complete. ``completion``: groups in the order in which
-they became complete; with a `StalenessBound` a step waits for enough of those that would be too old for later steps.
+``fifo`` and ``windowed``: every admitted or restarted group has a slot in a line. A step takes the oldest complete
+groups among the first R slots, R being ``reach``. A taken group leaves its slot empty, and the line moves on only when
+its first group is taken or dropped:
+
+    R = 4      [ a slow ][ b taken ][ c taken ][ d complete ]  [ e complete ] ...        d may be taken, e waits for a
+
+``fifo`` is R = 1. ``completion``: groups in the order in which they became complete; with a `StalenessBound` a step
+waits for enough of those that would be too old for later steps.
+
+At most R - 1 younger groups are trained on in an earlier step than an older one. While the older one waits, the slots
+of those that passed it stay in the line behind it, and slots only move forward: when the last of them was taken, all of
+them and it were among the first R.
+
+No group starves. The first group of the line may always be taken. As long as it is not complete, at most R - 1 others
+are, so then a step waits for it; it becomes complete or is dropped, and the next group is the first. Groups are
+admitted only as the remaining steps need them, so the last step empties the line.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.max_staleness import StalenessBound
@@ -17,18 +30,24 @@ from asyncrl.errors import BrokenInvariant
 
 
 class BatchBook:
-    """Groups that no step has taken yet, and the groups that each step took. Without ``bound`` none is ever too old."""
+    """
+    Groups that no step has taken yet, and the groups that each step took.
 
-    def __init__(self, groups_per_step: int, order: str, bound: StalenessBound | None = None) -> None:
+    Args:
+        reach: Slots of the line that a step takes groups from; None takes them as they become complete.
+        bound: Groups that a step must take, without ``reach``. None: no group is ever too old.
+    """
+
+    def __init__(self, groups_per_step: int, reach: int | None, bound: StalenessBound | None = None) -> None:
         self._groups_per_step = groups_per_step
-        self._fifo = order == "fifo"
+        self._reach = reach
         self._bound = bound
-        self._head: OrderedDict[int, Group] = OrderedDict()
-        """fifo: oldest groups, all complete, in the order admitted. `_oldest` moves groups here from ``_rest``."""
-        self._rest: OrderedDict[int, Group] = OrderedDict()
-        """All other groups, in the order admitted."""
+        self._line: OrderedDict[int, Group | None] = OrderedDict()
+        """Groups that no step has taken, in the order admitted; with a reach also the empty slots between them."""
+        self._is_stuck = False
+        """The groups within reach are too few, and none of the line was completed or dropped since that was found."""
         self._complete: OrderedDict[int, Group] = OrderedDict()
-        """Complete groups of ``_head`` and ``_rest``, in the order completed."""
+        """Complete groups of the line, in the order completed."""
         self._num_open: Counter[int] = Counter()
         self._num_complete: Counter[int] = Counter()
         """Number of groups, and of complete groups, by ``min_version``. Few versions are open at once."""
@@ -37,7 +56,7 @@ class BatchBook:
 
     def __iter__(self) -> Iterator[Group]:
         """Groups that no step has taken, in the order admitted."""
-        return chain(self._head.values(), self._rest.values())
+        return (group for group in self._line.values() if group is not None)
 
     @property
     def complete(self) -> list[Group]:
@@ -46,16 +65,23 @@ class BatchBook:
 
     def admitted(self, group: Group) -> None:
         """Append a group that was admitted or restarted: it is now the youngest."""
-        self._rest[group.group_id] = group
+        self._line[group.group_id] = group
         self._num_open[group.min_version] += 1
 
     def completed(self, group: Group) -> None:
         self._complete[group.group_id] = group
         self._num_complete[group.min_version] += 1
+        self._is_stuck = False
 
     def dropped(self, group: Group) -> None:
-        self._head.pop(group.group_id, None)
-        self._rest.pop(group.group_id, None)
+        """Remove a group that is not trained on, or restarts, together with its slot."""
+        del self._line[group.group_id]
+        self._left(group)
+
+    def _left(self, group: Group) -> None:
+        self._is_stuck = False
+        while self._line and next(iter(self._line.values())) is None:
+            self._line.popitem(last=False)
         if self._complete.pop(group.group_id, None):
             self._num_complete[group.min_version] -= 1
         self._num_open[group.min_version] -= 1
@@ -74,7 +100,7 @@ class BatchBook:
         """Groups for the batch of the next step; None while they are not complete."""
         if step != self.next_step or self.must_wait(step):
             return None
-        return self._oldest() if self._fifo else self._first_complete(step)
+        return self._first_complete(step) if self._reach is None else self._within(self._reach)
 
     def form(self, step: int) -> list[Group] | None:
         """Form the batch of the next step; None while its groups are not complete."""
@@ -83,8 +109,13 @@ class BatchBook:
         return groups
 
     def take(self, step: int, groups: list[Group]) -> None:
+        """Note that ``step`` takes these groups: chosen now, or by a broker before this one."""
         for group in groups:
-            self.dropped(group)
+            if self._reach is None:
+                del self._line[group.group_id]
+            else:
+                self._line[group.group_id] = None
+            self._left(group)
         self._taken[step] = groups
         self.next_step = step + 1
 
@@ -93,12 +124,22 @@ class BatchBook:
         old = [number for number in self._taken if number <= step]
         return [group for number in old for group in self._taken.pop(number)]
 
-    def _oldest(self) -> list[Group] | None:
-        while (oldest := next(iter(self._rest.values()), None)) and oldest.is_complete:
-            self._head[oldest.group_id] = self._rest.pop(oldest.group_id)
-        if len(self._head) < self._groups_per_step:
-            return None
-        return list(islice(self._head.values(), self._groups_per_step))
+    def _within(self, reach: int) -> list[Group] | None:
+        """Oldest complete groups within reach. Each slot that is empty, or would be, at the front moves it by one."""
+        chosen: list[Group] = []
+        num_gone = 0
+        for place, group in enumerate([] if self._is_stuck else self._line.values()):
+            if place == num_gone + reach:
+                break
+            if group is not None and not group.is_complete:
+                continue
+            num_gone += place == num_gone
+            if group is not None:
+                chosen.append(group)
+            if len(chosen) == self._groups_per_step:
+                return chosen
+        self._is_stuck = True
+        return None
 
     def _first_complete(self, step: int) -> list[Group] | None:
         due = self._bound.due(self._num_open, step) if self._bound else []

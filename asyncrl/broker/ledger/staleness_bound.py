@@ -1,9 +1,10 @@
 """
 Bound on the staleness of a trained trajectory that a schedule promises, in policy versions.
 
-    P groups per step, T steps per publish, W groups in the window
+    P groups per step, T steps per publish, W groups in the window, R slots of the line that a step takes groups from
 
     ``order = "fifo"``                          ceil(W / (P T)) - 1, which is S if S is whole
+    ``order = "windowed"``                      floor((W + R - 2) / (P T)), which is at R = 1 the same
     ``max_staleness = L``, wait or reissue      L
     ``max_staleness = L``, train                no further bound: older trajectories are trained on and counted
     ``order = "completion"`` alone              none
@@ -11,9 +12,12 @@ Bound on the staleness of a trained trajectory that a schedule promises, in poli
 Of two bounds the smaller holds. Partial rollout changes neither: a trajectory's oldest token is as new as the version
 that was live when its group was admitted or restarted.
 
-Proof for ``fifo``: the g-th group trained on, g = q P T + r, trains version q. When it was admitted, at most W - 1 of
-the groups before it were open, so the step that trained the one W places before it had made a live version, number
-``(g - W) // (P T) + 1`` or a later one. So the staleness is at most ``q - (g - W) // (P T) - 1``, largest for r = 0.
+Proof for ``fifo`` and ``windowed``: let version v be live when a group is admitted, and step s train on it. The s P
+groups of the steps before s are
+ - P T v at most, whose steps made version v: all others are open when the group is admitted, or admitted later;
+ - W - 1 at most, which are open together with the group when it is admitted;
+ - R - 1 at most, which are admitted later and pass it (asyncrl/broker/groups/batches.py).
+So s <= v T + (W + R - 2) / P, and step s trains version floor(s / T), which is at most v + (W + R - 2) / (P T).
 """
 
 from asyncrl.config.sections import Schedule
@@ -21,9 +25,6 @@ from asyncrl.config.sections import Schedule
 
 def most_versions(schedule: Schedule) -> int | None:
     """Largest staleness at which a trajectory may be trained on; None if the schedule promises no bound."""
-    bounds = []
-    if schedule.order == "fifo":
-        bounds.append(-(-schedule.window // (schedule.groups_per_step * schedule.steps_per_publish)) - 1)
-    if schedule.max_staleness is not None and schedule.on_straggler != "train":
-        bounds.append(schedule.max_staleness)
-    return min(bounds, default=None)
+    by_order, limit = schedule.most_versions_by_order, schedule.max_staleness
+    by_limit = None if schedule.on_straggler == "train" else limit
+    return min((bound for bound in (by_order, by_limit) if bound is not None), default=None)

@@ -92,7 +92,8 @@ class SimulatedRollout:
     @property
     def _is_swapping(self) -> bool:
         """True while new weights wait for running completions to end; nothing new starts until then."""
-        return self._staged_version > self._policy_version and not self._cluster.plan.schedule.partial_rollout
+        is_partial = self._cluster.plan.schedule.partial_rollout is True
+        return self._staged_version > self._policy_version and not is_partial
 
     def _received(self, transfer: Transfer) -> None:
         self._staged_version = transfer.policy_version

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, TaskInput
 from asyncrl.messages import Prompt, Sampling, Unit
-from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engine import Completion, ConversingEngine, Request
 from asyncrl.rollout.episodes.conversation import Conversation, Sample
 from asyncrl.rollout.episodes.episode import Attempt, Episode
 from asyncrl.rollout.episodes.record import EpisodeRecord
@@ -21,16 +21,18 @@ from asyncrl.rollout.results import EpisodeLimits, Sampled
 
 class Episodes:
     """
-    Begins episodes. Environments and seam are borrowed.
+    Begins episodes. Environments and engine are borrowed.
 
     Args:
         run: Name of the run, the beginning of the names of its episodes.
     """
 
-    def __init__(self, config: Environment, environments: Environments, seam: Seam, *, run: str) -> None:
+    def __init__(self, config: Environment, environments: Environments, engine: ConversingEngine, *, run: str) -> None:
         self._config = config
         self._environments = environments
-        self._seam = seam
+        self._engine = engine
+        self._seams: dict[bool, Seam] = {}
+        """Of chats (True) and plain texts, each made and checked for the first prompt that needs it."""
         self._run = run
         self._description = environments.description
         self._tools = msgspec.json.encode(self._description.tools).decode() if self._description.tools else ""
@@ -65,13 +67,14 @@ class Episodes:
             prefix: What another node has stored of it.
         """
         task = self._task(unit, prompt, seed)
+        seam = self._seam(is_chat=bool(prompt.chat))
 
         def converse(environment: EnvironmentEpisode, resumed: Resumed | None) -> Attempt:
             answered = resumed.finished[: resumed.state.num_answered] if resumed else []
             conversation = Conversation(
                 EpisodeRecord(prompt_ids, answered),
                 sample,
-                self._seam,
+                seam,
                 sampling=sampling,
                 limits=self.limits,
                 seed=seed,
@@ -94,6 +97,12 @@ class Episodes:
             can_resume=self._description.resume != "none",
             on_started_over=on_started_over,
         )
+
+    def _seam(self, *, is_chat: bool) -> Seam:
+        if is_chat not in self._seams:
+            parser = self._config.tool_parser
+            self._seams[is_chat] = self._engine.seam(is_chat=is_chat, tools=self._tools, tool_parser=parser)
+        return self._seams[is_chat]
 
     def _task(self, unit: Unit, prompt: Prompt, seed: int | None) -> TaskInput:
         name = f"{self._run}/{unit.split}/{unit.group_id}/{unit.index}"

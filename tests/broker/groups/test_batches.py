@@ -7,6 +7,10 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.max_staleness import StalenessBound
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import Prompt
+from tests.broker.groups.random_lines import lives
+
+FIFO, COMPLETION = 1, None
+"""Reach of these orders."""
 
 
 def opened(book: BatchBook, count: int) -> list[Group]:
@@ -23,7 +27,7 @@ def complete(book: BatchBook, *groups: Group) -> None:
 
 
 def test_fifo_waits_for_the_oldest_although_younger_ones_are_complete() -> None:
-    book = BatchBook(2, "fifo")
+    book = BatchBook(2, FIFO)
     a, b, c, d = opened(book, 4)
 
     complete(book, b, c, d)
@@ -34,8 +38,60 @@ def test_fifo_waits_for_the_oldest_although_younger_ones_are_complete() -> None:
     assert book.form(1) == [c, d]
 
 
+def test_a_slow_group_is_passed_by_at_most_one_group_less_than_the_reach() -> None:
+    book = BatchBook(1, 3)
+    slow, b, c, d, e = opened(book, 5)
+    complete(book, e, d, c, b)
+
+    assert (book.form(0), book.form(1)) == ([b], [c]), "the oldest within reach, not the first complete"
+    assert book.form(2) is None, "d is within reach once the slow group is gone"
+    complete(book, slow)
+    assert [book.form(step) for step in (2, 3, 4)] == [[slow], [d], [e]]
+
+
+def test_the_reach_moves_with_the_first_group_within_one_batch() -> None:
+    book = BatchBook(4, 2)
+    a, b, _, d, e = opened(book, 5)
+    complete(book, a, b, d)
+    assert book.form(0) is None, "a, b and d are within reach, and e is not"
+    complete(book, e)
+    assert book.form(0) is None
+
+    book = BatchBook(3, 2)
+    a, b, slow, d = opened(book, 4)
+    complete(book, a, b, d)
+    assert book.form(0) == [a, b, d]
+    assert list(book) == [slow]
+
+
+def test_a_dropped_group_does_not_count_as_one_that_passed() -> None:
+    book = BatchBook(1, 3)
+    _, b, c, d = opened(book, 4)
+    complete(book, d)
+    assert book.form(0) is None
+
+    book.dropped(b)
+
+    assert book.form(0) == [d]
+    complete(book, c)
+    assert book.form(1) == [c], "the second of the two that may pass, d being the first"
+
+
+def test_a_dropped_first_group_takes_the_empty_slots_behind_it_along() -> None:
+    book = BatchBook(1, 2)
+    a, b, c, d = opened(book, 4)
+    complete(book, b, d)
+    assert book.form(0) == [b]
+    assert book.form(1) is None
+
+    book.dropped(a)
+
+    assert book.form(1) == [d], "c is the first group now"
+    assert list(book) == [c]
+
+
 def test_completion_takes_the_first_complete_ones() -> None:
-    book = BatchBook(2, "completion")
+    book = BatchBook(2, COMPLETION)
     a, b, c, d = opened(book, 4)
 
     complete(book, d, b)
@@ -46,9 +102,9 @@ def test_completion_takes_the_first_complete_ones() -> None:
     assert book.form(1) == [a, c]
 
 
-@pytest.mark.parametrize("order", ["fifo", "completion"])
-def test_a_step_that_asks_again_gets_the_same_until_a_checkpoint_contains_it(order: str) -> None:
-    book = BatchBook(1, order)
+@pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
+def test_a_step_that_asks_again_gets_the_same_until_a_checkpoint_contains_it(reach: int | None) -> None:
+    book = BatchBook(1, reach)
     a, b = opened(book, 2)
     complete(book, a, b)
     assert book.taken(0) is None
@@ -61,7 +117,7 @@ def test_a_step_that_asks_again_gets_the_same_until_a_checkpoint_contains_it(ord
 
 
 def test_only_the_next_step_is_formed() -> None:
-    book = BatchBook(1, "fifo")
+    book = BatchBook(1, FIFO)
     complete(book, *opened(book, 2))
 
     assert book.form(1) is None
@@ -70,7 +126,7 @@ def test_only_the_next_step_is_formed() -> None:
 
 
 def test_a_group_that_was_waited_for_and_is_dropped_holds_nothing_up() -> None:
-    book = BatchBook(2, "fifo")
+    book = BatchBook(2, FIFO)
     a, b, c = opened(book, 3)
     complete(book, a, c)
     assert book.form(0) is None
@@ -80,9 +136,9 @@ def test_a_group_that_was_waited_for_and_is_dropped_holds_nothing_up() -> None:
     assert book.form(0) == [a, c]
 
 
-@pytest.mark.parametrize("order", ["fifo", "completion"])
-def test_a_dropped_group_is_not_waited_for(order: str) -> None:
-    book = BatchBook(1, order)
+@pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
+def test_a_dropped_group_is_not_waited_for(reach: int | None) -> None:
+    book = BatchBook(1, reach)
     a, b = opened(book, 2)
     complete(book, b)
 
@@ -93,7 +149,7 @@ def test_a_dropped_group_is_not_waited_for(order: str) -> None:
 
 def a_bounded(groups_per_step: int, max_staleness: int, *versions: int) -> tuple[BatchBook, list[Group]]:
     """Book with open groups admitted at these versions, with one step per version."""
-    book = BatchBook(groups_per_step, "completion", StalenessBound(max_staleness, groups_per_step, 1))
+    book = BatchBook(groups_per_step, COMPLETION, StalenessBound(max_staleness, groups_per_step, 1))
     groups = [Group(i, Prompt(text="?"), 1, min_version=version) for i, version in enumerate(versions)]
     for group in groups:
         book.admitted(group)
@@ -153,9 +209,9 @@ def test_more_groups_due_than_a_step_takes_is_a_broken_invariant() -> None:
         book.form(0)
 
 
-@pytest.mark.parametrize("order", ["fifo", "completion"])
-def test_a_restarted_group_is_the_youngest_and_incomplete(order: str) -> None:
-    book = BatchBook(1, order)
+@pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
+def test_a_restarted_group_is_the_youngest_and_incomplete(reach: int | None) -> None:
+    book = BatchBook(1, reach)
     a, b = opened(book, 2)
     complete(book, a, b)
 
@@ -167,3 +223,12 @@ def test_a_restarted_group_is_the_youngest_and_incomplete(order: str) -> None:
     assert book.complete == [b]
     assert book.form(0) == [b]
     assert book.form(1) is None
+
+
+@pytest.mark.parametrize("seeds", [range(5_000), pytest.param(range(5_000, 105_000), marks=pytest.mark.slow)], ids=len)
+def test_in_random_lives_neither_bound_is_broken_and_every_group_is_trained(seeds: range) -> None:
+    found = lives(seeds)
+
+    assert all(life.staleness <= life.staleness_bound and life.passed <= life.passed_bound for life in found)
+    tight = [life for life in found if (life.staleness, life.passed) == (life.staleness_bound, life.passed_bound)]
+    assert len(tight) > len(found) / 100, "no smaller bound holds"

@@ -17,6 +17,19 @@ def test_fifo_promises_the_staleness_rounded_up_to_the_versions_that_the_window_
     assert most_versions(schedule) == bound
 
 
+@pytest.mark.parametrize(("order_window", "bound"), [(1, 1), (2, 2), (5, 2), (6, 3), (None, 5)])
+def test_each_step_of_groups_that_may_pass_a_slow_one_adds_a_version(order_window: int | None, bound: int) -> None:
+    schedule = Schedule(groups_per_step=4, staleness=1, order="windowed", order_window=order_window)
+    assert most_versions(schedule) == bound
+
+
+def test_waiting_for_stragglers_leaves_as_much_room_to_pass_as_the_bound_allows() -> None:
+    schedule = Schedule(groups_per_step=4, staleness=1, order="windowed", max_staleness=2)
+    assert (schedule.reach, schedule.most_versions_by_order) == (5, 2)
+    wider = Schedule(groups_per_step=4, staleness=1, order="windowed", order_window=6)
+    assert wider.most_versions_by_order == 3
+
+
 def test_completion_alone_promises_nothing() -> None:
     assert most_versions(Schedule(order="completion", staleness=1)) is None
 
