@@ -186,6 +186,7 @@ def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> 
         mask_ids=_unpacked("i", trajectory.mask_ids),
         routing=trajectory.routing,
         grids=trajectory.grids,
+        processor=trajectory.processor,
     )
     return Sampled(
         prompt_ids=_unpacked("i", trajectory.prompt_ids),

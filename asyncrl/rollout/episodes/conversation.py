@@ -77,6 +77,7 @@ class Conversation:
         self._priority = priority
         self._images = images
         self._on_turn = on_turn
+        self._num_said = 0
 
     async def say(
         self,
@@ -101,11 +102,10 @@ class Conversation:
         """
         room = self._room(context_ids)
         written = min(room, self._sampling.max_tokens, max_tokens or room)
-        number = len(self.record.turns) + len(self.running)
         request = Request(
             prompt_ids=[*self.record.ids_through(parent), *context_ids],
             sampling=structs.replace(self._sampling, max_tokens=written),
-            seed=None if self._seed is None else (self._seed + number * SEED_STEP) % MAX_SEED,
+            seed=self._next_seed(),
             resume_from=resume_from,
             priority=self._priority,
             images=() if self.record.root(parent) == FROM_NOTHING else self._images,
@@ -127,6 +127,16 @@ class Conversation:
         )
         self._on_turn()
         return place
+
+    def _next_seed(self) -> int | None:
+        """
+        Seed of the next turn: by its number, which is that of an uninterrupted episode if turns were recorded before.
+
+        A turn that was cancelled keeps its number, so that no later one repeats its draws.
+        """
+        number = max(self._num_said, len(self.record.turns))
+        self._num_said = number + 1
+        return None if self._seed is None else (self._seed + number * SEED_STEP) % MAX_SEED
 
     def _room(self, context_ids: Sequence[int]) -> int:
         """Tokens that the policy may write after this context, besides those that other running turns may write."""

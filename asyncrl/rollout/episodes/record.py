@@ -114,6 +114,7 @@ def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completi
             if spans and spans[-1].policy_version == moved.policy_version:
                 moved = Span(moved.policy_version, spans.pop().start, moved.end)
             spans.append(moved)
+    pictured = next((part for part in parts if part.grids), None)  # branches that follow nothing read none
     return Completion(
         completion_ids=list(chain.from_iterable(part.completion_ids for part in parts)),
         behavior_logprobs=list(chain.from_iterable(part.behavior_logprobs for part in parts)),
@@ -122,8 +123,8 @@ def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completi
         generate_s=sum(part.generate_s for part in parts),
         mask_counts=list(chain.from_iterable(part.mask_counts for part in parts)),
         mask_ids=list(chain.from_iterable(part.mask_ids for part in parts)),
-        grids=parts[0].grids if parts else [],
-        processor=parts[0].processor if parts else "",
+        grids=pictured.grids if pictured else [],
+        processor=pictured.processor if pictured else "",
     )
 
 
