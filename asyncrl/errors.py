@@ -83,7 +83,15 @@ class PromptTooLong(EngineError):
 
 
 class EnvironmentFailed(EngineError):
-    """An environment, a tool or an agent program failed, or overran a deadline. Never a reward of zero."""
+    """
+    An environment, a tool or an agent program failed, or overran a deadline. Never a reward of zero.
+
+    ``is_lost``: the episode was lost with its worker, and is not to blame: it may be continued on another at once.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True, is_lost: bool = False) -> None:
+        super().__init__(message, retryable=retryable)
+        self.is_lost = is_lost
 
 
 class EngineDied(AsyncrlError):
@@ -106,6 +114,10 @@ class VerifierError(AsyncrlError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class SandboxError(AsyncrlError):
+    """The sandbox could not start a program, which is no fault of the program."""
 
 
 class TransferError(AsyncrlError):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.reward.workers import process_tree
+from asyncrl.processes import process_tree
 
 LEFT_BEHIND = "sleep\x00424243\x00"
 ALWAYS_HANGS = """

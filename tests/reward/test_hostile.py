@@ -13,9 +13,9 @@ import pytest
 from asyncrl.config.sections import Reward, RewardPart
 from asyncrl.errors import VerifierError
 from asyncrl.reward.blend import make_verifier
-from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.sandbox.sandbox import Sandbox
 from tests.reward.hostile import COUNT, corpus
 
 ANSWER = "18.5"

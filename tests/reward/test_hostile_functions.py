@@ -16,9 +16,9 @@ import pytest
 
 from asyncrl.config.sections import Reward
 from asyncrl.errors import VerifierError
+from asyncrl.processes import process_tree
+from asyncrl.processes.allowance import AT_ONCE_BYTES, PER_S_BYTES
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers import process_tree
-from asyncrl.reward.workers.allowance import AT_ONCE_BYTES, PER_S_BYTES
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.hostile_functions import LEFT_BEHIND
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.sandbox.code_tests import CodeTests, read_tests
-from asyncrl.reward.sandbox.sandbox import Limits, Sandbox
+from asyncrl.errors import ConfigError, SandboxError, VerifierError
+from asyncrl.reward.code_tests import CodeTests, read_tests
 from asyncrl.reward.verifier import VerifierInput
+from asyncrl.sandbox.sandbox import Limits, Sandbox
 
 FENCE = "```"
 PYTHON = ("python", "python3", "py")
@@ -18,10 +18,10 @@ MIB = 1 << 20
 
 
 class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """1.0 if the program passes every test, else 0.0; asyncrl/reward/sandbox/sandbox.py says how far it is isolated."""
+    """1.0 if the program passes every test, else 0.0; asyncrl/sandbox/sandbox.py says how far it is isolated."""
 
     tests: str = ""
-    """Key of ``extra`` that holds the tests (asyncrl/reward/sandbox/code_tests.py); empty: they are the answer."""
+    """Key of ``extra`` that holds the tests (asyncrl/reward/code_tests.py); empty: they are the answer."""
     share: bool = False
     """The score is the share of tests passed instead; all of them are run then."""
     deadline_s: Annotated[float, Meta(gt=0)] = 8.0
@@ -66,7 +66,10 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
                 raise VerifierError(
                     f"{number - 1} of {len(tests.cases)} tests took all of deadline_s = {self.deadline_s:g} s; raise it"
                 )
-            result = self._sandbox.run(program, case.stdin, self._limits(left_s))
+            try:
+                result = self._sandbox.run(program, case.stdin, self._limits(left_s))
+            except SandboxError as error:
+                raise VerifierError(str(error), retryable=True) from error
             if result.succeeded and tests.passes(case, result.output):
                 passed += 1
             elif not self.share:

@@ -18,8 +18,8 @@ from msgspec import Raw, Struct
 from asyncrl.checks.reward_limits import MAX_REASON_CHARS, problem_of
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.processes.allowance import AT_ONCE_BYTES, refilled
 from asyncrl.reward.verifier import Verdict
-from asyncrl.reward.workers.allowance import AT_ONCE_BYTES, refilled
 from asyncrl.reward.workers.pipe import Judged
 from asyncrl.reward.workers.process import WorkerProcess
 

@@ -6,9 +6,9 @@ import pytest
 
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
-from asyncrl.reward.sandbox.sandbox import Sandbox
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.verifiers.code import Code, last_block
+from asyncrl.sandbox.sandbox import Sandbox
 
 FOUND = Sandbox.find()
 needs_namespaces = pytest.mark.skipif(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.sandbox.code_tests import Case, read_tests
+from asyncrl.reward.code_tests import Case, read_tests
 
 
 def test_inputs_and_outputs_are_paired() -> None:

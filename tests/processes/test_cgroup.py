@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.reward.workers import cgroup
+from asyncrl.processes import cgroup
 
 
 def made_in(folder: Path, own: str = "3:cpu:/x\n0::/user/me\n") -> Path | None:

@@ -1,21 +1,22 @@
 """Allowance of output: what is printed, what is cut, and the line that tells it."""
 
-from asyncrl.reward.workers.allowance import AT_ONCE_BYTES, NOTE_BYTES, PER_S_BYTES, OutputAllowance, refilled
+from asyncrl.processes.allowance import AT_ONCE_BYTES, NOTE_BYTES, PER_S_BYTES, OutputAllowance, refilled
 
 
 def test_little_output_is_printed_whole_and_needs_no_line() -> None:
-    allowance = OutputAllowance(AT_ONCE_BYTES, 0.0)
+    allowance = OutputAllowance("reward worker", AT_ONCE_BYTES, 0.0)
 
     assert [allowance.admit(1000, float(second)) for second in range(600)] == [1000] * 600
     assert allowance.note(600.0, last=True) == ""
 
 
 def test_output_beyond_the_allowance_is_cut_and_one_line_tells_it() -> None:
-    allowance = OutputAllowance(AT_ONCE_BYTES, 0.0)
+    allowance = OutputAllowance("reward worker", AT_ONCE_BYTES, 0.0)
 
     assert allowance.admit(10**9, 0.0) == AT_ONCE_BYTES - NOTE_BYTES
     note = allowance.note(0.0)
     assert f"{10**9 - AT_ONCE_BYTES + NOTE_BYTES:,} bytes of output were cut" in note
+    assert note.startswith("\nreward worker: ")
     assert len(note) < NOTE_BYTES
     allowance.admit(10**9, 1.0)
     assert allowance.note(1.0) == ""  # once a minute is enough
@@ -24,7 +25,7 @@ def test_output_beyond_the_allowance_is_cut_and_one_line_tells_it() -> None:
 
 
 def test_an_hour_of_prints_leaves_a_few_megabytes() -> None:
-    allowance = OutputAllowance(AT_ONCE_BYTES, 0.0)
+    allowance = OutputAllowance("reward worker", AT_ONCE_BYTES, 0.0)
     printed = 0
     for tick in range(36_000):
         printed += allowance.admit(1 << 20, tick / 10) + len(allowance.note(tick / 10))
@@ -39,7 +40,7 @@ def test_workers_that_follow_each_other_share_the_allowance() -> None:
 
 
 def test_processes_that_were_left_behind_are_told_and_so_is_output_that_nobody_took() -> None:
-    allowance = OutputAllowance(AT_ONCE_BYTES, 0.0)
+    allowance = OutputAllowance("reward worker", AT_ONCE_BYTES, 0.0)
     allowance.killed(3)
     allowance.dropped(7)
 

@@ -15,7 +15,9 @@ def refilled(elapsed_s: float) -> int:
 class OutputAllowance:
     """Counts what a worker may still print, and what was cut; times are seconds of any one clock."""
 
-    def __init__(self, at_once_bytes: int, now: float) -> None:
+    def __init__(self, owner: str, at_once_bytes: int, now: float) -> None:
+        self._owner = owner
+        """Name of the worker in the line."""
         self._left = float(at_once_bytes)
         self._then = now
         self._cut = 0
@@ -53,4 +55,4 @@ class OutputAllowance:
         self._left -= NOTE_BYTES
         self._cut = self._killed = 0
         self._next_note = now + NOTE_EVERY_S
-        return f"\nreward worker: {'; '.join(facts)}\n"
+        return f"\n{self._owner}: {'; '.join(facts)}\n"

@@ -1,5 +1,5 @@
 """
-``python -m asyncrl.reward.workers.keeper``: the parent of one worker, which ends all that the worker's function starts.
+``python -m asyncrl.processes.keeper``: the parent of one worker, which ends all that the worker starts.
 
     pool ──stdin, stdout──▶ worker ─┬─ child              the worker has the pool's pipes; the keeper only watches
       │                      │      └─ ...
@@ -10,12 +10,15 @@ It ends the worker and every process below itself if the pool closes the worker'
 dies, if the worker exits, or if memory, processes or threads exceed their limits. Orphans are killed while the worker
 lives, too. It then writes the cause to REPORT_FD and exits with code 0: any other code means that it was killed.
 
-Arguments: REPORT_FD OUTPUT_BYTES MEMORY_BYTES PROCESSES FILE_BYTES CGROUP COMMAND...
+Arguments: REPORT_FD OUTPUT_BYTES SECTION MEMORY_BYTES PROCESSES FILE_BYTES CGROUP FOLDER FOLDER_FD COMMAND...
+
+CGROUP and FOLDER may be empty. FOLDER is removed at the end; FOLDER_FD holds its lock (`folders`).
 """
 
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
@@ -23,10 +26,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from asyncrl.reward.workers import cgroup, process_tree
-from asyncrl.reward.workers.allowance import OutputAllowance
-from asyncrl.reward.workers.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl
-from asyncrl.reward.workers.process_tree import Process
+from asyncrl.processes import cgroup, process_tree
+from asyncrl.processes.allowance import OutputAllowance
+from asyncrl.processes.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl
+from asyncrl.processes.process_tree import Process
 
 LOOK_S = 0.2
 MAX_LOOK_S = 2.0
@@ -45,6 +48,8 @@ MEMORY_KILLS_FIRST = b"1000"
 
 
 class Limits(NamedTuple):
+    section: str
+    """Section of the configuration that sets them, such as ``reward``; for messages."""
     memory_bytes: int
     processes: int
     file_bytes: int
@@ -52,22 +57,31 @@ class Limits(NamedTuple):
     def problem_of(self, tree: list[Process]) -> str:
         """Return the limit that a worker's processes exceed; empty if they exceed none."""
         if len(tree) > self.processes:
-            return f"it had {len(tree)} processes, more than reward.processes = {self.processes}, and was killed"
+            return (
+                f"it had {len(tree)} processes, more than {self.section}.processes = {self.processes}, and was killed"
+            )
         if (threads := sum(process.threads for process in tree)) > MAX_THREADS:
             return f"it had {threads} threads, more than {MAX_THREADS}, and was killed"
         if sum(process.resident_bytes for process in tree) <= self.memory_bytes:
             return ""
         if (held := process_tree.memory_bytes(tree)) <= self.memory_bytes:
             return ""
-        return (
-            f"it held {held:,} bytes of memory, more than reward.memory_bytes = {self.memory_bytes:,}, and was killed"
-        )
+        limit = f"{self.section}.memory_bytes = {self.memory_bytes:,}"
+        return f"it held {held:,} bytes of memory, more than {limit}, and was killed"
+
+    @property
+    def worker(self) -> str:
+        return f"{self.section} worker"
 
 
 def main() -> None:
-    report, output_bytes, *numbers = map(int, sys.argv[1:6])
-    group = Path(sys.argv[6]) if sys.argv[6] else None
+    report, output_bytes = map(int, sys.argv[1:3])
+    limits = Limits(sys.argv[3], *map(int, sys.argv[4:7]))
+    group = Path(sys.argv[7]) if sys.argv[7] else None
+    folder = sys.argv[8]
     os.set_inheritable(report, False)
+    if folder:
+        os.set_inheritable(int(sys.argv[9]), False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_DUMPABLE, 0)  # the function may have the same user: it must not reach into this process
@@ -75,12 +89,15 @@ def main() -> None:
     output, worker_stderr = os.pipe()
     worker = os.fork()
     if not worker:
-        _become_worker(sys.argv[7:], worker_stderr, Limits(*numbers), group)
+        _become_worker(sys.argv[10:], worker_stderr, limits, group)
     os.close(worker_stderr)
     os.dup2(2, 1)  # the pool sees the end of the worker's stdout only if nobody else has it open
-    keeper = Keeper(worker, output, wakeups, Limits(*numbers), OutputAllowance(output_bytes, time.monotonic()))
+    allowance = OutputAllowance(limits.worker, output_bytes, time.monotonic())
+    keeper = Keeper(worker, output, wakeups, limits, allowance)
     reason = keeper.watch()
     keeper.end(group)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os.write(report, reason.encode())
 
 
@@ -194,7 +211,7 @@ def _become_worker(command: list[str], output: int, limits: Limits, group: Path 
         _limit(resource.RLIMIT_NOFILE, MAX_FILES)
         os.execv(command[0], command)
     except BaseException as error:  # noqa: BLE001  nothing may return from here: this is a copy of the keeper
-        os.write(2, f"reward worker: {error}\n".encode())
+        os.write(2, f"{limits.worker}: {error}\n".encode())
     os._exit(127)
 
 

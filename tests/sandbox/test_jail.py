@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.reward.sandbox import jail
+from asyncrl.sandbox import jail
 
 LIMITS = """
 import resource

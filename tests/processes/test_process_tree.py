@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrl.reward.workers import process_tree
+from asyncrl.processes import process_tree
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 SCRIPT = "sleep 424242 & sh -c 'sleep 424242 & echo begun; wait' & wait"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.reward.workers import process_tree
-from asyncrl.reward.workers.allowance import AT_ONCE_BYTES
-from asyncrl.reward.workers.keeper import MAX_THREADS, Limits
-from asyncrl.reward.workers.process_tree import Process
+from asyncrl.processes import process_tree
+from asyncrl.processes.allowance import AT_ONCE_BYTES
+from asyncrl.processes.keeper import MAX_THREADS, Limits
+from asyncrl.processes.process_tree import Process
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs subreapers and /proc"),
@@ -34,8 +34,8 @@ class Kept:
 
     def __init__(self, program: str, *, processes: int = 50, memory_bytes: int = 256 * MIB) -> None:
         self._reader, report = os.pipe()
-        numbers = (report, AT_ONCE_BYTES, memory_bytes, processes, MIB)
-        keeper = [sys.executable, "-m", "asyncrl.reward.workers.keeper", *map(str, numbers), ""]
+        numbers = (report, AT_ONCE_BYTES, "reward", memory_bytes, processes, MIB)
+        keeper = [sys.executable, "-m", "asyncrl.processes.keeper", *map(str, numbers), "", "", ""]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*keeper, sys.executable, "-u", "-c", program],
@@ -99,9 +99,9 @@ def test_a_worker_and_its_daemons_end_with_the_process_that_started_the_keeper(t
     program = DAEMON + "print('begun', flush=True)\ntime.sleep(3600)"
     starter = (
         "import os, subprocess, sys, time\n"
-        "keeper = [sys.executable, '-m', 'asyncrl.reward.workers.keeper']\n"
+        "keeper = [sys.executable, '-m', 'asyncrl.processes.keeper']\n"
         "report = os.pipe()[1]\n"
-        "command = [*keeper, str(report), '65536', '99999999999', '50', '1', '']\n"
+        "command = [*keeper, str(report), '65536', 'reward', '99999999999', '50', '1', '', '', '']\n"
         f"subprocess.Popen([*command, sys.executable, '-c', {program!r}], stdin=subprocess.PIPE, pass_fds=(report,))\n"
         "time.sleep(3600)\n"
     )
@@ -127,7 +127,7 @@ def test_a_worker_with_too_many_processes_is_ended() -> None:
 
 
 def test_threads_and_memory_of_all_processes_count() -> None:
-    limits = Limits(memory_bytes=100, processes=2, file_bytes=1)
+    limits = Limits(section="reward", memory_bytes=100, processes=2, file_bytes=1)
 
     assert limits.problem_of([Process(1 << 30, 1, 1, 50), Process(2 << 30, 1, 1, 50)]) == ""
     assert "it held 101 bytes" in limits.problem_of([Process(1 << 30, 1, 1, 50), Process(2 << 30, 1, 1, 51)])

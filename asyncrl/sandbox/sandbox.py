@@ -19,7 +19,11 @@ process is an ordinary user, so is the program.
 
 Not guaranteed without bubblewrap: the program reads and writes every file that its user can, in any number. So run
 reward nodes as a user, or in a container, that can do no harm. Bugs of the kernel are out of scope.
+
+It needs the standard library of Python 3.9 alone, because workers of environments load it under other interpreters.
 """
+
+from __future__ import annotations
 
 import os
 import signal
@@ -27,12 +31,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import Struct
-
-from asyncrl.errors import VerifierError
-from asyncrl.reward.sandbox.jail import READY
+from asyncrl.errors import SandboxError
+from asyncrl.sandbox.jail import READY
 
 JAIL = Path(__file__).with_name("jail.py")
 NOBODY = 65534
@@ -53,7 +56,8 @@ BUBBLEWRAP_ROOT = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 PROBE_S = 10.0
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Limits:
     cpu_s: int = 4
     wall_s: float = 8.0
     memory_bytes: int = 1 << 30
@@ -64,14 +68,16 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Concurrent processes of the program's user, threads included; no limit for root."""
 
 
-class ProgramResult(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class ProgramResult:
     output: str
     """Stdout; bytes that are not UTF-8 are replaced."""
     succeeded: bool
     """It exited in time with code 0."""
 
 
-class Sandbox(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Sandbox:
     has_namespaces: bool
     """The program runs in namespaces, of bubblewrap or of unshare."""
     has_bubblewrap: bool = False
@@ -81,7 +87,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     python: str = sys.executable
 
     @classmethod
-    def find(cls, python: str = sys.executable) -> "Sandbox | None":
+    def find(cls, python: str = sys.executable) -> Sandbox | None:
         """Return the strictest sandbox that works on this machine; None if none does."""
         users = (NOBODY, 0) if os.geteuid() == 0 else (0,)
         candidates = [
@@ -92,8 +98,16 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         candidates.append(cls(has_namespaces=False, python=python))
         return next((sandbox for sandbox in candidates if sandbox._works()), None)
 
-    def run(self, program: str, stdin: str, limits: Limits) -> ProgramResult:
-        """Run a program, blocking; raises a retryable `VerifierError` if it cannot be started."""
+    def run(self, program: str, stdin: str, limits: Limits, *, with_errors: bool = False) -> ProgramResult:
+        """
+        Run a program, blocking.
+
+        Args:
+            with_errors: Its stderr goes into the output too; otherwise it is thrown away.
+
+        Raises:
+            SandboxError: It cannot be started.
+        """
         with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
             outside = Path(name)
             (folder := outside / "home").mkdir()
@@ -102,11 +116,11 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             if self.user_id:
                 outside.chmod(0o711)
                 os.chown(folder, self.user_id, self.user_id)
-            succeeded = self._run(outside, folder, limits)
+            succeeded = self._run(outside, folder, limits, subprocess.STDOUT if with_errors else subprocess.DEVNULL)
             output = (outside / "stdout").read_bytes().decode("utf-8", "replace")
             return ProgramResult(output=output, succeeded=succeeded)
 
-    def _run(self, outside: Path, folder: Path, limits: Limits) -> bool:
+    def _run(self, outside: Path, folder: Path, limits: Limits, stderr: int) -> bool:
         ready_reader, ready = os.pipe()
         with (
             os.fdopen(ready_reader, "rb") as ready_file,
@@ -118,21 +132,19 @@ class Sandbox(Struct, frozen=True, kw_only=True):
                     self._command(folder, limits, ready),
                     stdin=stdin,
                     stdout=stdout,
-                    stderr=subprocess.DEVNULL,
+                    stderr=stderr,
                     pass_fds=(ready,),
                     start_new_session=True,
                 )
             except OSError as error:
-                raise VerifierError(
-                    f"the sandbox cannot start {error.filename}: {error.strerror}", retryable=True
-                ) from error
+                raise SandboxError(f"the sandbox cannot start {error.filename}: {error.strerror}") from error
             finally:
                 os.close(ready)
             code = _end(process, limits.wall_s)
             message = ready_file.read()
         if message != READY:
             reason = message.decode("utf-8", "replace") or f"exit code {code}"
-            raise VerifierError(f"the sandbox could not start a program: {reason}", retryable=True)
+            raise SandboxError(f"the sandbox could not start a program: {reason}")
         return code == 0
 
     def _command(self, folder: Path, limits: Limits, ready: int) -> list[str]:
@@ -152,12 +164,12 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     def _works(self) -> bool:
         try:
             result = self.run("print(input())", "hello", Limits(wall_s=PROBE_S))
-        except VerifierError:
+        except SandboxError:
             return False
         return result.succeeded and result.output == "hello\n"
 
 
-def _end(process: "subprocess.Popen[bytes]", wall_s: float) -> int | None:
+def _end(process: subprocess.Popen[bytes], wall_s: float) -> int | None:
     """Return the exit code, or None if the time was up; its whole session is dead afterwards."""
     try:
         return process.wait(wall_s)

@@ -5,7 +5,7 @@ import pytest
 
 NAMES_ITSELF = """
 import ctypes
-from asyncrl.reward.workers.prctl import PR_SET_DUMPABLE, prctl
+from asyncrl.processes.prctl import PR_SET_DUMPABLE, prctl
 PR_GET_DUMPABLE = 3
 before = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE)
 prctl(PR_SET_DUMPABLE, 0)
