@@ -17,6 +17,7 @@ from asyncrl.client.handshake import identity
 from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
+    FROM_PROMPT,
     Failed,
     Fetch,
     Fetched,
@@ -35,6 +36,7 @@ from asyncrl.messages import (
     Trajectory,
     TrajectoryLimits,
     TrajectorySummary,
+    Turn,
     Unit,
 )
 from asyncrl.reward.actor import RewardActor, input_of
