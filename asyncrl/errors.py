@@ -86,7 +86,7 @@ class EnvironmentFailed(EngineError):
     """
     An environment, a tool or an agent program failed, or overran a deadline. Never a reward of zero.
 
-    ``is_lost``: its worker was lost because of another episode, so that it can go on with another worker at once.
+    ``is_lost``: the episode was lost with its worker, and is not to blame: it may be continued on another at once.
     """
 
     def __init__(self, message: str, *, retryable: bool = True, is_lost: bool = False) -> None:

@@ -5,7 +5,8 @@ Loading of custom functions that a configuration names by their location.
     "package.module:name" ───┴─ load_function ─▶ function ─ settings_of ─▶ the settings it reads, and their defaults
                                                      └──── raised? ─ describe ─▶ one line with the place to look at
 
-A file is run once per process, and all functions loaded from it share its module.
+A file is run once per process, and all functions loaded from it share its module. This module needs the standard
+library of Python 3.9 alone: workers of environments load it under other interpreters.
 """
 
 import difflib
@@ -13,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,8 +40,17 @@ def is_path(name: str) -> bool:
 
 
 def load_function(path: str, *, setting: str) -> Callable[..., Any]:
+    """Load a function; see `load_callable`. A class is refused."""
+    found = load_callable(path, setting=setting)
+    if isinstance(found, type):
+        where, _, name = path.rpartition(":")
+        raise ConfigError(f"{setting}: {name!r} in {where} is {repr(found)[:80]}, expected a function")
+    return found
+
+
+def load_callable(path: str, *, setting: str) -> Callable[..., Any]:
     """
-    Load a function.
+    Load a function or a class.
 
     Args:
         path: ``file.py:name`` (from the working directory), or ``package.module:name``.
@@ -61,6 +72,22 @@ def _require_allowed(where: str, path: str, setting: str) -> None:
     if allowed is None or any(_is_below(where, entry) for entry in allowed.split(os.pathsep)):
         return
     raise ConfigError(f"{setting} is {path!r}, but this node may only import code from {allowed} (--allow-code)")
+
+
+def require_program(program: str, *, setting: str) -> None:
+    """
+    Refuse a program that this process may not run, on the word of its operator.
+
+    Raises:
+        ConfigError: The operator named what code may be imported, and the program is in none of these folders.
+    """
+    allowed = os.environ.get(ALLOW_VARIABLE)
+    where = Path(shutil.which(program) or program)
+    if allowed is None or any(
+        where.resolve().is_relative_to(Path(entry).resolve()) for entry in allowed.split(os.pathsep)
+    ):
+        return
+    raise ConfigError(f"{setting} is {program!r}, but this node may only run code from {allowed} (--allow-code)")
 
 
 def _is_below(where: str, entry: str) -> bool:
@@ -193,7 +220,7 @@ def _member(module: ModuleType, name: str, where: str, setting: str) -> Callable
     if found is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{setting}: {where} has no function {name!r}: {hint(name, known)}")
-    if not callable(found) or isinstance(found, type):
+    if not callable(found):
         raise ConfigError(f"{setting}: {name!r} in {where} is {repr(found)[:80]}, expected a function")
     return found  # type: ignore[no-any-return]
 

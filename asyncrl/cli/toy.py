@@ -62,6 +62,29 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
     make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=click.echo)
 
 
+@toy.command("hidden-sums")
+@click.argument("directory", metavar="DIR", type=PATH)
+@seed_option
+@threads_option
+@report_errors
+def hidden_sums(directory: Path, seed: int, threads: int) -> None:
+    """
+    Make a model of sums whose numbers only an environment knows, with its data.
+
+    Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is a small Qwen3,
+    trained on the CPU in about one minute. It can look into boxes and add up what is in them, over up to 13 turns, and
+    rarely does, so that reinforcement learning can improve it. The environment is examples/hidden_sums.py.
+
+    \b
+    Example:
+      asyncrl toy hidden-sums cache/hidden-sums
+    """
+    _prepare()
+    from asyncrl.toy.models import make_hidden_sums
+
+    make_hidden_sums(directory, seed=seed, threads=threads, report=click.echo)
+
+
 @toy.command("drawn-squares")
 @click.argument("directory", metavar="DIR", type=PATH)
 @seed_option

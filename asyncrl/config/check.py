@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
-from asyncrl.config.check_addresses import check_broker_addresses, check_interface
+from asyncrl.config.check_addresses import check_broker_addresses, check_gateway_address, check_interface
 from asyncrl.config.check_algorithm import check_algorithm
 from asyncrl.config.check_environment import check_environment, environment_advice
 from asyncrl.config.check_replay import check_replay, replay_advice
@@ -58,6 +58,7 @@ def check(config: Config) -> None:
     _check_best(config)
     _check_weights(config)
     check_broker_addresses(config.broker)
+    check_gateway_address(config.environment.gateway)
     _check_heartbeats(config.broker)
 
 

@@ -62,6 +62,15 @@ def check_binds(addresses: Sequence[str], setting: str) -> None:
             raise ConfigError(f"{setting} lists {address!r} among others, but {why}: give it alone")
 
 
+def check_gateway_address(address: str) -> None:
+    """Raise `ConfigError` unless agent programs can be told to connect to ``address``."""
+    check_address(address, "environment.gateway", binds=True)
+    if not address.startswith("tcp://") or is_wildcard(address):
+        raise ConfigError(
+            f"environment.gateway is {address!r}: expected tcp://HOST:PORT with the one host by which programs connect"
+        )
+
+
 def check_host(host: str, setting: str) -> None:
     """Raise `ConfigError` unless ``host`` is the name, IPv4 address or IPv6 address of one machine."""
     if (ip_of(host) is None and not NAME.fullmatch(host)) or is_wildcard(f"tcp://{bracketed(host)}:0"):

@@ -325,6 +325,11 @@ class Environment(Section, frozen=True, kw_only=True):
     """
     command: list[str] = []
     """Agent program, run once for each episode with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment."""
+    gateway: str = "tcp://127.0.0.1:0"
+    """
+    Address on which a rollout listens for its agent programs; port 0 takes a free one. Other machines, and containers,
+    reach it only if another host is given, which must be an address of this machine; the traffic is not encrypted.
+    """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of ``function``."""
     python: str = ""

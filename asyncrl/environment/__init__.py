@@ -56,7 +56,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Said:
-    """What the policy wrote in one turn."""
+    """One turn of the policy."""
 
     text: str
     """All of it, without special tokens."""

@@ -10,12 +10,15 @@ It ends the worker and every process below itself if the pool closes the worker'
 dies, if the worker exits, or if memory, processes or threads exceed their limits. Orphans are killed while the worker
 lives, too. It then writes the cause to REPORT_FD and exits with code 0: any other code means that it was killed.
 
-Arguments: REPORT_FD OUTPUT_BYTES SECTION MEMORY_BYTES PROCESSES FILE_BYTES CGROUP COMMAND...
+Arguments: REPORT_FD OUTPUT_BYTES SECTION MEMORY_BYTES PROCESSES FILE_BYTES CGROUP FOLDER FOLDER_FD COMMAND...
+
+CGROUP and FOLDER may be empty. FOLDER is removed at the end; FOLDER_FD holds its lock (`folders`).
 """
 
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
@@ -75,7 +78,10 @@ def main() -> None:
     report, output_bytes = map(int, sys.argv[1:3])
     limits = Limits(sys.argv[3], *map(int, sys.argv[4:7]))
     group = Path(sys.argv[7]) if sys.argv[7] else None
+    folder = sys.argv[8]
     os.set_inheritable(report, False)
+    if folder:
+        os.set_inheritable(int(sys.argv[9]), False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_DUMPABLE, 0)  # the function may have the same user: it must not reach into this process
@@ -83,13 +89,15 @@ def main() -> None:
     output, worker_stderr = os.pipe()
     worker = os.fork()
     if not worker:
-        _become_worker(sys.argv[8:], worker_stderr, limits, group)
+        _become_worker(sys.argv[10:], worker_stderr, limits, group)
     os.close(worker_stderr)
     os.dup2(2, 1)  # the pool sees the end of the worker's stdout only if nobody else has it open
     allowance = OutputAllowance(limits.worker, output_bytes, time.monotonic())
     keeper = Keeper(worker, output, wakeups, limits, allowance)
     reason = keeper.watch()
     keeper.end(group)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os.write(report, reason.encode())
 
 

@@ -7,6 +7,7 @@ The starter's side of a worker: a program below a keeper, with pipes to it, ende
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import sys
 from asyncio import StreamReader, StreamWriter
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.processes import cgroup, process_tree
+from asyncrl.processes import cgroup, folders, process_tree
+from asyncrl.processes.folders import MARK
 from asyncrl.processes.keeper import Limits
 
 END_S = 5.0
@@ -29,8 +31,6 @@ SWEEPS = 3
 CLOSE_LOOKS, CLOSE_LOOK_S = 200, 0.02
 """Attempts to remove a cgroup whose processes have been killed, and seconds between them."""
 REPORT_BYTES = 4096
-MARK = "ASYNCRL_WORKER"
-"""Environment variable of a keeper and all below it, with a name of its own: how they are found without the keeper."""
 
 
 class Traces(Struct, frozen=True):
@@ -40,6 +40,7 @@ class Traces(Struct, frozen=True):
     report: int
     """Pipe on which the keeper tells the cause; not blocking."""
     group: Path | None
+    folder: Path | None = None
 
     def cause(self) -> str:
         """Read why the worker ended; empty if the keeper has told no cause."""
@@ -56,6 +57,8 @@ class Traces(Struct, frozen=True):
 
     async def close(self) -> None:
         os.close(self.report)
+        if self.folder:
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         for _ in range(CLOSE_LOOKS):
             if not self.group or cgroup.remove(self.group):
                 return
@@ -78,7 +81,13 @@ class KeptProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], limits: Limits, output_bytes: int, variables: Mapping[str, str] | None = None
+        cls,
+        command: Sequence[str],
+        limits: Limits,
+        output_bytes: int,
+        variables: Mapping[str, str] | None = None,
+        *,
+        has_folder: bool = False,
     ) -> "KeptProcess":
         """
         Start a worker.
@@ -87,29 +96,35 @@ class KeptProcess:
             command: Its program, by path, with arguments.
             output_bytes: Bytes that it may print to stderr at once.
             variables: Added to the environment of this process.
+            has_folder: Give it a temporary folder of its own (``TMPDIR``), which is removed with it.
 
         Raises:
             OSError: The keeper cannot be started.
+            ConfigError: The folder cannot be made.
         """
         name = f"asyncrl-{limits.section}-{secrets.token_hex(8)}"
+        folder = folders.make(name) if has_folder else None
         reader, report = os.pipe()
         os.set_blocking(reader, False)
-        traces = Traces(f"{MARK}={name}", reader, cgroup.make(name))
-        arguments = (report, output_bytes, *limits, traces.group or "")
+        traces = Traces(f"{MARK}={name}", reader, cgroup.make(name), folder.path if folder else None)
+        place = (folder.path, folder.lock) if folder else ("", "")
+        arguments = (report, output_bytes, *limits, traces.group or "", *place)
         try:
             keeper = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "asyncrl.processes.keeper", *map(str, arguments), *command),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,
-                pass_fds=(report,),
-                env=os.environ | (variables or {}) | {MARK: name},
+                pass_fds=(report, folder.lock) if folder else (report,),
+                env={**os.environ, **(variables or {}), MARK: name, **({"TMPDIR": str(folder.path)} if folder else {})},
             )
         except BaseException:
             await traces.close()
             raise
         finally:
             os.close(report)
+            if folder:
+                folder.close()
         return cls(keeper, traces, limits)
 
     @property

@@ -98,8 +98,16 @@ class Sandbox:
         candidates.append(cls(has_namespaces=False, python=python))
         return next((sandbox for sandbox in candidates if sandbox._works()), None)
 
-    def run(self, program: str, stdin: str, limits: Limits) -> ProgramResult:
-        """Run a program, blocking; raises `SandboxError` if it cannot be started."""
+    def run(self, program: str, stdin: str, limits: Limits, *, with_errors: bool = False) -> ProgramResult:
+        """
+        Run a program, blocking.
+
+        Args:
+            with_errors: Its stderr goes into the output too; otherwise it is thrown away.
+
+        Raises:
+            SandboxError: It cannot be started.
+        """
         with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
             outside = Path(name)
             (folder := outside / "home").mkdir()
@@ -108,11 +116,11 @@ class Sandbox:
             if self.user_id:
                 outside.chmod(0o711)
                 os.chown(folder, self.user_id, self.user_id)
-            succeeded = self._run(outside, folder, limits)
+            succeeded = self._run(outside, folder, limits, subprocess.STDOUT if with_errors else subprocess.DEVNULL)
             output = (outside / "stdout").read_bytes().decode("utf-8", "replace")
             return ProgramResult(output=output, succeeded=succeeded)
 
-    def _run(self, outside: Path, folder: Path, limits: Limits) -> bool:
+    def _run(self, outside: Path, folder: Path, limits: Limits, stderr: int) -> bool:
         ready_reader, ready = os.pipe()
         with (
             os.fdopen(ready_reader, "rb") as ready_file,
@@ -124,7 +132,7 @@ class Sandbox:
                     self._command(folder, limits, ready),
                     stdin=stdin,
                     stdout=stdout,
-                    stderr=subprocess.DEVNULL,
+                    stderr=stderr,
                     pass_fds=(ready,),
                     start_new_session=True,
                 )

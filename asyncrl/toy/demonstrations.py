@@ -5,6 +5,9 @@ Demonstrations as tensors: prompt, completion, end of sequence.
     labels    -      -         completion  completion  <eos>     -     -
     patches of the prompt's picture, if it has one
 
+    prompt │ turn  observation  turn  <eos>                  a completion of several turns
+    labels   turn       -       turn  <eos>
+
 Padding is on the right, where a causal model never looks, so no attention mask is needed.
 """
 
@@ -19,7 +22,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100
-"""Label of tokens without a loss: prompt and padding."""
+"""Label of tokens without a loss: prompt, observations and padding."""
+
+
+class Passage(Struct, frozen=True):
+    """Part of a completion of several turns, in whole words."""
+
+    text: str
+    is_learned: bool = True
+    """False for what the policy reads, such as the answer of an environment: it has no loss."""
 
 
 class Encoded(Struct, frozen=True):
@@ -30,14 +41,40 @@ class Encoded(Struct, frozen=True):
     """Ends with the end-of-sequence token."""
     patches: Tensor | None = None
     """[N, D] pixels of a square picture."""
+    is_learned: list[bool] = []
+    """True for each completion token with a loss; empty if all have one."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def labels(self) -> list[int]:
+        """Completion tokens, `IGNORED` in place of those without a loss."""
+        if not self.is_learned:
+            return self.completion_ids
+        pairs = zip(self.completion_ids, self.is_learned, strict=True)
+        return [token if is_learned else IGNORED for token, is_learned in pairs]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]) -> list[Encoded]:
     ids = zip(tokenizer(list(prompts)).input_ids, tokenizer(list(completions)).input_ids, strict=True)
     return [Encoded(prompt_ids, [*completion_ids, tokenizer.eos_token_id]) for prompt_ids, completion_ids in ids]
+
+
+def encode_passages(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[Sequence[Passage]]
+) -> list[Encoded]:
+    """Encode completions passage by passage, because a policy never sees its turns and observations as one text."""
+    texts = sorted({passage.text for passages in completions for passage in passages})
+    ids = dict(zip(texts, tokenizer(texts).input_ids, strict=True))
+    return [
+        Encoded(
+            prompt_ids,
+            [*(token for passage in passages for token in ids[passage.text]), tokenizer.eos_token_id],
+            is_learned=[*(passage.is_learned for passage in passages for _ in ids[passage.text]), True],
+        )
+        for prompt_ids, passages in zip(tokenizer(list(prompts)).input_ids, completions, strict=True)
+    ]
 
 
 def batches_by_length(demonstrations: list[Encoded], batch_size: int) -> list[list[Encoded]]:
@@ -47,7 +84,7 @@ def batches_by_length(demonstrations: list[Encoded], batch_size: int) -> list[li
 
 
 def loss(model: PreTrainedModel, batch: Sequence[Encoded]) -> Tensor:
-    """Return the mean cross-entropy of the completion tokens: [], nats."""
+    """Return the mean cross-entropy of the completion tokens that have a loss: [], nats."""
     logits, labels = _predictions(model, batch)
     return F.cross_entropy(logits, labels)
 
@@ -58,23 +95,27 @@ def exact_match_share(model: PreTrainedModel, demonstrations: list[Encoded], bat
     Share of prompts for which greedy decoding would give exactly the demonstrated completion.
 
     One forward pass is enough: greedy decoding gives a completion if and only if each of its tokens is the likeliest
-    after the tokens before it.
+    after the tokens before it. Tokens without a loss are taken as given.
     """
     matches = 0
     for batch in batches_by_length(demonstrations, batch_size):
         logits, labels = _predictions(model, batch)
         hits = iter((logits.argmax(-1) == labels).tolist())
-        matches += sum(all(list(islice(hits, len(row.completion_ids)))) for row in batch)
+        matches += sum(all(list(islice(hits, _num_learned(row)))) for row in batch)
     return matches / len(demonstrations)
 
 
+def _num_learned(row: Encoded) -> int:
+    return sum(label != IGNORED for label in row.labels)
+
+
 def _predictions(model: PreTrainedModel, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return [N, V] logits and [N] labels of the batch's N completion tokens, row after row."""
+    """Return [N, V] logits and [N] labels of the batch's N tokens with a loss, row after row."""
     width = max(map(len, batch))
     input_ids, labels = torch.zeros(len(batch), width, dtype=torch.long), torch.full((len(batch), width), IGNORED)
     for row, (one, row_labels) in enumerate(zip(batch, labels, strict=True)):
         input_ids[row, : len(one)] = torch.tensor(one.prompt_ids + one.completion_ids)
-        row_labels[len(one.prompt_ids) : len(one)] = torch.tensor(one.completion_ids)
+        row_labels[len(one.prompt_ids) : len(one)] = torch.tensor(one.labels)
     following = labels[:, 1:]
     is_learned = following != IGNORED
     input_ids = input_ids[:, :-1]

@@ -1,9 +1,10 @@
 """
 Lessons: problems of a task, and their demonstrations as the warm-up trains on them.
 
-    step sums        prompt ──▶ token ids ┐
-    drawn squares    prompt ──▶ token ids ┼─▶ demonstration
-                     picture ─▶ patches ──┘
+    step sums        prompt, completion ──▶ token ids ┐
+    hidden sums      prompt, passages ────▶ token ids ┼─▶ demonstration
+    drawn squares    prompt, completion ──▶ token ids ┤
+                     picture ─────────────▶ patches ──┘
 """
 
 import random
@@ -18,27 +19,37 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.messages import IMAGE_MARK
-from asyncrl.toy import drawn_squares, step_sums
-from asyncrl.toy.demonstrations import Encoded, encode
+from asyncrl.toy import drawn_squares, hidden_sums, step_sums
+from asyncrl.toy.demonstrations import Encoded, Passage, encode, encode_passages
 from asyncrl.toy.vision_model import IMAGE_PAD, VISION_END, VISION_START, image_processor
 
 STEP_SUMS_MORE = 0.82
 """Probability of each further change: problems are longer than in the data, because long chains are harder."""
+HIDDEN_SUMS_SUMMARIZED = 0.25
+"""Share of problems that begin after a summary, so that the policy can go on from one."""
+
+Completion = str | Sequence[Passage]
+"""Text of one turn, or passages of several turns."""
 
 
 class Problem(Protocol):
     @property
     def prompt(self) -> str: ...
 
-    def chain(self) -> str:
+    def chain(self) -> Completion:
         """Completion that works the answer out."""
 
-    def guess(self) -> str:
+    def guess(self) -> Completion:
         """Completion that gives the answer alone."""
 
 
-Demonstration = Callable[[Any, random.Random], str]
-Encode = Callable[[Sequence[Any], Sequence[str]], list[Encoded]]
+Demonstration = Callable[[Any, random.Random], Completion]
+Encode = Callable[[Sequence[Any], Sequence[Any]], list[Encoded]]
+
+
+def clean_chain(problem: Problem, rng: random.Random) -> Completion:
+    """Chain without a mistake; ``rng`` is unused."""
+    return problem.chain()
 
 
 class Lesson(Struct, frozen=True, kw_only=True):
@@ -47,15 +58,12 @@ class Lesson(Struct, frozen=True, kw_only=True):
     """Endless training problems."""
     held_out: Iterator[Problem]
     """Endless problems to evaluate the warm-up, other ones than the rows that evaluate the run."""
+    clean: Demonstration = clean_chain
+    """Demonstration of the clean phase."""
     mixture: Mapping[Demonstration, float]
     """Share of each kind of demonstration. Chains are rare, and guesses so likely that greedy decoding guesses."""
     encode: Encode
     """Function that encodes problems with their completions."""
-
-
-def clean_chain(problem: Problem, rng: random.Random) -> str:
-    """Chain without a mistake; ``rng`` is unused."""
-    return problem.chain()
 
 
 def step_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
@@ -65,6 +73,17 @@ def step_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
         held_out=step_sums.problems(seed + 1, "held_out", min_steps=step_sums.HELD_OUT_STEPS),
         mixture={clean_chain: 0.3, step_sums.wrong_guess: 0.6, step_sums.noisy_chain: 0.1},
         encode=partial(_encode_text, tokenizer),
+    )
+
+
+def hidden_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
+    return Lesson(
+        name="hidden sums",
+        problems=hidden_sums.problems(seed, "train", summarized=HIDDEN_SUMS_SUMMARIZED),
+        held_out=hidden_sums.problems(seed + 1, "held_out"),
+        clean=hidden_sums.procedure,
+        mixture={hidden_sums.sloppy_procedure: 0.3, hidden_sums.wrong_guess: 0.6, hidden_sums.skip: 0.1},
+        encode=partial(_encode_episodes, tokenizer),
     )
 
 
@@ -82,6 +101,12 @@ def _encode_text(
     tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], completions: Sequence[str]
 ) -> list[Encoded]:
     return encode(tokenizer, [problem.prompt for problem in problems], completions)
+
+
+def _encode_episodes(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], completions: Sequence[Sequence[Passage]]
+) -> list[Encoded]:
+    return encode_passages(tokenizer, [problem.prompt for problem in problems], completions)
 
 
 def _encode_pictures(

@@ -2,6 +2,7 @@
 Toy models, made on the spot, so that a first run needs nothing but this repository.
 
     step sums       word list ─▶ tokenizer ─▶ random weights ─▶ warm-up ─▶ directory    and its data: train, held-out
+    hidden sums     the same, for a model of several turns
     drawn squares   the same, for a model with a vision tower
     random          text ─▶ BPE tokenizer ──▶ random weights ────────────▶ directory
 
@@ -20,13 +21,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageP
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages import Split
-from asyncrl.toy import drawn_squares, step_sums
-from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, step_sums_lesson
+from asyncrl.toy import drawn_squares, hidden_sums, step_sums
+from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, hidden_sums_lesson, step_sums_lesson
 from asyncrl.toy.text_model import Sizes, check_sizes, random_model
 from asyncrl.toy.vision_model import VISION_WORDS, image_processor, random_vision_model
-from asyncrl.toy.vocabulary import tokenizer_from_texts, tokenizer_from_words
+from asyncrl.toy.vocabulary import PLAIN_CHAT, tokenizer_from_texts, tokenizer_from_words
 from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule
 
+HIDDEN_SUMS = WarmUpSchedule(constant_steps=300, decay_steps=300, mixture_steps=150, report_every=100)
+HIDDEN_SUMS_SIZES = Sizes(layers=3, hidden_size=64, intermediate_size=192, heads=4, kv_heads=2, head_dim=16)
 DRAWN_SQUARES = WarmUpSchedule(
     constant_steps=400, decay_steps=300, goal=0.9, mixture_steps=150, batches_by_length=1, report_every=100
 )
@@ -65,6 +68,32 @@ def make_step_sums(
     tokenizer = tokenizer_from_words(step_sums.WORDS)
     model = random_model(sizes, tokenizer, seed)
     _teach(model, step_sums_lesson(tokenizer, seed), schedule, seed, report)
+    save_model(directory / "model", model, tokenizer, report)
+
+
+def make_hidden_sums(
+    directory: Path,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    report: Report,
+    schedule: WarmUpSchedule = HIDDEN_SUMS,
+) -> None:
+    """
+    Make a model of several turns, whose prompts are chats, and its data; see `make_step_sums`.
+
+    Raises:
+        ConfigError: ``directory/model`` exists and is not a model.
+        RunFailed: The model did not learn hidden sums.
+    """
+    has_model = _exists(directory / "model", report)
+    _write_data(directory, hidden_sums.write, seed, report)
+    if has_model:
+        return
+    torch.set_num_threads(threads)
+    tokenizer = tokenizer_from_words(hidden_sums.WORDS, chat_template=PLAIN_CHAT)
+    model = random_model(HIDDEN_SUMS_SIZES, tokenizer, seed)
+    _teach(model, hidden_sums_lesson(tokenizer, seed), schedule, seed, report)
     save_model(directory / "model", model, tokenizer, report)
 
 

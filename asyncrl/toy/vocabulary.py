@@ -18,16 +18,20 @@ from asyncrl.errors import ConfigError
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 NUM_BYTES = 256
+PLAIN_CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""Chat template under which a chat is the text of its messages, one after another."""
 
 
-def tokenizer_from_words(words: Sequence[str], special: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+def tokenizer_from_words(
+    words: Sequence[str], special: Sequence[str] = (), *, chat_template: str | None = None
+) -> PreTrainedTokenizerBase:
     """Tokenizer with one token per word, its spaces included; other text becomes `UNKNOWN`."""
     ids = {word: token_id for token_id, word in enumerate((PAD, EOS, UNKNOWN, *special, *words))}
     longest_first = sorted(words, key=len, reverse=True)
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return _wrapped(tokenizer, unk_token=UNKNOWN, extra_special_tokens=list(special))
+    return _wrapped(tokenizer, unk_token=UNKNOWN, extra_special_tokens=list(special), chat_template=chat_template)
 
 
 def tokenizer_from_texts(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> PreTrainedTokenizerBase:
@@ -51,11 +55,11 @@ def tokenizer_from_texts(texts: Iterable[str], vocab_size: int, special: Sequenc
     return _wrapped(tokenizer, extra_special_tokens=list(special))
 
 
-def _wrapped(tokenizer: Tokenizer, **special: str | list[str]) -> PreTrainedTokenizerBase:
+def _wrapped(tokenizer: Tokenizer, **settings: str | list[str] | None) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
         clean_up_tokenization_spaces=False,  # cleaning would remove spaces from " ." and the like
-        **special,
+        **settings,
     )

@@ -12,7 +12,7 @@ solved gives no gradient: the goal here is the ceiling there.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -21,9 +21,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.errors import RunFailed
 from asyncrl.toy.demonstrations import Encoded, batches_by_length, exact_match_share, loss
-from asyncrl.toy.lessons import Demonstration, Lesson, clean_chain
-
-CLEAN: Mapping[Demonstration, float] = {clean_chain: 1.0}
+from asyncrl.toy.lessons import Completion, Demonstration, Lesson
 
 
 class WarmUpSchedule(Struct, frozen=True, kw_only=True):
@@ -71,7 +69,7 @@ class WarmUp:
     def train_chains(self) -> None:
         """Train on chains up to held-out accuracy ``schedule.goal``; raises `RunFailed` after ``max_rounds`` rounds."""
         for _ in range(self._schedule.max_rounds):
-            self._train("chains", CLEAN, self.clean_learning_rates())
+            self._train("chains", {self._lesson.clean: 1.0}, self.clean_learning_rates())
             if (accuracy := self._chain_accuracy()) >= self._schedule.goal:
                 return
         raise RunFailed(
@@ -128,5 +126,5 @@ class WarmUp:
     def _guess_accuracy(self) -> float:
         return self._match_share([problem.guess() for problem in self._held_out])
 
-    def _match_share(self, completions: list[str]) -> float:
+    def _match_share(self, completions: Sequence[Completion]) -> float:
         return exact_match_share(self.model, self._lesson.encode(self._held_out, completions))

@@ -68,7 +68,7 @@ def test_the_commands_are_these():
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
     assert (_commands("services")) == {"install"}
-    assert (_commands("toy")) == {"step-sums", "drawn-squares", "random"}
+    assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == [
         "config_path",
         "--set",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
@@ -42,11 +43,12 @@ def test_step_sums_keeps_what_exists(tmp_path: Path) -> None:
     )
 
 
-def test_drawn_squares_keeps_what_exists(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["hidden-sums", "drawn-squares"])
+def test_another_task_keeps_what_exists(task: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
 
-    result = toy("drawn-squares", tmp_path)
+    result = toy(task, tmp_path)
 
     assert result.exit_code == 0, result.output
     assert result.output == (

@@ -2,7 +2,13 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.check_addresses import check_broker_addresses, check_host, check_interface, check_one_machine
+from asyncrl.config.check_addresses import (
+    check_broker_addresses,
+    check_gateway_address,
+    check_host,
+    check_interface,
+    check_one_machine,
+)
 from asyncrl.config.sections import Broker
 from asyncrl.errors import ConfigError
 
@@ -103,3 +109,16 @@ def test_an_interface_is_a_name_a_network_or_an_address(interface: str) -> None:
 def test_any_other_interface_is_one_sentence(interface: str) -> None:
     with pytest.raises(ConfigError, match=r"^--interface is .*: expected a network interface such as eth0, "):
         check_interface(interface, "--interface")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://10.0.0.7:9000", "tcp://[::1]:0"])
+def test_the_gateway_listens_on_one_host(address: str) -> None:
+    check_gateway_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:0", "tcp://*:0", "tcp://0.0.0.0:9000", "ipc:///tmp/gateway", "tcp://x:y"]
+)
+def test_an_address_at_which_programs_cannot_be_told_to_connect_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.gateway is"):
+        check_gateway_address(address)

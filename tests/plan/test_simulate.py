@@ -98,6 +98,21 @@ def test_max_staleness_bounds_the_staleness_of_every_trajectory(on_straggler):
     assert result.staleness_max == 1
 
 
+def test_groups_that_are_sampled_again_are_counted():
+    changes = {"staleness": 1.0, "schedule.order": "completion", "schedule.max_staleness": 1}
+    again = finished(spread_out(changes | {"schedule.on_straggler": "reissue"}), steps=12)
+    assert again.cluster.num_restarted > 0
+    assert finished(spread_out(changes), steps=12).cluster.num_restarted == 0
+
+
+def test_groups_that_may_pass_a_slow_one_make_a_cluster_faster_and_keep_their_bound():
+    fifo = outcome(spread_out({"staleness": 1.0, "schedule.steps_per_publish": 1}))
+    windowed = spread_out({"staleness": 1.0, "schedule.steps_per_publish": 1, "schedule.order": "windowed"})
+    result = outcome(windowed)
+    assert result.step_s < fifo.step_s
+    assert fifo.staleness_max <= 1 < result.staleness_max <= windowed.schedule.most_versions_by_order
+
+
 def test_the_same_seed_gives_the_same_answer():
     assert outcome(spread_out()) == outcome(spread_out())
     assert outcome(spread_out({"seed": 1})).step_s != outcome(spread_out()).step_s

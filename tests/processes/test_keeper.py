@@ -35,7 +35,7 @@ class Kept:
     def __init__(self, program: str, *, processes: int = 50, memory_bytes: int = 256 * MIB) -> None:
         self._reader, report = os.pipe()
         numbers = (report, AT_ONCE_BYTES, "reward", memory_bytes, processes, MIB)
-        keeper = [sys.executable, "-m", "asyncrl.processes.keeper", *map(str, numbers), ""]
+        keeper = [sys.executable, "-m", "asyncrl.processes.keeper", *map(str, numbers), "", "", ""]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*keeper, sys.executable, "-u", "-c", program],
@@ -101,7 +101,7 @@ def test_a_worker_and_its_daemons_end_with_the_process_that_started_the_keeper(t
         "import os, subprocess, sys, time\n"
         "keeper = [sys.executable, '-m', 'asyncrl.processes.keeper']\n"
         "report = os.pipe()[1]\n"
-        "command = [*keeper, str(report), '65536', 'reward', '99999999999', '50', '1', '']\n"
+        "command = [*keeper, str(report), '65536', 'reward', '99999999999', '50', '1', '', '', '']\n"
         f"subprocess.Popen([*command, sys.executable, '-c', {program!r}], stdin=subprocess.PIPE, pass_fds=(report,))\n"
         "time.sleep(3600)\n"
     )

@@ -11,8 +11,9 @@ import pytest
 
 from asyncrl.processes import process_tree
 from asyncrl.processes.allowance import AT_ONCE_BYTES
+from asyncrl.processes.folders import MARK
 from asyncrl.processes.keeper import Limits
-from asyncrl.processes.kept import MARK, KeptProcess
+from asyncrl.processes.kept import KeptProcess
 
 LIMITS = Limits("reward", memory_bytes=1 << 30, processes=50, file_bytes=1 << 20)
 T = TypeVar("T")

@@ -1,31 +1,55 @@
 """Lessons: shares of the mixtures, and problems as token ids and patches."""
 
+import random
 from itertools import islice
 
 import pytest
 import torch
 
-from asyncrl.toy import drawn_squares, step_sums
+from asyncrl.toy import drawn_squares, hidden_sums, step_sums
 from asyncrl.toy.demonstrations import exact_match_share, loss
-from asyncrl.toy.lessons import Lesson, clean_chain, drawn_squares_lesson, step_sums_lesson
+from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, hidden_sums_lesson, step_sums_lesson
 from asyncrl.toy.vision_model import VISION_WORDS, image_processor, random_vision_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
 
 SUMS = tokenizer_from_words(step_sums.WORDS)
+HIDDEN = tokenizer_from_words(hidden_sums.WORDS)
 SQUARES = tokenizer_from_words(drawn_squares.WORDS, special=VISION_WORDS)
 
 
-@pytest.fixture(params=[(step_sums_lesson, SUMS), (drawn_squares_lesson, SQUARES)], ids=["sums", "squares"])
+LESSONS = {
+    "sums": (step_sums_lesson, SUMS),
+    "hidden": (hidden_sums_lesson, HIDDEN),
+    "squares": (drawn_squares_lesson, SQUARES),
+}
+
+
+@pytest.fixture(params=LESSONS.values(), ids=list(LESSONS))
 def lesson(request: pytest.FixtureRequest) -> Lesson:
     make, tokenizer = request.param
     made: Lesson = make(tokenizer, 0)
     return made
 
 
-def test_guessing_is_the_likeliest_habit_and_some_chains_are_clean(lesson: Lesson) -> None:
+def test_guessing_is_the_likeliest_habit_and_some_demonstrations_are_right(lesson: Lesson) -> None:
     assert sum(lesson.mixture.values()) == pytest.approx(1.0)
     assert max(lesson.mixture, key=lesson.mixture.__getitem__).__name__ == "wrong_guess"
-    assert lesson.mixture[clean_chain] > 0
+    problem, rng = next(lesson.held_out), random.Random(0)
+    right = [kind for kind in lesson.mixture if str(kind(problem, rng)) == str(problem.chain())]
+    assert len(right) == 1
+
+
+def test_the_clean_phase_shows_how_the_answer_is_worked_out(lesson: Lesson) -> None:
+    problem = next(lesson.held_out)
+    assert lesson.clean(problem, random.Random(0)) == problem.chain()
+
+
+def test_observations_of_hidden_sums_have_no_loss() -> None:
+    problem = hidden_sums.Problem("Tom", (5, 4))
+    (row,) = hidden_sums_lesson(HIDDEN, 0).encode([problem], [problem.chain()])
+    learned = [token for token in row.labels if token >= 0]
+    assert HIDDEN.decode(learned) == " a ?0+5 ! b ?5+4 ! #### 9<eos>"
+    assert HIDDEN.decode(row.completion_ids) == " a ?+50+5 !=5 b ?+45+4 !=9 #### 9<eos>"
 
 
 def test_problems_are_encoded_without_an_unknown_word(lesson: Lesson) -> None:

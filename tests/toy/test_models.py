@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from asyncrl.errors import ConfigError, DataError, RunFailed
-from asyncrl.toy.models import DRAWN_SQUARES, make_drawn_squares, make_random, make_step_sums
+from asyncrl.toy.models import DRAWN_SQUARES, make_drawn_squares, make_hidden_sums, make_random, make_step_sums
 from asyncrl.toy.step_sums import WORDS
 from asyncrl.toy.text_model import Sizes
 from asyncrl.toy.warm_up import WarmUpSchedule
@@ -129,6 +129,21 @@ def test_drawn_squares_makes_a_model_its_tokenizer_its_processor_and_its_data(tm
     assert pq.read_table(tmp_path / "held_out.parquet").num_rows == 256
     assert names(tmp_path) == ALL
     assert said[-1] == f"made {tmp_path / 'model'}: 163,008 parameters, 26 tokens"
+
+
+def test_hidden_sums_makes_a_model_that_reads_chats_and_its_data(tmp_path: Path) -> None:
+    said: list[str] = []
+    make_hidden_sums(tmp_path, schedule=BRIEF, report=said.append)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert pq.read_table(tmp_path / "held_out.parquet").num_rows == 256
+    assert len(rows) == 4096
+    for row in rows[:100]:
+        ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+        assert tokenizer.decode(ids) == row["prompt"][0]["content"]
+        assert tokenizer.unk_token_id not in ids
+    assert names(tmp_path) == ALL
+    assert said[-1] == f"made {tmp_path / 'model'}: 150,752 parameters, 43 tokens"
 
 
 def test_squares_learn_in_batches_of_all_kinds() -> None:

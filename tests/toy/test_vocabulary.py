@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError
-from asyncrl.toy.vocabulary import tokenizer_from_texts, tokenizer_from_words
+from asyncrl.toy.vocabulary import PLAIN_CHAT, tokenizer_from_texts, tokenizer_from_words
 
 TEXTS = ["She sold 48 clips.", "She sold 24 clips , and more."] * 20
 
@@ -21,6 +21,14 @@ def test_words_keep_their_spaces() -> None:
 def test_a_longer_word_wins_over_its_own_beginning() -> None:
     tokenizer = tokenizer_from_words([" a", " ab"])
     assert tokenizer.convert_ids_to_tokens(tokenizer(" ab a").input_ids) == [" ab", " a"]
+
+
+def test_a_plain_chat_has_the_tokens_of_its_text(tmp_path: Path) -> None:
+    tokenizer_from_words(["Tom", " a", " ?"], chat_template=PLAIN_CHAT).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": "user", "content": "Tom a"}, {"role": "assistant", "content": " a ?"}]
+    rendered = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert rendered == tokenizer("Tom a a ?").input_ids
 
 
 def test_an_unknown_word_is_marked() -> None:

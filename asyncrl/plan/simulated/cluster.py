@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from asyncrl.actor.message import Message
+from asyncrl.broker.ledger.records import Restarted
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.data.prompts import Draw, PromptStream
 from asyncrl.messages import (
@@ -89,6 +90,8 @@ class Cluster:
         self._is_handling = False
         self.spans: dict[Unit, list[Span]] = {}
         """Spans of stored trajectories that are not trained on yet."""
+        self.num_restarted = 0
+        """Groups sampled again because they were too old."""
         self.scheduler.joined(SPOOL, Hello(PROTOCOL, "spool", "spool", "0"), 0.0)
 
     def join(self, node: SimulatedNode, role: Role, name: str) -> str:
@@ -106,7 +109,8 @@ class Cluster:
         self._is_handling = True
         while self._inbox:
             self.scheduler.handle(*self._inbox.popleft(), self.events.now_s)
-            outbox, _, _ = self.scheduler.drain()
+            outbox, records, _ = self.scheduler.drain()
+            self.num_restarted += sum(isinstance(record, Restarted) for record in records)
             for outgoing in outbox:
                 if node := self._nodes.get(outgoing.peer):
                     node.handle(outgoing.message)

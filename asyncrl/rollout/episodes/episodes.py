@@ -82,8 +82,15 @@ class Episodes:
                 images=images,
                 on_turn=on_turn,
             )
-            resume = self._description.resume
-            player = Steps(conversation, environment, task, resume=resume, tools=self._tools, resumed=resumed)
+            player = Steps(
+                conversation,
+                environment,
+                task,
+                resume=self._description.resume,
+                tools=self._tools,
+                history=self._config.history,
+                resumed=resumed,
+            )
             return Attempt(conversation, environment, player)
 
         return Episode(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from asyncrl.environment.interface import Answer
+from asyncrl.environment.interface import Answer, ChatMessage
 from asyncrl.errors import EngineError
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn, cut
 from asyncrl.rollout.results import Sampled
@@ -27,7 +27,8 @@ class EpisodeState(Struct, frozen=True, kw_only=True):
     answer: Answer | None = None
     """Answer to the last of these; None without a snapshot."""
     snapshot: bytes = b""
-    scores: dict[str, float] = {}
+    chat: list[ChatMessage] | None = None
+    """The conversation before the last of these turns, if the chat template is to render it again."""
 
 
 class Resumed(Struct, frozen=True, kw_only=True):

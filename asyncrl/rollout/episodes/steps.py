@@ -11,9 +11,11 @@ policy read when it was recorded; otherwise the environment is not where the rec
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from asyncrl.environment.interface import Answer, EnvironmentEpisode, Resume, Score, TaskInput
+from msgspec.structs import replace
+
+from asyncrl.environment.interface import Answer, ChatMessage, EnvironmentEpisode, Resume, Score, TaskInput
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, FinishReason
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver
@@ -44,6 +46,7 @@ class Steps:
         *,
         resume: Resume,
         tools: str = "",
+        history: Literal["as_sampled", "as_template"] = "as_sampled",
         resumed: Resumed | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +55,8 @@ class Steps:
         self._task = task
         self._resume = resume
         self._tools = tools
+        self._chat: list[ChatMessage] | None = list(task.messages) if history == "as_template" else None
+        """The conversation as messages, if the chat template is to render it again."""
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
         self._begun = list(resumed.begun) if resumed else []
@@ -60,13 +65,7 @@ class Steps:
     @property
     def state(self) -> EpisodeState:
         """State to be stored with the turns so far."""
-        state = self._state
-        return EpisodeState(
-            num_finished=len(self._conversation.record.turns),
-            num_answered=state.num_answered,
-            answer=state.answer,
-            snapshot=state.snapshot,
-        )
+        return replace(self._state, num_finished=len(self._conversation.record.turns))
 
     @property
     def is_replaying(self) -> bool:
@@ -105,6 +104,7 @@ class Steps:
         if self._state.answer is None:
             return await self._environment.reset(self._task)
         await self._environment.restore(self._task, self._state.snapshot)
+        self._chat = self._state.chat
         return self._state.answer
 
     def _first(self, answer: Answer) -> tuple[int, list[int]]:
@@ -113,7 +113,12 @@ class Steps:
             return self._after(len(self._conversation.record.turns) - 1, answer)
         if not answer.messages:
             return FROM_PROMPT, []
-        messages = answer.messages if answer.restart else [*self._task.messages, *answer.messages]
+        return self._opening(answer.messages if answer.restart else [*self._task.messages, *answer.messages])
+
+    def _opening(self, messages: list[ChatMessage]) -> tuple[int, list[int]]:
+        """A context that follows nothing."""
+        if self._chat is not None:
+            self._chat = list(messages)
         return FROM_NOTHING, self._conversation.seam.opening(messages, self._tools)
 
     async def _turn(self, parent: int, context: list[int]) -> int:
@@ -142,12 +147,19 @@ class Steps:
 
     def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
         """Parent and context of the turn that follows ``place`` and the answer to it."""
-        seam = self._conversation.seam
-        if answer.restart:
-            return FROM_NOTHING, seam.opening(answer.messages, self._tools)
         if answer.done:
             return place, []
-        return place, seam.after(answer.messages, self._conversation.record.turns[place].completion.completion_ids)
+        if answer.restart:
+            return self._opening(answer.messages)
+        seam, record = self._conversation.seam, self._conversation.record
+        written = record.turns[place].completion.completion_ids
+        context = seam.after(answer.messages, written)
+        if self._chat is not None:
+            self._chat += seam.message(written), *answer.messages
+            retold = seam.retold(self._chat, [*record.ids_through(place), *context], self._tools)
+            if retold is not None:
+                return FROM_NOTHING, retold
+        return place, context
 
     async def _timed(self, call: Awaitable[T]) -> tuple[T, float]:
         began_s = self._clock()

@@ -42,11 +42,22 @@ def words(token_ids: Sequence[int]) -> str:
 class WordSeam:
     """Words between turns: every message begins with a mark, and so does the policy's turn."""
 
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: str = "auto") -> "WordSeam":
+        return self
+
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
         return ids(" ".join([*(f"<{m['role']}> {m['content']}" for m in messages), "<policy>"]))
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, [])
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        """A template that shows the policy's earlier turns without words in brackets."""
+        told = ids(" ".join([*(f"<{m['role']}> {_shown(m['content'])}" for m in messages), "<policy>"]))
+        return None if told == list(read_ids) else told
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        return {"role": "assistant", "content": words(token_ids)}
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
         text = words(token_ids)
@@ -55,6 +66,10 @@ class WordSeam:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return words(token_ids)
+
+
+def _shown(content: str) -> str:
+    return " ".join(word for word in content.split() if not word.startswith("("))
 
 
 Policy = Callable[[str], str]

@@ -1,0 +1,212 @@
+"""
+The gateway as an ASGI application, for any server, or mounted in a host's.
+
+    POST /e/<capability>/v1/chat/completions     GET /e/<capability>/v1/models
+    PUT  /e/<capability>/reward                  GET /healthz
+
+Nothing of a request is read before its capability is known, and a key in its header must agree.
+"""
+
+import asyncio
+import secrets
+from asyncio import FIRST_COMPLETED
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.checks.reward_limits import MAX_METRICS, problem_of
+from asyncrl.environment.interface import Score
+from asyncrl.log import get_logger
+from asyncrl.rollout.gateway.chat_request import ChatRequest, read_request
+from asyncrl.rollout.gateway.counts import Counts
+from asyncrl.rollout.gateway.episode import OpenEpisode
+from asyncrl.rollout.gateway.exchange import (
+    EVENTS,
+    JSON,
+    BodyBudget,
+    Disconnected,
+    Exchange,
+    Header,
+    Receive,
+    Scope,
+    Send,
+)
+from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.gateway.refusal import Refused
+from asyncrl.rollout.gateway.reply import KEEP_ALIVE, Reply, event
+
+log = get_logger()
+
+MAX_BODY_BYTES = 16 << 20
+"""Largest request: some millions of tokens as text."""
+MAX_REWARD_BYTES = 64 << 10
+MAX_SENT_METRICS = MAX_METRICS - len(Counts().scores)
+"""Metrics of a program; the gateway adds its own."""
+ALL_BODIES_BYTES = 128 << 20
+"""Bodies of all connections that are being received."""
+BODY_S = 30.0
+"""Seconds for a body to arrive."""
+KEEP_ALIVE_S = 10.0
+"""Seconds of sampling after which a stream gets a comment, so that nothing on the way takes it for dead."""
+
+
+class SentReward(Struct, forbid_unknown_fields=True):
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+
+
+REWARD = msgspec.json.Decoder(SentReward)
+
+
+class GatewayApp:
+    """ASGI application; stateless but for its gateway."""
+
+    def __init__(self, gateway: Gateway, *, keep_alive_s: float = KEEP_ALIVE_S, body_s: float = BODY_S) -> None:
+        self._gateway = gateway
+        self._keep_alive_s = keep_alive_s
+        self._body_s = body_s
+        self._budget = BodyBudget(ALL_BODIES_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await _lifespan(receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._route(scope["path"].removeprefix(scope.get("root_path", "")), exchange)
+        except Disconnected:
+            self._gateway.counts["disconnected"] += 1
+        except Refused as refused:
+            await self._refuse(refused, exchange)
+        except Exception as error:  # noqa: BLE001  a fault here must not end the server of all other episodes
+            log.error("gateway.failed", error=f"{type(error).__name__}: {error}")
+            await self._refuse(Refused(500, "internal_error", "the gateway failed; its log has more"), exchange)
+        return None
+
+    async def _route(self, path: str, exchange: Exchange) -> None:
+        match path.split("/")[1:]:
+            case ["healthz"]:
+                _allow(exchange, "GET", "HEAD")
+                await exchange.answer(200, b'{"status":"ok"}')
+            case ["e", capability, *rest] if episode := self._gateway.find(capability):
+                _check_key(exchange.header(b"authorization"), capability)
+                await self._episode_route(episode, rest, exchange)
+            case _:
+                raise Refused(404, "not_found", "there is nothing here")
+
+    async def _episode_route(self, episode: OpenEpisode, rest: list[str], exchange: Exchange) -> None:
+        match rest:
+            case ["v1", "chat", "completions"]:
+                _allow(exchange, "POST")
+                await self._complete(episode, exchange)
+            case ["v1", "models"]:
+                _allow(exchange, "GET", "HEAD")
+                model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "asyncrl"}
+                await exchange.answer(200, msgspec.json.encode({"object": "list", "data": [model]}))
+            case ["reward"]:
+                _allow(exchange, "PUT", "POST")
+                episode.score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                await exchange.answer(200, b"{}")
+            case _:
+                raise Refused(404, "not_found", "there is nothing here")
+
+    async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
+        request = read_request(await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s), episode.stop)
+        sampling = episode.reply(request)
+        gone = asyncio.create_task(exchange.until_gone())
+        try:
+            if request.stream:
+                await self._wait_and_keep_alive(request, sampling, gone, exchange)
+            reply = await _reply(sampling, gone)
+        except Disconnected:
+            self._count(episode, "undelivered")
+            raise
+        except Refused as refused:
+            self._count(episode, f"refused_{refused.code}")
+            if not exchange.is_started:
+                raise
+            return await exchange.write(event(msgspec.json.decode(refused.body)), is_last=True)
+        finally:
+            gone.cancel()
+        await _deliver(reply, request, exchange)
+        return episode.was_delivered(reply)
+
+    async def _wait_and_keep_alive(
+        self, request: ChatRequest, sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]", exchange: Exchange
+    ) -> None:
+        """Write comments until the reply is there. The status is sent with the first: an early refusal has its own."""
+        while not (await asyncio.wait({sampling, gone}, timeout=self._keep_alive_s, return_when=FIRST_COMPLETED))[0]:
+            if not exchange.is_started:
+                await exchange.start(200, [*EVENTS, *_ignored(request)])
+            await exchange.write(KEEP_ALIVE)
+
+    def _count(self, episode: OpenEpisode, name: str) -> None:
+        for counts in (episode.counts, self._gateway.counts):
+            counts[name] += 1
+
+    async def _refuse(self, refused: Refused, exchange: Exchange) -> None:
+        self._gateway.counts[f"refused_{refused.status}"] += 1
+        if not exchange.is_started:
+            await exchange.answer(refused.status, refused.body, [JSON, *refused.headers])
+
+
+async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") -> Reply:
+    """The reply, once it is there. Raises `Refused`, or `Disconnected` if nobody waits for it."""
+    await asyncio.wait({sampling, gone}, return_when=FIRST_COMPLETED)
+    if gone.done():
+        raise Disconnected
+    if sampling.cancelled():
+        raise Refused(404, "not_found", "the episode is over")
+    return sampling.result()
+
+
+async def _deliver(reply: Reply, request: ChatRequest, exchange: Exchange) -> None:
+    if not request.stream:
+        body = reply.body(token_ids=request.token_ids, logprobs=request.logprobs)
+        return await exchange.answer(200, body, [JSON, *_ignored(request)])
+    if not exchange.is_started:
+        await exchange.start(200, [*EVENTS, *_ignored(request)])
+    events = reply.events(token_ids=request.token_ids, logprobs=request.logprobs, usage=request.include_usage)
+    return await exchange.write(events, is_last=True)
+
+
+def _allow(exchange: Exchange, *methods: str) -> None:
+    if exchange.method not in methods:
+        raise Refused(405, "method_not_allowed", f"the method must be {methods[0]}")
+
+
+def _check_key(header: bytes | None, capability: str) -> None:
+    if header is None:
+        return
+    scheme, _, key = header.partition(b" ")
+    if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), capability.encode()):
+        raise Refused(
+            401, "invalid_api_key", "the key is not that of this episode: send OPENAI_API_KEY as it was given"
+        )
+
+
+def _ignored(request: ChatRequest) -> list[Header]:
+    """Header that names the fields of the request which had no effect."""
+    return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
+
+
+def _read_score(raw: bytes) -> Score:
+    try:
+        sent = REWARD.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise Refused(400, "invalid_reward", f'the body must be {{"reward": 1.0, "metrics": {{}}}}: {error}') from None
+    if len(sent.metrics) > MAX_SENT_METRICS:
+        message = f"there are {len(sent.metrics)} metrics, expected at most {MAX_SENT_METRICS}"
+        raise Refused(400, "invalid_reward", message, param="metrics")
+    if problem := problem_of(0.0 if sent.reward is None else sent.reward, sent.metrics, None):
+        raise Refused(400, "invalid_reward", problem)
+    return Score(reward=sent.reward, metrics=sent.metrics)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

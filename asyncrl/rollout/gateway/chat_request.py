@@ -1,0 +1,198 @@
+"""
+Body of ``POST /v1/chat/completions``: what is honoured, refused and ignored.
+
+Sampling is the run's: a program that chose its own temperature would make the recorded log-probs those of another
+distribution. What only asks for another one is ignored and named in a header; what promises the program something that
+the policy would not keep, such as JSON of a schema, is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncrl.environment.interface import ChatMessage
+from asyncrl.rollout.gateway.messages import SORTED, SentMessage, tools_key
+from asyncrl.rollout.gateway.refusal import Refused
+
+MAX_CHOICES = 128
+IGNORED = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "parallel_tool_calls", "reasoning_effort",
+)  # fmt: skip
+"""Fields that would change what is sampled, and do not."""
+UNSUPPORTED = (
+    "logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options", "structured_outputs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs",
+    "continue_final_message", "echo", "prompt_logprobs", "best_of", "use_beam_search",
+)  # fmt: skip
+"""Fields that are refused unless they are null, false or empty."""
+
+Number = float | None
+
+
+class FunctionTool(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Struct):
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Struct):
+    type: str
+
+
+class Body(Struct):
+    """Known fields of a request; others are not decoded."""
+
+    messages: Annotated[list[SentMessage], Meta(min_length=1)]
+    model: str = ""
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    add_generation_prompt: bool | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Number = None
+    min_p: Number = None
+    frequency_penalty: Number = None
+    presence_penalty: Number = None
+    repetition_penalty: Number = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    logit_bias: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    continue_final_message: Any = None
+    echo: Any = None
+    prompt_logprobs: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """A valid request."""
+
+    messages: list[ChatMessage]
+    tools: str = ""
+    """JSON list of the tools as sent; empty without tools."""
+    tools_key: bytes = b""
+    """See `messages.tools_key`."""
+    reads_calls: bool = False
+    """True if calls of tools in the reply are to be told apart from its text."""
+    model: str = ""
+    max_tokens: int | None = None
+    n: int = 1
+    seed: int | None = None
+    """Never given to the engine: a request with another one is another request, so it is answered anew."""
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    ignored: tuple[str, ...] = ()
+    """Fields that had no effect."""
+
+    @property
+    def identity(self) -> bytes:
+        """Bytes that only the same request again has."""
+        return SORTED.encode([self.messages, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed])
+
+
+TOOLS = msgspec.json.Decoder(list[Tool])
+BODY = msgspec.json.Decoder(Body)
+
+
+def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
+    """
+    Decode and check a request.
+
+    Args:
+        stop: Stop strings of the run.
+
+    Raises:
+        Refused: The body is no request, or asks for what an episode cannot give.
+    """
+    try:
+        body = BODY.decode(raw)
+        tools = f"[{','.join(bytes(tool).decode() for tool in body.tools)}]" if body.tools else ""
+        if tools:
+            TOOLS.decode(tools)
+        key = tools_key(tools)
+    except RecursionError:
+        raise Refused(400, "invalid_json", "the body is nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
+        raise Refused(400, "invalid_request", f"the body is not a chat completion request: {error}") from None
+    _refuse_unsupported(body, stop)
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
+    return ChatRequest(
+        messages=[message.normal() for message in body.messages],
+        tools=tools,
+        tools_key=key,
+        reads_calls=bool(tools) and body.tool_choice != "none",
+        model=body.model,
+        max_tokens=min(limits) if limits else None,
+        n=body.n or 1,
+        seed=body.seed,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        logprobs=bool(body.logprobs),
+        token_ids=bool(body.return_token_ids),
+        ignored=tuple(name for name in IGNORED if getattr(body, name) is not None),
+    )
+
+
+def _refuse_unsupported(body: Body, stop: Sequence[str]) -> None:
+    for name in UNSUPPORTED:
+        if getattr(body, name):
+            raise _unsupported(name, f"{name} is not supported")
+    if body.response_format and body.response_format.type != "text":
+        raise _unsupported("response_format", "response_format must be text: replies are sampled without a grammar")
+    if body.tool_choice not in (None, "auto", "none"):
+        raise _unsupported(
+            "tool_choice", "tool_choice must be auto or none: the policy decides whether it calls a tool"
+        )
+    if body.modalities not in (None, [], ["text"]):
+        raise _unsupported("modalities", "modalities must be text")
+    if body.add_generation_prompt is False:
+        raise _unsupported("add_generation_prompt", "add_generation_prompt must be true: the policy writes a new turn")
+    if body.top_logprobs:
+        raise _unsupported("top_logprobs", "top_logprobs must be 0: log-probs are recorded of the sampled tokens alone")
+    sent = [body.stop] if isinstance(body.stop, str) else body.stop
+    if sent and set(sent) != set(stop):
+        raise _unsupported("stop", f"stop must be that of the run (sampling.stop), which is {list(stop)}")
+
+
+def _unsupported(param: str, message: str) -> Refused:
+    return Refused(400, "unsupported_parameter", message, param=param)

@@ -1,0 +1,123 @@
+"""Turns of the policy as OpenAI's chat completions: whole, and as a stream of chunks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.environment.interface import ChatMessage, PolicyTurn
+from asyncrl.messages import FinishReason
+from asyncrl.rollout.gateway.messages import Function, called
+
+LAST_EVENT = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": sampling\n\n"
+"""A comment, which clients skip."""
+
+
+class Choice(Struct, frozen=True):
+    """One turn, as it is delivered."""
+
+    turn: int
+    message: ChatMessage
+    """In the form of `messages`: what the program is expected to send back."""
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: list[float]
+    tokens: list[str]
+    """Text of each token; empty unless asked for."""
+
+
+class Reply(Struct, frozen=True):
+    """Answer to a request. The same for every repetition of it."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    prompt_ids: list[int]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        prompt, written = len(self.prompt_ids), sum(len(choice.token_ids) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+    def body(self, *, token_ids: bool = False, logprobs: bool = False) -> bytes:
+        """The whole answer as JSON."""
+        choices = [
+            {
+                "index": index,
+                "message": {**choice.message, "content": _content(choice.message)},
+                "finish_reason": choice.finish_reason,
+                "logprobs": _logprobs(choice) if logprobs else None,
+                **({"token_ids": choice.token_ids} if token_ids else {}),
+            }
+            for index, choice in enumerate(self.choices)
+        ]
+        extra = {"prompt_token_ids": self.prompt_ids} if token_ids else {}
+        return msgspec.json.encode({**self._head("chat.completion"), "choices": choices, "usage": self.usage, **extra})
+
+    def events(self, *, token_ids: bool = False, logprobs: bool = False, usage: bool = False) -> bytes:
+        """The whole answer as server-sent events, the last one included."""
+        head = self._head("chat.completion.chunk")
+        lines = []
+        for index, choice in enumerate(self.choices):
+            for number, part in enumerate(_parts(choice, token_ids=token_ids, logprobs=logprobs)):
+                extra = {"prompt_token_ids": self.prompt_ids} if token_ids and not (index or number) else {}
+                lines.append(event({**head, "choices": [{"index": index, "finish_reason": None, **part}], **extra}))
+        if usage:
+            lines.append(event({**head, "choices": [], "usage": self.usage}))
+        return b"".join([*lines, LAST_EVENT])
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def delivered(said: PolicyTurn, turn: int, *, reads_calls: bool) -> ChatMessage:
+    """
+    The message of one turn.
+
+    Calls have ids that depend on the turn alone, so that a program that runs again gets the same. A turn with a call
+    that cannot be read is delivered as text: the program sees what the policy wrote, and can tell it so.
+    """
+    if not reads_calls or not said.tool_calls or any(call.problem for call in said.tool_calls):
+        return {"role": "assistant", "content": said.text}
+    calls = [
+        called(call.id or f"call_{turn}_{place}", Function(call.name, call.arguments))
+        for place, call in enumerate(said.tool_calls)
+    ]
+    return {"role": "assistant", "content": said.content, "tool_calls": calls}
+
+
+def finish_reason(message: ChatMessage, written: FinishReason) -> str:
+    return "length" if written == "length" else "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _content(message: ChatMessage) -> str | None:
+    """Null beside calls without text, as OpenAI has it."""
+    return message["content"] or (None if message.get("tool_calls") else "")
+
+
+def _parts(choice: Choice, *, token_ids: bool, logprobs: bool) -> Iterator[dict[str, Any]]:
+    yield {"delta": {"role": "assistant", "content": ""}}
+    tail: dict[str, Any] = {"logprobs": _logprobs(choice)} if logprobs else {}
+    if token_ids:
+        tail["token_ids"] = choice.token_ids
+    delta: dict[str, Any] = {"content": choice.message["content"]}
+    if calls := choice.message.get("tool_calls"):
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+    yield {"delta": delta, **tail}
+    yield {"delta": {}, "finish_reason": choice.finish_reason}
+
+
+def _logprobs(choice: Choice) -> dict[str, Any]:
+    tokens: Sequence[str] = choice.tokens
+    content = [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, logprob in zip(tokens, choice.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
