@@ -172,7 +172,7 @@ class RecordRules:
         """Largest staleness at which a trajectory may be trained on."""
         schedule = self._schedule
         by_window = schedule.staleness if schedule.order == "fifo" else inf
-        by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
+        by_bound = inf if schedule.kept_max_staleness is None else schedule.kept_max_staleness
         return min(by_window, by_bound)
 
     def _live(self, record: VersionLive) -> None:

@@ -5,7 +5,7 @@ Bound on the staleness of a trained trajectory that a schedule promises, in poli
 
     ``order = "fifo"``                          ceil(W / (P T)) - 1, which is S if S is whole
     ``max_staleness = L``, wait or reissue      L
-    ``max_staleness = L``, train                no further bound: older trajectories are trained on and counted
+    ``max_staleness = L``, train or mask        no further bound: older trajectories are trained on and counted
     ``order = "completion"`` alone              none
 
 Of two bounds the smaller holds. Partial rollout changes neither: a trajectory's oldest token is as new as the version
@@ -24,6 +24,6 @@ def most_versions(schedule: Schedule) -> int | None:
     bounds = []
     if schedule.order == "fifo":
         bounds.append(-(-schedule.window // (schedule.groups_per_step * schedule.steps_per_publish)) - 1)
-    if schedule.max_staleness is not None and schedule.on_straggler != "train":
-        bounds.append(schedule.max_staleness)
+    if schedule.kept_max_staleness is not None:
+        bounds.append(schedule.kept_max_staleness)
     return min(bounds, default=None)
