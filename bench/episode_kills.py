@@ -114,7 +114,7 @@ def report(mode: str, directory: RunDirectory, notes: Path, done: Counter[str]) 
     noted, kept = turns_noted(notes), turns_trained(directory)
     of_trained = {turn for turn in noted if turn[0] in {name for name, _, _ in kept}}
     lost = of_trained - kept
-    left = leftovers(audit.run_id)
+    left = leftovers(read_identity(directory.ledger).run_id)
     print_line(
         {
             "case": mode,

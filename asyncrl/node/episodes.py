@@ -1,10 +1,12 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Environment
+from asyncrl.environment.interface import Environments
 from asyncrl.environment.pool import EnvironmentPool
+from asyncrl.environment.program import Programs
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
@@ -24,10 +26,20 @@ async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: st
         yield None
         return
     conversing, environment = require_seam(engine), config.environment
-    async with EnvironmentPool(environment, run_id, node) as environments:
-        if environments.description.kind == "steps":
-            yield Episodes(environment, environments, conversing, run=run_id)
-            return
-        gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
-        async with serve(gateway, environment.gateway):
-            yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)
+    async with AsyncExitStack() as stack:
+        environments = await stack.enter_async_context(_environments(environment, run_id, node))
+        gateway: Gateway | None = None
+        if environments.description.kind != "steps":
+            gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
+            await stack.enter_async_context(serve(gateway, environment.gateway))
+        yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)
+
+
+@asynccontextmanager
+async def _environments(environment: Environment, run_id: str, node: str) -> AsyncIterator[Environments]:
+    if environment.command:
+        async with aclosing(Programs(environment, run_id)) as programs:
+            yield programs
+    else:
+        async with EnvironmentPool(environment, run_id, node) as pool:
+            yield pool
