@@ -7,6 +7,7 @@ import msgspec
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
 from asyncrl.config.check_addresses import check_broker_addresses, check_gateway_address, check_interface
 from asyncrl.config.check_algorithm import check_algorithm
+from asyncrl.config.check_environment import check_environment, environment_advice
 from asyncrl.config.check_replay import check_replay, replay_advice
 from asyncrl.config.model.overrides import check_overrides
 from asyncrl.config.sections import (
@@ -42,6 +43,7 @@ def check(config: Config) -> None:
     _check_data(config)
     _check_schedule(config)
     _check_rollout(config)
+    check_environment(config)
     check_replay(config)
     _check_reward(config.reward)
     check_algorithm(config)
@@ -69,7 +71,7 @@ def advice(config: Config) -> list[str]:
             f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
             f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
         )
-    return sentences + replay_advice(config)
+    return sentences + replay_advice(config) + environment_advice(config)
 
 
 def _devices(config: Config) -> dict[str, str]:
@@ -186,7 +188,7 @@ def _check_rollout(config: Config) -> None:
     if 0 < vllm.max_model_len < longest:
         raise ConfigError(
             f"rollout.vllm.max_model_len is {vllm.max_model_len}, but one trajectory may have {longest} tokens "
-            f"(data.max_prompt_tokens + sampling.max_tokens or evaluation.max_tokens); raise it, or leave it out"
+            f"(data.max_prompt_tokens + {_written_limit(config, 'evaluation')}); raise it, or leave it out"
         )
 
 
@@ -256,14 +258,21 @@ def _check_trainer(config: Config) -> None:
             f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, and a version "
             f"is published every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
-    longest = config.data.max_prompt_tokens + config.sampling.max_tokens
+    longest = config.data.max_prompt_tokens + config.longest_written("train")
     if trainer.max_tokens_per_micro_batch * trainer.sequence_parallel < longest:
         ranks = f" on each of trainer.sequence_parallel = {trainer.sequence_parallel} ranks"
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}"
             f"{ranks if trainer.sequence_parallel > 1 else ''}, but one trajectory "
-            f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+            f"may have {longest} tokens (data.max_prompt_tokens + {_written_limit(config)})"
         )
+
+
+def _written_limit(config: Config, *others: str) -> str:
+    """Settings that limit what is written after a prompt: of episodes, or of completions and those of ``others``."""
+    if config.environment.is_set:
+        return "environment.max_tokens"
+    return " or ".join(f"{section}.max_tokens" for section in ("sampling", *others))
 
 
 def _check_offload(config: Config) -> None:

@@ -27,6 +27,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
 
 
 @cache
@@ -154,10 +155,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """
     max_staleness: Natural | None = None
     """L: a group is trained on at most L versions after the one it was admitted at. Unset: no limit."""
-    on_straggler: Literal["wait", "reissue", "train"] = "wait"
+    on_straggler: Literal["wait", "reissue", "train", "mask"] = "wait"
     """
     Handling of groups about to exceed ``max_staleness``. ``wait``: a step waits and takes them in time. ``reissue``:
-    sample them again. ``train``: train on them all the same and count them (``over_max_staleness``).
+    sample them again. ``train``: train on them all the same and count them (``over_max_staleness``). ``mask``: train on
+    their newer tokens alone; the policy reads the older ones, and they are in no loss and in no mean.
     """
     filter: Literal["none", "zero_variance"] = "none"
     """``zero_variance``: drop a group of equal rewards and admit another one [filter_groups.enable]."""
@@ -174,6 +176,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """Failures of one trajectory after which it becomes a dead letter, and its group is dropped and counted."""
     lease_s: Positive = 120.0
     """Seconds after which a lease that its node does not renew by heartbeats is given to another node."""
+
+    @property
+    def kept_max_staleness(self) -> int | None:
+        """``max_staleness`` if no older group is trained on; None if there is no such bound."""
+        return self.max_staleness if self.on_straggler in ("wait", "reissue") else None
 
     @property
     def window(self) -> int:
@@ -347,8 +354,11 @@ class Environment(Section, frozen=True, kw_only=True):
     Most tokens of one episode after its prompt, those of the environment included. One turn has at most
     ``sampling.max_tokens``.
     """
-    tool_parser: Literal["auto", "hermes", "qwen_xml", "none"] = "auto"
-    """Form in which the policy writes calls of tools; ``auto`` takes that of the model's chat template."""
+    tool_parser: ToolParser = "auto"
+    """
+    Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
+    otherwise the form that its chat template shows.
+    """
     history: Literal["as_sampled", "as_template"] = "as_sampled"
     """
     Earlier turns as the policy reads them: with the tokens that it sampled, or as the chat template renders them again,
@@ -391,8 +401,8 @@ class Reward(Section, frozen=True, kw_only=True):
     """
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
     ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
-    (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
-    function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
+    (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``; ``file.py:name``
+    is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
     [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
@@ -488,7 +498,10 @@ class Algorithm(Section, frozen=True, kw_only=True):
     ``seq-mean-token-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
     """
     aggregation_norm: NonNegative = 0.0
-    """Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens`` [loss_scale_factor]."""
+    """
+    Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens``, or ``environment.max_tokens`` of episodes
+    [loss_scale_factor].
+    """
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.evaluation.image_column import ImageCell, image_type
+from asyncrl.evaluation.turn_column import TurnCell, turn_type
 from asyncrl.files.output import output
 from asyncrl.messages import FinishReason
 
@@ -34,6 +35,8 @@ class CompletionRow(Struct, frozen=True, kw_only=True):
     failure: str = ""
     images: ImageCell = []
     """Pictures of the prompt; only the row of its first completion has their files."""
+    turns: TurnCell = []
+    """Turns of an episode; empty for a single completion."""
 
 
 def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
@@ -46,6 +49,7 @@ def write_completions(path: Path, rows: Sequence[CompletionRow]) -> None:
         "place": pa.int64(), "index": pa.int32(), "data_source": text, "prompt": text, "reference": text,
         "completion": text, "answer": text, "reward": number, "correct": number, "metrics": text,
         "finish_reason": text, "num_tokens": pa.int32(), "failure": text, "images": image_type(),
+        "turns": turn_type(),
     }  # fmt: skip
     columns = {name: pa.array([_cell(getattr(row, name)) for row in rows], type_) for name, type_ in types.items()}
     with output(path) as unfinished:

@@ -1,13 +1,17 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Environment
+from asyncrl.environment.interface import Environments
 from asyncrl.environment.pool import EnvironmentPool
+from asyncrl.environment.program import Programs
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
+from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.gateway.server import serve
 
 
 @asynccontextmanager
@@ -21,6 +25,21 @@ async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: st
     if not config.environment.is_set:
         yield None
         return
-    conversing = require_seam(engine)
-    async with EnvironmentPool(config.environment, run_id, node) as environments:
-        yield Episodes(config.environment, environments, conversing, run=run_id)
+    conversing, environment = require_seam(engine), config.environment
+    async with AsyncExitStack() as stack:
+        environments = await stack.enter_async_context(_environments(environment, run_id, node))
+        gateway: Gateway | None = None
+        if environments.description.kind != "steps":
+            gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
+            await stack.enter_async_context(serve(gateway, environment.gateway))
+        yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)
+
+
+@asynccontextmanager
+async def _environments(environment: Environment, run_id: str, node: str) -> AsyncIterator[Environments]:
+    if environment.command:
+        async with aclosing(Programs(environment, run_id)) as programs:
+            yield programs
+    else:
+        async with EnvironmentPool(environment, run_id, node) as pool:
+            yield pool

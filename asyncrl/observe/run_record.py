@@ -19,6 +19,7 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.observe.pictured_samples import PicturedSample, read_pictured_samples
 from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.sampled_episodes import SampledEpisode, read_first_episodes
 
 T = TypeVar("T")
 Status = Literal["finished", "failed", "interrupted", "open"]
@@ -55,6 +56,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """Samples whose prompts have pictures, for the report."""
     notes: list[str]
     """One sentence for each file that could not be read."""
+    episodes: list[SampledEpisode] = []
+    """Some episodes of the last step, for the report."""
 
     @property
     def status(self) -> Status:
@@ -131,6 +134,7 @@ def read_run(path: Path) -> RunRecord:
         metrics=_read(directory.read_metrics, [], "metrics.jsonl is missing or empty", notes),
         events=_read(directory.read_events, [], "events.jsonl is missing or empty", notes),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], "", notes),
+        episodes=_read(partial(read_first_episodes, directory.samples), [], "", notes),
         notes=notes,
     )
 

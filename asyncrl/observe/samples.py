@@ -16,8 +16,9 @@ from msgspec import Struct, structs
 
 from asyncrl.errors import LedgerError
 from asyncrl.evaluation.image_column import image_cell, image_type
+from asyncrl.evaluation.turn_column import turn_cell, turn_type
 from asyncrl.files.atomic import replacing
-from asyncrl.messages import FinishReason, Image, Prompt, Span
+from asyncrl.messages import FinishReason, Image, Prompt, Span, Turn
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl
 
 HELD_OUT = "held_out"
 """Folder of the files of evaluations."""
+OF_TURNS = ("num_turns", "context_tokens")
+"""Columns that files of earlier versions lack."""
 
 
 class SampleRow(Struct, frozen=True, kw_only=True):
@@ -56,6 +59,10 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """Pictures of the prompt."""
     image_files: Sequence[bytes] = ()
     """Files of the pictures; only one row of a group has them."""
+    turns: Sequence[Turn] = ()
+    """Turns of an episode; empty for a single completion."""
+    context_ids: bytes | memoryview = b""
+    """[sum of ``num_context``] int32, tokens of the environment. Borrowed until `SamplesWriter.write` returns."""
 
 
 class SampleFacts(Struct, frozen=True, kw_only=True):
@@ -68,6 +75,9 @@ class SampleFacts(Struct, frozen=True, kw_only=True):
     staleness: int
     num_tokens: int
     spans: list[Span]
+    num_turns: int = 1
+    context_tokens: int = 0
+    """Tokens of the environment."""
 
 
 def read_facts(path: Path) -> list[SampleFacts]:
@@ -76,7 +86,9 @@ def read_facts(path: Path) -> list[SampleFacts]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        rows = pq.read_table(path, columns=list(SampleFacts.__struct_fields__)).to_pylist()
+        known = pq.read_schema(path).names
+        columns = [name for name in SampleFacts.__struct_fields__ if name in known or name not in OF_TURNS]
+        rows = pq.read_table(path, columns=columns).to_pylist()
         return [msgspec.convert(row | {"spans": _spans(row["spans"])}, SampleFacts) for row in rows]
     except (pa.ArrowException, OSError, TypeError, msgspec.ValidationError) as error:
         raise LedgerError(f"{path} cannot be read as a samples file: {str(error).partition(chr(10))[0]}") from error
@@ -139,6 +151,10 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "completion_ids": _lists([row.completion_ids for row in rows], pa.int32()),
             "behavior_logprobs": _lists([row.behavior_logprobs for row in rows], pa.float32()),
             "images": pa.array([image_cell(row.images, row.image_files) for row in rows], image_type()),
+            "num_turns": pa.array([max(1, len(row.turns)) for row in rows], pa.int32()),
+            "context_tokens": pa.array([len(_bytes(row.context_ids)) // 4 for row in rows], pa.int32()),
+            "turns": pa.array([turn_cell(row.turns) for row in rows], turn_type()),
+            "context_ids": _lists([row.context_ids for row in rows], pa.int32()),
         }
     )
 

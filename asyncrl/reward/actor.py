@@ -187,4 +187,11 @@ def _scored(item: GradeItem, verdict: Verdict) -> ScoredItem:
 
 def input_of(prompt: Prompt, trajectory: Trajectory) -> VerifierInput:
     num_tokens = len(trajectory.completion_ids) // 4  # int32
-    return verifier_input(prompt, trajectory.text, finish_reason=trajectory.finish_reason, num_tokens=num_tokens)
+    return verifier_input(
+        prompt,
+        trajectory.text,
+        finish_reason=trajectory.finish_reason,
+        num_tokens=num_tokens,
+        turns=trajectory.turns,
+        scores=trajectory.scores,
+    )

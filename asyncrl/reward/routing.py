@@ -92,4 +92,7 @@ def _advice(reward: Reward, source: str) -> str:
     parts = [part for part in reward.parts if applies(part, source)]
     if reward.parts and not parts:
         return "add it to data_sources of one of reward.parts, or add a part without data_sources"
-    return f"reward.function = 'auto': {_known(source)}; set reward.function, or reward.parts with data_sources"
+    return (
+        f"reward.function = 'auto': {_known(source)}; set reward.function ('episode' takes the word of an "
+        f"[environment]), or reward.parts with data_sources"
+    )

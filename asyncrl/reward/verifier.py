@@ -10,7 +10,7 @@ a reward of zero.
 import inspect
 import math
 import reprlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol
 
@@ -18,25 +18,60 @@ from msgspec import Struct
 
 from asyncrl.checks.reward_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.errors import VerifierError
-from asyncrl.messages import FinishReason, Prompt
+from asyncrl.messages import FinishReason, Prompt, Turn
+
+REWARD_DIGITS = 9
+"""Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""
+
+
+class JudgedTurn(Struct, frozen=True, kw_only=True):
+    """One turn of an episode, for a verifier."""
+
+    parent: int
+    """Index of the turn it follows; -1: the prompt; -2: nothing, and ``observation`` is all that the policy read."""
+    observation: str
+    """Text that the environment wrote before the turn."""
+    text: str
+    """Text that the policy wrote."""
+    reward: float
+    """Reward of the environment for this turn."""
 
 
 class VerifierInput(Struct, frozen=True, kw_only=True):
-    """Argument of a verifier: one completion, and the row of its prompt."""
+    """Argument of a verifier: one completion or one episode, and the row of its prompt."""
 
     prompt: str | list[dict[str, str]] = ""
     """The text, or the chat as ``[{"role": ..., "content": ...}]``."""
     completion: str
-    """Text the policy generated, without special tokens. Hostile: the policy writes whatever is rewarded."""
+    """
+    Text the policy generated, without special tokens; of an episode, in its last turn. Hostile: the policy writes
+    whatever is rewarded.
+    """
     answer: str = ""
     """Reference answer."""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
     finish_reason: FinishReason = "stop"
     num_tokens: int = 0
+    """Tokens that the policy wrote."""
+    turns: list[JudgedTurn] = []
+    """Turns of an episode, in the order written; empty without an environment."""
+    episode_reward: float | None = None
+    """Reward of the environment, the sum of its turns; None without an environment."""
+    scores: dict[str, float] = {}
+    """Metrics of the environment."""
 
 
-def verifier_input(prompt: Prompt, completion: str, *, finish_reason: FinishReason, num_tokens: int) -> VerifierInput:
+def verifier_input(
+    prompt: Prompt,
+    completion: str,
+    *,
+    finish_reason: FinishReason,
+    num_tokens: int,
+    turns: Sequence[Turn] = (),
+    scores: Mapping[str, float] | None = None,
+) -> VerifierInput:
+    """Input of a verifier for one completion, or for one episode with its turns and metrics."""
     return VerifierInput(
         prompt=prompt.chat or prompt.text,
         completion=completion,
@@ -45,7 +80,15 @@ def verifier_input(prompt: Prompt, completion: str, *, finish_reason: FinishReas
         extra=prompt.extra,
         finish_reason=finish_reason,
         num_tokens=num_tokens,
+        turns=[JudgedTurn(parent=t.parent, observation=t.observation, text=t.text, reward=t.reward) for t in turns],
+        episode_reward=episode_reward(turns),
+        scores=dict(scores or {}),
     )
+
+
+def episode_reward(turns: Sequence[Turn]) -> float | None:
+    """Reward of the environment for an episode; None without turns."""
+    return round(math.fsum(turn.reward for turn in turns), REWARD_DIGITS) if turns else None
 
 
 class Verdict(Struct, frozen=True):

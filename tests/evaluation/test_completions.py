@@ -6,6 +6,8 @@ import msgspec
 import pyarrow.parquet as pq
 
 from asyncrl.evaluation.completions import CompletionRow, write_completions
+from asyncrl.evaluation.turn_column import turn_cell
+from asyncrl.messages import FROM_PROMPT, Turn
 
 JUDGED = CompletionRow(
     place=3,
@@ -20,6 +22,7 @@ JUDGED = CompletionRow(
     metrics={"correct": 1.0, "format": 0.5},
     finish_reason="stop",
     num_tokens=4,
+    turns=turn_cell([Turn(FROM_PROMPT, 0, 3, text="look"), Turn(0, 2, 1, reward=1.0, observation="3", text="it is 5")]),
 )
 FAILED = CompletionRow(place=4, index=0, data_source="", prompt="?", reference="", failure="the verifier raised")
 

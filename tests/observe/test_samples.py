@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Image, Span
+from asyncrl.evaluation.turn_column import turns_of
+from asyncrl.messages import FROM_PROMPT, Image, Span, Turn
 from asyncrl.observe.samples import SampleRow, SamplesWriter, read_facts
 
 
@@ -62,6 +63,10 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
         "completion_ids": [9, 2, -1],
         "behavior_logprobs": [-0.5, -0.5, -0.5],
         "images": [],
+        "num_turns": 1,
+        "context_tokens": 0,
+        "turns": [],
+        "context_ids": [],
     }
     assert (second["completion_ids"], second["num_tokens"]) == ([4], 1)
     assert (third["completion_ids"], third["behavior_logprobs"], third["num_tokens"]) == ([], [], 0)
@@ -98,6 +103,30 @@ def test_the_numbers_of_a_file_are_read_back(tmp_path: Path) -> None:
     (facts,) = read_facts(path)
     assert (facts.step, facts.group_id, facts.index, facts.reward, facts.staleness) == (41, 7, 0, 1.0, 2)
     assert (facts.num_tokens, facts.spans) == (3, [Span(38, 0, 1), Span(39, 1, 3)])
+
+
+TURNS = [
+    Turn(FROM_PROMPT, 0, 2, text="look"),
+    Turn(0, 1, 1, reward=0.5, call_s=0.25, observation="left 2", text="5 ✓", is_trained=False),
+]
+
+
+def test_an_episode_has_its_turns_and_the_tokens_that_its_environment_wrote(tmp_path: Path) -> None:
+    context_ids = memoryview(array("i", [7])).cast("B")
+    path = written(tmp_path, 41, [replace(row(0, [9, 2, -1]), turns=TURNS, context_ids=context_ids), row(1, [4])])
+
+    episode, single = pq.read_table(path).to_pylist()
+    assert turns_of(episode["turns"]) == TURNS
+    assert (episode["context_ids"], single["turns"], single["context_ids"]) == ([7], [], [])
+    assert [(facts.num_turns, facts.context_tokens) for facts in read_facts(path)] == [(2, 1), (1, 0)]
+
+
+def test_a_file_of_an_earlier_version_has_no_turns_and_is_read_all_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path, 41, [row(0, [9, 2, -1])])
+    earlier = pq.read_table(path).drop_columns(["num_turns", "context_tokens", "turns", "context_ids"])
+    pq.write_table(earlier, path)
+    (facts,) = read_facts(path)
+    assert (facts.num_tokens, facts.num_turns, facts.context_tokens) == (3, 1, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet"])

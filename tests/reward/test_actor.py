@@ -17,6 +17,7 @@ from asyncrl.client.handshake import identity
 from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
+    FROM_PROMPT,
     Failed,
     Fetch,
     Fetched,
@@ -35,6 +36,7 @@ from asyncrl.messages import (
     Trajectory,
     TrajectoryLimits,
     TrajectorySummary,
+    Turn,
     Unit,
 )
 from asyncrl.reward.actor import RewardActor, input_of
@@ -347,3 +349,13 @@ def test_a_verifier_sees_prompt_completion_and_length() -> None:
     assert (inputs.completion, inputs.answer, inputs.data_source, inputs.extra) == ("four", "4", "sums", {"level": 1})
     assert (inputs.finish_reason, inputs.num_tokens) == ("stop", 3)
     assert input_of(Prompt(text="2 + 2?"), stored).prompt == "2 + 2?"
+
+
+def test_a_verifier_sees_the_turns_of_an_episode_and_what_its_environment_says() -> None:
+    turns = [Turn(FROM_PROMPT, 0, 1, text="look"), Turn(0, 2, 2, reward=0.5, observation="left 2", text="four")]
+    stored = replace(trajectory(Unit(0, 0), "four"), turns=turns, scores={"moves": 2.0})
+
+    inputs = input_of(Prompt(text="2 + 2?"), stored)
+
+    assert [(turn.observation, turn.text) for turn in inputs.turns] == [("", "look"), ("left 2", "four")]
+    assert (inputs.episode_reward, inputs.scores) == (0.5, {"moves": 2.0})

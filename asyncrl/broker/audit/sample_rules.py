@@ -36,6 +36,12 @@ def _row_problems(book: RecordBook, item: TrainedTrajectory, row: SampleFacts, b
         yield f"{name} has the reward {row.reward}: expected {item.rewarded.reward}, as in the ledger"
     if row.step != item.step:
         yield f"{name} says that it belongs to step {row.step}"
+    summary = item.result.summary
+    if (row.num_turns, row.context_tokens) != (summary.num_turns, summary.context_tokens):
+        yield (
+            f"{name} has {row.num_turns} turns and {row.context_tokens} tokens of context: expected "
+            f"{summary.num_turns} and {summary.context_tokens}, as in the ledger"
+        )
     if row.staleness != (staleness := version - item.result.summary.oldest_version):
         yield f"{name} has the staleness {row.staleness}: expected {staleness}"
     yield from span_problems(item.result, row.spans, row.num_tokens, version, bound)

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages import Live, Stepped
+from asyncrl.messages import Live, Stepped, TrajectorySummary
 
 
-def batch_metrics(groups: Sequence[Group], policy_version: int, max_staleness: int | None = None) -> dict[str, float]:
+def batch_metrics(
+    groups: Sequence[Group], policy_version: int, max_staleness: int | None = None, *, has_turns: bool = False
+) -> dict[str, float]:
     """
     Statistics of a batch that the trainer consumed at ``policy_version``.
 
-    With a ``max_staleness``, ``over_max_staleness`` is the share of trajectories with a larger staleness.
+    With a ``max_staleness``, ``over_max_staleness`` is the share of trajectories with a larger staleness. If
+    trajectories are episodes (``has_turns``), their turns are counted too.
     """
     slots = [slot for group in groups for slot in group.sampled]
     summaries = [slot.summary for slot in slots if slot.summary]
@@ -32,7 +35,21 @@ def batch_metrics(groups: Sequence[Group], policy_version: int, max_staleness: i
     }
     if max_staleness is not None:
         metrics["over_max_staleness"] = sum(versions > max_staleness for versions in staleness) / count
+    if has_turns:
+        metrics |= _turn_metrics(summaries)
     return metrics | _verifier_metrics(slots)
+
+
+def _turn_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
+    """Means over the episodes, and the most turns; ``truncated`` is the share that a limit has ended."""
+    turns, count = [summary.num_turns for summary in summaries], max(len(summaries), 1)
+    return {
+        "turns_mean": sum(turns) / count,
+        "turns_max": float(max(turns, default=0)),
+        "branches_mean": sum(summary.num_branches for summary in summaries) / count,
+        "context_tokens_mean": sum(summary.context_tokens for summary in summaries) / count,
+        "environment_s_mean": sum(summary.environment_s for summary in summaries) / count,
+    }
 
 
 def _verifier_metrics(slots: Sequence[Slot]) -> dict[str, float]:
@@ -124,14 +141,20 @@ class RunTotals:
 
 
 def line(
-    stepped: Stepped, groups: Sequence[Group], wait_rollout: float, time_s: float, max_staleness: int | None = None
+    stepped: Stepped,
+    groups: Sequence[Group],
+    wait_rollout: float,
+    time_s: float,
+    max_staleness: int | None = None,
+    *,
+    has_turns: bool = False,
 ) -> dict[str, float]:
     """Line of metrics.jsonl for a step."""
     return {
         "step": stepped.step,
         "version": stepped.policy_version,
         "time_s": time_s,
-        **batch_metrics(groups, stepped.policy_version, max_staleness),
+        **batch_metrics(groups, stepped.policy_version, max_staleness, has_turns=has_turns),
         **stepped.metrics,
         "wait_rollout": wait_rollout,
     }

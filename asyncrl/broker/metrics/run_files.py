@@ -77,7 +77,8 @@ class RunFiles:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
-        line = batch_metrics.line(stepped, groups, wait, self._time_s(), self._config.schedule.max_staleness)
+        max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
+        line = batch_metrics.line(stepped, groups, wait, self._time_s(), max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
         line["ledger_records"] = float(self._num_records())

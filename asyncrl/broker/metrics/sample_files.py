@@ -154,4 +154,6 @@ def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory, f
         behavior_logprobs=trajectory.behavior_logprobs,
         images=prompt.images,
         image_files=files,
+        turns=trajectory.turns,
+        context_ids=trajectory.context_ids,
     )

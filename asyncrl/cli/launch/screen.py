@@ -14,7 +14,8 @@ LEGEND = """\
 columns: v policy version, acc accuracy, len mean tokens of a completion, stale mean/max staleness in versions,
          tok/s trained tokens per second, wait t/r share of time that trainer/rollouts waited, eta time left"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
-
+LEGEND_OF_TURNS = "         turns mean turns of an episode"
+"""Further line for episodes."""
 
 SHOWN = 3
 """Causes of failures that are listed; the others are summed."""
@@ -69,6 +70,8 @@ class Screen:
     def step(self, step: Step) -> None:
         if self._first is None:
             self.say(LEGEND)
+            if "turns_mean" in step.metrics:
+                self.say(LEGEND_OF_TURNS)
         self.say(step_line(step, self._eta_s(step)))
         self._bar.update(self._task, completed=step.step + 1)
 
@@ -132,15 +135,17 @@ def eval_line(evaluated: Evaluated) -> str:
 
 def step_line(step: Step, eta_s: float) -> str:
     """
-    The main metrics of a step in about a hundred columns; `LEGEND` explains them.
+    The main metrics of a step in about a hundred columns, more with turns; `LEGEND` explains them.
 
     Example:
         step  41/60 v40 reward .512 acc .510 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% eta 0:04
+        step  41/60 v40 reward .512 acc .510 len 38 turns 4.2 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% ...
     """
     m = step.metrics
+    turns = f"turns {m['turns_mean']:.1f} " if "turns_mean" in m else ""
     return (
         f"step {step.step + 1:>3}/{step.steps} v{m['version']:.0f} reward {_short(m['reward'])} "
-        f"acc {_short(m['accuracy'])} len {m['length_mean']:.0f} "
+        f"acc {_short(m['accuracy'])} len {m['length_mean']:.0f} {turns}"
         f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f} kl {m.get('kl', 0.0):.4f} "
         f"tok/s {_thousands(m['tokens_per_s'])} wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%} "
         f"eta {_clock(eta_s)}"

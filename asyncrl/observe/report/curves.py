@@ -25,6 +25,10 @@ class Curve(Struct, frozen=True, kw_only=True):
 CURVES = (
     Curve(title="Reward, mean of the step", keys={"": "reward"}, zero=False),
     Curve(title="Completion length, tokens", keys={"mean": "length_mean", "longest": "length_max"}),
+    Curve(title="Turns of an episode", keys={"mean": "turns_mean", "most": "turns_max"}, is_expected=False),
+    Curve(title="Branches of an episode", keys={"": "branches_mean"}, is_expected=False),
+    Curve(title="Tokens of the environment in an episode, mean", keys={"": "context_tokens_mean"}, is_expected=False),
+    Curve(title="Seconds of the environment in an episode, mean", keys={"": "environment_s_mean"}, is_expected=False),
     Curve(title="Staleness, policy versions", keys={"mean": "staleness_mean", "max": "staleness_max"}),
     Curve(title="Throughput, trained tokens / s", keys={"": "tokens_per_s"}),
     Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),

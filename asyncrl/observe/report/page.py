@@ -40,6 +40,7 @@ tbody th { font-weight: 400; color: #5b626c; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 img { max-width: 100%; max-height: 240px; background: #fff; border: 1px solid #e3e6ea; }
 details { margin: 10px 0; }
+.turns td { white-space: pre-wrap; }
 summary { cursor: pointer; color: #1d4477; }
 """
 

@@ -5,6 +5,7 @@ The report: one self-contained HTML file about one run, or about several runs si
     numbers     results, cost, and the settings that matter or differ
     curves      reward, accuracy, length, staleness, throughput, waiting, ...
     pictures    of prompts, with a completion
+    episodes    turn by turn
     events      nodes lost, groups dropped, failures
     config      every value, hidden until clicked
 """
@@ -21,6 +22,7 @@ from asyncrl.files.output import output
 from asyncrl.observe.formatting import UNKNOWN
 from asyncrl.observe.report import page
 from asyncrl.observe.report.curves import draw
+from asyncrl.observe.report.episodes import episodes
 from asyncrl.observe.report.evaluation_charts import evaluation_charts
 from asyncrl.observe.report.headline import headline
 from asyncrl.observe.report.page import Markup
@@ -84,7 +86,7 @@ def render(records: Sequence[RunRecord]) -> str:
     ]
     if empty:
         parts.append(page.text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))
-    parts += pictures(records)
+    parts += [*pictures(records), *episodes(records)]
     parts += [page.text("Events", "h2"), *(part for record in records for part in _events(record, alone=alone))]
     parts += [page.text("Config", "h2"), *(_config(record) for record in records if record.config)]
     return page.page(f"asyncrl: {title}", parts)

@@ -42,3 +42,6 @@ def test_numbers_that_differ_from_the_ledger() -> None:
     ]
     assert problems(ROWS[0], replace(ROWS[1], staleness=-999_997)) == ["unit 0/1 has the staleness -999997: expected 0"]
     assert problems(ROWS[0], replace(ROWS[1], step=4)) == ["unit 0/1 says that it belongs to step 4"]
+    assert problems(ROWS[0], replace(ROWS[1], num_turns=3, context_tokens=5)) == [
+        "unit 0/1 has 3 turns and 5 tokens of context: expected 1 and 0, as in the ledger"
+    ]

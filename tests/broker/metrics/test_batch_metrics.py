@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.batch_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
@@ -32,6 +33,25 @@ def test_batch_metrics() -> None:
         "spans_mean": 1.5,
         "tokens": 40.0,
     }
+
+
+def test_episodes_are_counted_by_turns_branches_and_what_their_environment_took() -> None:
+    group = a_group()
+    for slot, turns, branches in zip(group.slots, (2, 5), (1, 2), strict=True):
+        assert slot.summary
+        slot.summary = replace(
+            slot.summary, num_turns=turns, num_branches=branches, context_tokens=10 * turns, environment_s=turns / 4
+        )
+    plain = batch_metrics([group], policy_version=5)
+    metrics = batch_metrics([group], policy_version=5, has_turns=True)
+    assert {name: value for name, value in metrics.items() if name not in plain} == {
+        "turns_mean": 3.5,
+        "turns_max": 5.0,
+        "branches_mean": 1.5,
+        "context_tokens_mean": 35.0,
+        "environment_s_mean": 0.875,
+    }
+    assert batch_metrics([], policy_version=5, has_turns=True)["turns_mean"] == 0.0
 
 
 def test_a_verifier_metric_is_a_mean_over_the_trajectories_that_have_it() -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Prompt, Span, SpoolRef, Stepped, Trajectory, Unit
+from asyncrl.messages import FROM_PROMPT, Prompt, Span, SpoolRef, Stepped, Trajectory, Turn, Unit
 from asyncrl.observe.samples import SamplesWriter
 
 
@@ -67,6 +68,14 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
     assert (row["step"], row["group_id"], row["oldest_version"], row["staleness"]) == (3, 7, 4, 1)
     assert (row["prompt"], row["completion"], row["answer"], row["reward"]) == (said, "four", "4", 0.5)
     assert row["completion_ids"] == [2, 3]
+
+
+def test_an_episode_is_written_with_its_turns_and_context(tmp_path: Path) -> None:
+    turns = [Turn(FROM_PROMPT, 0, 1, text="look"), Turn(0, 1, 1, observation="left 2", text="four")]
+    episode = replace(TRAJECTORY, turns=turns, context_ids=memoryview(b"\7\0\0\0"))
+    (row,) = written(tmp_path, a_group(Prompt(text="2 + 2?")), episode)
+    assert (row["num_turns"], row["context_ids"]) == (2, [7])
+    assert [turn["text"] for turn in row["turns"]] == ["look", "four"]  # type: ignore[attr-defined]
 
 
 def test_a_step_has_its_file_once_it_is_written(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from asyncrl.cli.launch.screen import LEGEND, Screen, failure_list, step_line
+from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, failure_list, step_line
 from asyncrl.messages import Evaluated, Progress
 
 METRICS = {
@@ -36,6 +36,16 @@ def test_a_step_line_equals_the_example():
     line = step_line(progress(40), eta_s=4.9)
     assert line in (step_line.__doc__ or "")
     assert line.startswith("step  41/60 v40 reward .512")
+
+
+def test_a_step_of_episodes_shows_their_turns_and_says_so_in_the_legend():
+    shown = step_line(progress(40, turns_mean=4.21, environment_s_mean=0.3), eta_s=4.9)
+    assert " len 38 turns 4.2 stale 0.8/1 " in shown
+    assert shown.partition(" eta")[0] in (step_line.__doc__ or "")
+    screen, written = screen_on(is_terminal=False)
+    with screen:
+        screen.step(progress(0, turns_mean=4.2, environment_s_mean=0.3))
+    assert LEGEND_OF_TURNS in written.getvalue()
 
 
 def test_a_step_line_fits_120_columns_even_with_large_numbers():

@@ -44,6 +44,9 @@ def test_the_service_is_sent_the_input_and_its_answer_is_the_verdict() -> None:
         "extra": {"index": 7},
         "finish_reason": "stop",
         "num_tokens": 1,
+        "turns": [],
+        "episode_reward": None,
+        "scores": {},
     }
 
 

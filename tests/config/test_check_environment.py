@@ -1,0 +1,109 @@
+"""An environment that cannot work, and settings that nothing reads, are answered with one sentence."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.config.check import advice
+from tests.config.configs import made, refused
+
+TILL = {"function": "till.py:Till"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        (
+            {"environment": TILL | {"tools": ["calculator"]}},
+            "environment.function and environment.tools are both set, but one of them answers the policy; remove one",
+        ),
+        (
+            {"environment": {"tools": ["calculator"], "command": ["agent"]}},
+            "environment.tools and environment.command are both set, but one of them answers the policy; remove one",
+        ),
+        (
+            {"environment": {"function": "till"}},
+            "environment.function is 'till', expected path/to/file.py:name or package.module:name",
+        ),
+        (
+            {"environment": {"command": [""]}},
+            "environment.command begins with an empty text, expected a program and its arguments",
+        ),
+        (
+            {"environment": {"command": ["agent"], "options": {"size": 3}}},
+            "environment.options are arguments of environment.function, which is not set; remove them",
+        ),
+        (
+            {"environment": {"tools": ["pyton"]}},
+            "environment.tools[0] is 'pyton': did you mean 'python'? (or path/to/file.py:name, or mcp:COMMAND)",
+        ),
+        (
+            {"environment": {"tools": ["python", "mcp:server --all", "python"]}},
+            "environment.tools names 'python' twice; remove one",
+        ),
+        (
+            {"environment": {"tools": ["python"], "tool_parser": "none"}},
+            "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'",
+        ),
+        (
+            {"environment": TILL | {"max_tokens": 100}, "sampling": {"max_tokens": 101}},
+            "sampling.max_tokens is 101 for one turn, more than environment.max_tokens = 100 for a whole episode; "
+            "lower it, or raise environment.max_tokens",
+        ),
+        (
+            {
+                "environment": TILL | {"max_tokens": 100},
+                "sampling": {"max_tokens": 100},
+                "evaluation": {"max_tokens": 101},
+            },
+            "evaluation.max_tokens is 101 for one turn, more than environment.max_tokens = 100 for a whole episode; "
+            "lower it, or raise environment.max_tokens",
+        ),
+        (
+            {"environment": {"max_turns": 4}},
+            "environment.max_turns is only read with environment.function, tools or command, and none is set; set one, "
+            "or remove it",
+        ),
+        (
+            {"rollout": {"episodes": 8}},
+            "rollout.episodes is only read with an [environment]; remove it, or set one",
+        ),
+        (
+            {"reward": {"function": "episode"}},
+            "reward.function='episode' takes the word of an [environment], and there is none; set one",
+        ),
+        (
+            {"reward": {"parts": [{"name": "a", "function": "math"}, {"name": "b", "function": "episode"}]}},
+            "reward.parts[1].function='episode' takes the word of an [environment], and there is none; set one",
+        ),
+        (
+            {"environment": {"tools": ["calculator"]}, "reward": {"function": "episode"}},
+            "reward.function='episode' takes the environment's word, but environment.tools give no reward; name a "
+            "function that judges the last turn, or use environment.function",
+        ),
+    ],
+)
+def test_a_contradiction_is_one_sentence(sections: dict[str, Any], sentence: str) -> None:
+    assert refused(**sections) == sentence
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"environment": TILL | {"options": {"size": 3}}, "reward": {"function": "episode"}},
+        {"environment": {"tools": ["calculator", "tools.py:search", "mcp:server"]}, "reward": {"function": "gsm8k"}},
+        {"environment": {"command": ["agent", ""]}, "reward": {"function": "episode"}},
+    ],
+)
+def test_every_kind_of_environment_is_accepted(sections: dict[str, Any]) -> None:
+    assert made(**sections).environment.is_set
+
+
+def test_fewer_episodes_than_slots_are_advised_against() -> None:
+    few = made(environment=TILL, rollout={"episodes": 16, "slots": 64})
+    assert advice(few) == [
+        "rollout.episodes is 16, below rollout.slots = 64: slots stay empty, and more so while environments think; 0 "
+        "takes twice the slots"
+    ]
+    assert advice(made(environment=TILL, rollout={"episodes": 64, "slots": 64})) == []
+    assert advice(made(environment=TILL)) == []
