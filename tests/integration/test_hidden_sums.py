@@ -1,6 +1,9 @@
 """A small model learns a task of several turns, and nothing where the environment is of no use."""
 
+import json
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.broker.ledger.records import Reissued
 from asyncrl.toy.models import make_hidden_sums
 from tests.integration.conftest import StartRun, ToyRun, starting_runs
 
@@ -47,13 +51,17 @@ def assert_learned(run: ToyRun) -> None:
 
 
 def samples(run: ToyRun) -> list[dict[str, Any]]:
-    """Trained trajectories, those of each step together."""
+    """Trained trajectories."""
     return [row for file in sorted(run.directory.samples.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
 @pytest.mark.slow
 def test_a_small_model_learns_to_look_instead_of_guessing(start: StartRun) -> None:
-    assert_learned(start(steps=25).end())
+    run = start(steps=25).end()
+    assert_learned(run)
+    first, *_, last = run.directory.read_metrics()
+    assert first["turns_mean"] < last["turns_mean"]
+    assert last["branches_mean"] == 1
 
 
 @pytest.mark.slow
@@ -68,10 +76,37 @@ def test_with_other_amounts_in_the_boxes_it_stays_at_guessing(start: StartRun) -
 
 @pytest.mark.slow
 def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> None:
-    assert_learned(start("environment.options.compact_every=4", "environment.options.flaky=0.05", steps=30).end())
+    run = start("environment.options.compact_every=4", "environment.options.flaky=0.05", steps=30).end()
+    assert_learned(run)
+    assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["environment.options.compact_every=4"]], ids=["whole", "summaries"])
-def test_an_agent_program_teaches_it_over_http(taught: Path, start: StartRun, options: list[str]) -> None:
-    assert_learned(start(f"environment.function={taught}/hidden_sums_agent.py:solve", *options, steps=25).end())
+def test_an_agent_program_teaches_it_over_http(taught: Path, start: StartRun) -> None:
+    """Its summaries begin new contexts, as those of the environment do."""
+    agent = [f"environment.function={taught}/hidden_sums_agent.py:solve", "environment.options.compact_every=4"]
+    run = start(*agent, "evaluation.every_versions=20", steps=20).end()
+    assert_learned(run)
+    assert run.directory.read_metrics()[-1]["branches_mean"] > 2
+
+
+@pytest.mark.slow
+def test_a_command_is_run_for_each_episode(taught: Path, start: StartRun) -> None:
+    command = [sys.executable, "-I", "-S", str(taught / "hidden_sums_agent.py")]
+    small = ["schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.every_versions=0", "trainer.warmup_steps=1"]
+    run = start("environment.function=", f"environment.command={json.dumps(command)}", *small, steps=2).end()
+    assert run.code == 0, run.errors
+    run.assert_adds_up()
+    assert sum(len(row["turns"]) > 0 for row in samples(run)) == 16
+
+
+@pytest.mark.slow
+def test_episodes_of_a_killed_rollout_are_continued(start: StartRun) -> None:
+    run = start("evaluation.every_versions=0", steps=12)
+    run.until(lambda: run.steps_done() >= 3)
+    run.kill_node("rollout-0")
+    run.end()
+    assert run.code == 0, run.errors
+    run.assert_adds_up()
+    assert run.audit().problems == []
+    print(Counter((r.cause, r.num_tokens) for r in run.records() if isinstance(r, Reissued)))
