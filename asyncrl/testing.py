@@ -11,9 +11,11 @@ wrote it, and cancelling a request removes it.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.config.sections import ToolParser
+from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
 from asyncrl.messages import IMAGE_MARK, FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
@@ -60,6 +62,29 @@ class RunningRequest:
         )
 
 
+class FakeSeam:
+    """A `Seam` without a chat template: one token per word, its length; the policy calls no tools."""
+
+    def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
+        return [len(word) for message in messages for word in str(message["content"]).split()]
+
+    def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
+        return self.after(messages, [])
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        return None
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        return {"role": "assistant", "content": self.text(token_ids)}
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+        spoken = self.text(token_ids)
+        return PolicyTurn(text=spoken, content=spoken, finish_reason=finish_reason)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+
 class FakeEngine:
     """
     An `Engine` controlled by a test.
@@ -92,6 +117,9 @@ class FakeEngine:
             return [len(word) for word in text.split()]
         before, *others = ([len(word) for word in part.split()] for part in text.split(IMAGE_MARK))
         return before + [token for words in others for token in [IMAGE_ID] * IMAGE_TOKENS + words]
+
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> "FakeSeam":
+        return FakeSeam()
 
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))

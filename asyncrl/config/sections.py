@@ -27,6 +27,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
 
 
 @cache
@@ -347,8 +348,11 @@ class Environment(Section, frozen=True, kw_only=True):
     Most tokens of one episode after its prompt, those of the environment included. One turn has at most
     ``sampling.max_tokens``.
     """
-    tool_parser: Literal["auto", "hermes", "qwen_xml", "none"] = "auto"
-    """Form in which the policy writes calls of tools; ``auto`` takes that of the model's chat template."""
+    tool_parser: ToolParser = "auto"
+    """
+    Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
+    otherwise the form that its chat template shows.
+    """
     history: Literal["as_sampled", "as_template"] = "as_sampled"
     """
     Earlier turns as the policy reads them: with the tokens that it sampled, or as the chat template renders them again,

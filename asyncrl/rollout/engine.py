@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections import ToolParser, Weights
 from asyncrl.messages import Abort, FinishReason, Member, Prompt, Routing, Sampling, Span, StoreValue, Transfer
+from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:  # This package needs no torch: a host's engine may use anything.
@@ -145,6 +146,24 @@ class SleepingEngine(Protocol):
 
     async def wake(self) -> None:
         """Undo `sleep`. The engine remains paused. No error if it does not sleep."""
+
+
+@runtime_checkable
+class ConversingEngine(Protocol):
+    """An engine with a tokenizer that can continue a turn of the policy. Implemented beside `Engine`."""
+
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
+        """
+        What stands between two turns of an episode.
+
+        Args:
+            is_chat: Prompts are chats; otherwise plain text.
+            tools: Tools of the environment, as `Prompt.tools`.
+            tool_parser: ``environment.tool_parser``.
+
+        Raises:
+            ConfigError: The model's chat template cannot be used for episodes with these tools.
+        """
 
 
 class WeightReceiver(Protocol):

@@ -41,6 +41,6 @@ def _collapsed(
         return text.encode(tokenizer, prompt, template_kwargs)
     check_marks(prompt)
     if prompt.chat:
-        return text.token_ids(tokenizer, marked_chat(prompt.chat), template_kwargs)
+        return text.token_ids(tokenizer, marked_chat(prompt.chat), template_kwargs, prompt.tools)
     placeholder = "".join(tokenizer.convert_ids_to_tokens(list(processor.placeholder_ids)))
-    return text.token_ids(tokenizer, marked_text(prompt.text, placeholder), template_kwargs)
+    return text.token_ids(tokenizer, marked_text(prompt.text, placeholder), template_kwargs, prompt.tools)

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.config.model.directory import require_directory
@@ -39,23 +40,43 @@ def encode(
         raise EngineError(
             f"expected a prompt with either text or chat, got {'both' if prompt.text else 'neither'}", retryable=False
         )
-    return token_ids(tokenizer, prompt.text or prompt.chat, template_kwargs)
+    return token_ids(tokenizer, prompt.text or prompt.chat, template_kwargs, prompt.tools)
 
 
 def token_ids(
-    tokenizer: PreTrainedTokenizerBase, content: str | Sequence[Mapping[str, Any]], template_kwargs: TemplateKwargs
+    tokenizer: PreTrainedTokenizerBase,
+    content: str | Sequence[Mapping[str, Any]],
+    template_kwargs: TemplateKwargs,
+    tools: str = "",
 ) -> list[int]:
-    """Token ids of plain text, or of a chat's messages, whose content may be a list of parts."""
+    """Token ids of plain text, or of a chat's messages, whose content may be a list of parts, with ``Prompt.tools``."""
     if isinstance(content, str):
+        if tools:
+            raise EngineError(
+                "the prompt has tools, but plain text has no place for them; write it as a chat", retryable=False
+            )
         return list(tokenizer(content).input_ids)
     if not tokenizer.chat_template:
         raise EngineError(
             "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
         )
     encoded = tokenizer.apply_chat_template(
-        list(content), add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
+        list(content),
+        tools=read_tools(tools) or None,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **template_kwargs,
     )
     return list(encoded["input_ids"])
+
+
+def read_tools(tools: str) -> list[dict[str, Any]]:
+    """``Prompt.tools`` as a list; empty without any. Raises a final `EngineError` if it is none."""
+    try:
+        return msgspec.json.decode(tools, type=list[dict[str, Any]]) if tools else []
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise EngineError(f"the tools of the prompt are no JSON list of objects: {error}", retryable=False) from error
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:

@@ -73,3 +73,27 @@ def test_every_source_of_end_tokens_counts(make_model, tokenizer):
     model.config.eos_token_id = None
 
     assert text.eos_ids(model, tokenizer) == [0, 7, 9]
+
+
+def test_the_template_shows_the_tools_of_the_prompt(tokenizer, monkeypatch):
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{{ messages[0].content }} {% for t in tools or [] %}{{ t.name }}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "w5"}]
+
+    assert text.encode(tokenizer, Prompt(chat=chat)) == [5]
+    assert text.encode(tokenizer, Prompt(chat=chat, tools='[{"name": "w9"}]')) == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (Prompt(text="w5", tools='[{"name": "w9"}]'), "plain text has no place for them"),
+        (Prompt(chat=[{"role": "user", "content": "w5"}], tools="{"), "no JSON list of objects"),
+    ],
+    ids=["plain text", "damaged"],
+)
+def test_tools_that_cannot_be_shown_are_refused_for_good(tokenizer, prompt, why):
+    with pytest.raises(EngineError, match=why) as caught:
+        text.encode(tokenizer, prompt)
+    assert not caught.value.retryable

@@ -29,12 +29,14 @@ from transformers import (
 )
 
 from asyncrl.config.model.directory import check_model
+from asyncrl.config.sections import ToolParser
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import parameters, prompts, text
 from asyncrl.rollout.engines.limits import check
+from asyncrl.rollout.engines.seams import make_seam
 from asyncrl.rollout.engines.transformers import qwen3, qwen3_vl
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -44,6 +46,7 @@ from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
+from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
@@ -172,6 +175,17 @@ class TransformersEngine:
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
+
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
+        """See `ConversingEngine.seam`."""
+        return make_seam(
+            self._tokenizer,
+            self._template_kwargs,
+            is_chat=is_chat,
+            tools=tools,
+            tool_parser=tool_parser,
+            never=self._processor.vision_token_ids if self._processor else (),
+        )
 
     def specs(self) -> list[TensorSpec]:
         return parameters.specs(self._model)

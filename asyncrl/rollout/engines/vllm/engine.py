@@ -26,18 +26,20 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections import Config, Weights
+from asyncrl.config.sections import Config, ToolParser, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
 from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
+from asyncrl.rollout.engines.seams import make_seam
 from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
 from asyncrl.rollout.engines.vllm.pictures import placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
 from asyncrl.rollout.engines.vllm.request import VllmRequest
+from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
@@ -124,6 +126,17 @@ class VllmEngine:
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
+
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
+        """See `ConversingEngine.seam`."""
+        return make_seam(
+            self._tokenizer,
+            self._template_kwargs,
+            is_chat=is_chat,
+            tools=tools,
+            tool_parser=tool_parser,
+            never=self._processor.vision_token_ids if self._processor else (),
+        )
 
     def specs(self) -> list[TensorSpec]:
         return self._checkpoint.specs

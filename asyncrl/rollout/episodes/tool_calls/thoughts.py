@@ -1,0 +1,16 @@
+"""Thoughts of reasoning models: ``<think> ... </think> answer``."""
+
+BEGIN, END = "<think>", "</think>"
+
+
+def after_thought(text: str, *, is_open: bool = False) -> str:
+    """
+    Text after the thought, the whole text if there is none, or nothing if the thought is not finished.
+
+    Args:
+        is_open: The prompt has opened the thought already.
+    """
+    _, closed, answer = text.rpartition(END)
+    if closed:
+        return answer.lstrip("\n")
+    return "" if is_open or text.lstrip().startswith(BEGIN) else text

@@ -1,0 +1,124 @@
+"""Episodes by a script: turns and answers of odd shapes, in the form of a family of chat templates."""
+
+import random
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from asyncrl.environment.interface import ChatMessage
+from asyncrl.messages import FROM_PROMPT, Prompt, Sampling, Span
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engines import text
+from asyncrl.rollout.episodes.conversation import Conversation, ConversationLimits
+from asyncrl.rollout.episodes.record import EpisodeRecord
+from asyncrl.rollout.episodes.seam import Seam
+from tests.rollout.engines.chat_families import Family, tokenizer
+
+PIECES = (
+    *("The", " answer", " is", "42", " 水", "é", "🙂", "e\u0301", "\u200b", "Привет", ".", "?!", "{", '"}', "\\n", "'"),
+    *(" ", "  ", "\n", "\n\n", "\t", "<b>", "</s>", "[INST]", "role", "user", "assistant", "\r\n", "\ufffd"),
+)
+NEUTRAL = tuple(piece for piece in PIECES if piece.strip() == piece)
+LIMITS = ConversationLimits(max_turns=100, max_tokens=1_000_000)
+
+
+class Script(Struct):
+    """One episode."""
+
+    messages: list[ChatMessage]
+    """The whole conversation, the policy's turns included."""
+    record: EpisodeRecord
+    sampled: list[list[int]]
+    calls: list[tuple[str, str]]
+    tail: list[int]
+    """Context behind the last turn, which is not written yet."""
+    is_plain: bool
+    """All turns are written as the template would render them, and ended by its token or cut."""
+    is_asked_again: bool
+    """A question followed a turn of the policy."""
+
+
+class ScriptedPolicy:
+    """Writes turns; the tokens of a text are split at random places, as no tokenizer would."""
+
+    def __init__(self, family: Family, draw: random.Random, *, is_plain: bool) -> None:
+        self.family = family
+        self.tokenizer = tokenizer(family.name)
+        self.sampled: list[list[int]] = []
+        self.calls: list[tuple[str, str]] = []
+        self._draw = draw
+        self._is_plain = is_plain
+        self.next_role = "user"
+        """Role of the message that will answer."""
+
+    async def sample(self, request: Request) -> Completion:
+        self.sampled.append(token_ids := [*self._written(), *self._end()])
+        return Completion(
+            completion_ids=list(token_ids),
+            behavior_logprobs=[-1.0] * len(token_ids),
+            spans=[Span(0, 0, len(token_ids))],
+            finish_reason="stop",
+            generate_s=0.0,
+        )
+
+    def _written(self) -> list[int]:
+        return [token for part in self._parts(self._spoken()) for token in self._ids(part)] or self._ids("x")
+
+    def _spoken(self) -> str:
+        draw, family = self._draw, self.family
+        answer = words(draw, plain=self._is_plain)
+        if self.next_role == "tool" and draw.random() < 0.7:
+            self.calls.append((f"tool{draw.randrange(2)}", words(draw, plain=True)))
+            answer = family.call(*self.calls[-1])
+        if family.thought and draw.random() < 0.5:
+            return family.thought.format(words(draw, plain=True)) + answer
+        return family.begins + answer
+
+    def _parts(self, spoken: str) -> Iterator[str]:
+        while spoken:
+            length = self._draw.randint(1, 12)
+            yield spoken[:length]
+            spoken = spoken[length:]
+
+    def _end(self) -> list[int]:
+        """The token that ends a turn, or another one, or none because it was cut."""
+        usual = self.family.end or {"user": "<|user|>", "tool": "<|observation|>"}[self.next_role]
+        others = [] if self._is_plain else sorted(set(self.family.special) - {usual, "<|python_tag|>"})
+        return self._ids(self._draw.choice([usual, usual, usual, "", *others]))
+
+    def _ids(self, written: str) -> list[int]:
+        return list(self.tokenizer(written, add_special_tokens=False).input_ids)
+
+
+async def play(family: Family, seed: int, seam: Seam, tools: str) -> Script:
+    """Play an episode of up to five turns."""
+    draw = random.Random(f"{family.name} {seed}")
+    is_plain = draw.random() < 0.6
+    policy = ScriptedPolicy(family, draw, is_plain=is_plain)
+    chat = [{"role": "user", "content": "Q" + words(draw, plain=is_plain)}]
+    if draw.random() < 0.5:
+        chat.insert(0, {"role": "system", "content": "S" + words(draw, plain=True)})
+    record = EpisodeRecord(text.encode(policy.tokenizer, Prompt(chat=chat, tools=tools)))
+    talk = Conversation(record, policy.sample, seam, sampling=Sampling(max_tokens=1000), limits=LIMITS)
+    messages: list[ChatMessage] = list(chat)
+    place, context, is_asked_again = FROM_PROMPT, list[int](), False
+    for _ in range(draw.randint(1, 5)):
+        policy.next_role = draw.choice(["user", "tool", "tool"])
+        place = await talk.say(place, context)
+        answers = list(answered(draw, policy.next_role, plain=is_plain))
+        is_asked_again |= any(answer["role"] == "user" for answer in answers)
+        last_ids = record.turns[place].completion.completion_ids
+        context = seam.after(answers, last_ids)
+        messages += [seam.message(last_ids), *answers]
+    return Script(messages, record, policy.sampled, policy.calls, context, is_plain, is_asked_again)
+
+
+def answered(draw: random.Random, role: str, *, plain: bool) -> Iterator[ChatMessage]:
+    for _ in range(draw.choice([1, 1, 2, 3]) if role == "tool" else 1):
+        yield {"role": role, "content": words(draw, plain=plain)}
+    if role == "tool" and draw.random() < 0.1:
+        yield {"role": "user", "content": words(draw, plain=plain)}
+
+
+def words(draw: random.Random, *, plain: bool) -> str:
+    return "".join(draw.choices(NEUTRAL if plain else PIECES, k=draw.randint(1, 8)))

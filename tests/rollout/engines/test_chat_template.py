@@ -1,0 +1,68 @@
+"""Messages in the form that a chat template takes."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.errors import EngineError
+from asyncrl.rollout.engines.chat_template import ChatTemplate, content_of
+from tests.rollout.engines.chat_families import tokenizer
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'], ids=["object", "text"])
+@pytest.mark.parametrize(
+    ("family", "shown"),
+    [
+        ("qwen2_5", '"arguments": {"a": 1}}'),
+        ("qwen3_5", "<parameter=a>\n1\n</parameter>"),
+        ("glm4_5", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
+        ("deepseek_v3", '```json\n{"a": 1}\n```'),
+    ],
+)
+def test_arguments_have_the_form_that_the_template_takes(family: str, shown: str, arguments: Any) -> None:
+    assert shown in ChatTemplate(tokenizer(family)).render(called(arguments), answers=False)
+
+
+def test_arguments_that_are_no_object_are_refused() -> None:
+    with pytest.raises(EngineError, match="the arguments of a call of add are no JSON object"):
+        ChatTemplate(tokenizer("qwen3")).render(called("[1]"))
+
+
+def test_a_message_without_calls_has_no_list_of_them() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": []},
+    ]
+    assert "b<｜end▁of▁sentence｜>" in ChatTemplate(tokenizer("deepseek_v3")).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("a", "a"), (None, ""), ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab")],
+)
+def test_content_is_one_text(content: object, text: str) -> None:
+    assert content_of({"role": "user", "content": content}) == text
+
+
+@pytest.mark.parametrize("content", [5, {"a": 1}, [{"type": "image_url"}], ["a"]])
+def test_other_content_is_refused_for_good(content: object) -> None:
+    with pytest.raises(EngineError, match="expected a text or a list of parts with text") as caught:
+        content_of({"role": "user", "content": content})
+    assert not caught.value.retryable
+
+
+def test_the_generation_prompt_begins_a_turn() -> None:
+    assert ChatTemplate(tokenizer("qwen3")).generation_prompt() == "<|im_start|>assistant\n"
+    assert ChatTemplate(tokenizer("qwen3_5")).generation_prompt().endswith("<think>\n\n</think>\n\n")
+
+
+def test_arguments_of_the_template_and_tools_of_a_chat_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer("qwen3"), "chat_template", "{{ messages[0].content }} {{ mood }} {{ tools }}")
+    template = ChatTemplate(tokenizer("qwen3"), {"mood": "good"}, [{"name": "run"}])
+    assert template.render([{"role": "user", "content": "a"}]) == "a good [{'name': 'run'}]"
+    assert "chat's" in template.render([{"role": "user", "content": "a"}], tools=[{"name": "chat's"}])

@@ -1,0 +1,54 @@
+"""Ten thousand scripted episodes over six families of chat templates: no id is tokenized again."""
+
+import asyncio
+import json
+from itertools import chain
+
+import pytest
+
+from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.episodes.seam import Seam
+from tests.rollout.engines.chat_families import FAMILIES, Family, tokenizer
+from tests.rollout.engines.scripted_episodes import Script, play
+
+FEW, MANY = 100, 1667
+"""Episodes of a family: of every run of the tests, and of the slow ones; the latter are 10,002 together."""
+STRING = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOLS = json.dumps([{"type": "function", "function": {"name": f"tool{n}", "parameters": STRING}} for n in range(2)])
+
+
+def spelled(family: Family, ids: list[int]) -> str:
+    return tokenizer(family.name).decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def check(family: Family, seam: Seam, script: Script) -> bool:
+    """Assert what holds for every episode; True if the template renders the conversation as the policy reads it."""
+    turns = script.record.turns
+    assert [turn.completion.completion_ids for turn in turns] == script.sampled
+    read = [*script.record.ids_through(len(turns) - 1), *script.tail]
+    parts = [(turn.context_ids, ids) for turn, ids in zip(turns, script.sampled, strict=True)]
+    assert read == [*script.record.prompt_ids, *chain.from_iterable(chain.from_iterable(parts)), *script.tail]
+    rendered = tokenizer(family.name).apply_chat_template(
+        script.messages, tools=json.loads(TOOLS), add_generation_prompt=True, tokenize=False
+    )
+    assert rendered.endswith(spelled(family, script.tail))
+    is_same = rendered == spelled(family, read)
+    assert is_same or script.is_asked_again or not script.is_plain
+    assert (seam.retold(script.messages, read) is None) == is_same
+    calls = [call for ids in script.sampled for call in seam.said(ids, "stop").tool_calls]
+    assert [(call.name, call.arguments) for call in calls] == [(name, {"a": value}) for name, value in script.calls]
+    return is_same
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_an_episode_is_what_its_template_renders_and_no_id_is_tokenized_again(family: Family, seeds: range) -> None:
+    seam = make_seam(tokenizer(family.name), tools=TOOLS)
+
+    async def run() -> int:
+        scripts = [await play(family, seed, seam, TOOLS) for seed in seeds]
+        return sum(check(family, seam, script) for script in scripts)
+
+    assert asyncio.run(run()) > len(seeds) // 5

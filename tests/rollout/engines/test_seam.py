@@ -1,0 +1,153 @@
+"""Tails of chats: what stands between two turns."""
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.errors import EngineError
+from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.toy.vocabulary import tokenizer_from_texts, tokenizer_from_words
+from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer
+
+HARMONY = """
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}
+        {%- if not loop.previtem.tool_calls %}
+            {{- raise_exception('a tool answers a call') }}
+        {%- endif %}
+        {%- set name = loop.previtem.tool_calls[-1].function.name %}
+        {{- '<|start|>functions.' ~ name ~ ' to=assistant<|message|>' ~ (m.content | tojson) ~ '<|end|>' }}
+    {%- elif m.tool_calls %}
+        {%- set call = m.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' ~ call.name ~ '<|message|>' ~ (call.arguments | tojson) ~ '<|call|>' }}
+    {%- else %}
+        {{- '<|start|>' ~ m.role ~ '<|message|>' ~ m.content ~ ('<|return|>' if loop.last else '<|end|>') }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start|>assistant' if add_generation_prompt else '' }}
+"""
+"""Structure of the Harmony format: a tool may only answer a call."""
+HARMONY_TOKENS = tuple(f"<|{name}|>" for name in ("start", "message", "end", "call", "return"))
+
+
+def ids(family: str, written: str) -> list[int]:
+    return list(tokenizer(family)(written, add_special_tokens=False).input_ids)
+
+
+def spelled(family: str, token_ids: list[int]) -> str:
+    return tokenizer(family).decode(token_ids, skip_special_tokens=False)
+
+
+def tail(family: str, last: str, *messages: tuple[str, str]) -> str:
+    said = [{"role": role, "content": content} for role, content in messages]
+    return spelled(family, make_seam(tokenizer(family)).after(said, ids(family, last)))
+
+
+def with_template(template: str, *special: str) -> PreTrainedTokenizerBase:
+    made = tokenizer_from_texts(TEXTS, 400, special=special)
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "last", "expected"),
+    [
+        (
+            "qwen2_5",
+            "ok<|im_end|>",
+            "\n<|im_start|>user\n<tool_response>\n+5\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "ok<|eot_id|>",
+            '<|start_header_id|>ipython<|end_header_id|>\n\n"+5"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
+        ),
+        ("glm4_5", "ok<|observation|>", "\n<tool_response>\n+5\n</tool_response><|assistant|>"),
+        (
+            "deepseek_v3",
+            "ok<｜end▁of▁sentence｜>",
+            "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>+5<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+        ),
+    ],
+)
+def test_the_token_that_the_policy_ended_with_is_not_repeated(family: str, last: str, expected: str) -> None:
+    assert tail(family, last, ("tool", "+5")) == expected
+
+
+@pytest.mark.parametrize("last", ["ok", "ok<|endoftext|>", "ok<|im_end|>x"], ids=["cut", "another end", "went on"])
+def test_the_whole_tail_follows_a_turn_that_did_not_end_as_the_template_ends_it(last: str) -> None:
+    assert tail("qwen3", last, ("user", "go")).startswith("<|im_end|>\n<|im_start|>user\ngo")
+
+
+def test_more_tokens_than_one_are_not_repeated_if_the_policy_wrote_them() -> None:
+    assert tail("qwen3", "ok<|im_end|>\n<|im_start|>", ("user", "go")).startswith("user\ngo")
+
+
+def test_the_policy_goes_on_if_nothing_was_said() -> None:
+    assert tail("qwen3", "ok<|im_end|>") == "\n<|im_start|>assistant\n"
+
+
+def test_an_answer_that_begins_as_the_policy_ended_is_kept() -> None:
+    words = tokenizer_from_words([" a", " b"])
+    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    after = make_seam(words).after([{"role": "user", "content": " b<eos> a"}], words(" a b<eos>").input_ids)
+    assert words.decode(after) == " b<eos> a"
+
+
+def test_a_tool_answers_a_call_where_the_template_asks_for_one() -> None:
+    made = with_template(HARMONY, *HARMONY_TOKENS)
+    seam = make_seam(made)
+    last = list(made('{"a": 1}<|call|>').input_ids)
+    after = seam.after([{"role": "tool", "name": "add", "content": "+5"}], last)
+    assert made.decode(after) == '<|start|>functions.add to=assistant<|message|>"+5"<|end|><|start|>assistant'
+
+
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
+    made = with_template(
+        "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+        *("<|user|>", "<|assistant|>", "<|end|>"),
+    )
+    seam = make_seam(made)
+    with pytest.raises(
+        EngineError, match=r"leaves out messages of the role tool.* answer with another role, such as user"
+    ) as caught:
+        seam.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "+5"}], [])
+    assert not caught.value.retryable
+
+
+def test_a_template_that_raises_is_one_sentence() -> None:
+    seam = make_seam(with_template(HARMONY, *HARMONY_TOKENS))
+    with pytest.raises(EngineError, match="roles user, assistant, user, tool: a tool answers a call"):
+        seam.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], [])
+
+
+def test_a_picture_cannot_be_spelled_after_the_prompt() -> None:
+    seam = make_seam(tokenizer("qwen3"), never=ids("qwen3", "<|endoftext|>"))
+    with pytest.raises(EngineError, match="spells a token of pictures"):
+        seam.after([{"role": "user", "content": "a<|endoftext|>"}], [])
+
+
+def test_thoughts_before_a_new_question_are_retold_without_them() -> None:
+    seam = make_seam(tokenizer("qwen3"))
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "And 2 + 2?"}
+    prompt, turn = seam.opening([question]), ids("qwen3", "<think>\nhm\n</think>\n\n2<|im_end|>")
+    read = [*prompt, *turn, *seam.after([answer], turn)]
+
+    retold = seam.retold([question, seam.message(turn), answer], read)
+
+    assert spelled("qwen3", retold or []) == (
+        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_nothing_is_retold_if_the_template_keeps_the_turns() -> None:
+    seam = make_seam(tokenizer("qwen3"))
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "2"}
+    prompt, turn = seam.opening([question]), ids("qwen3", "<think>\nhm\n</think>\n\nlook<|im_end|>")
+    assert seam.retold([question, seam.message(turn), answer], [*prompt, *turn, *seam.after([answer], turn)]) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_is_a_message_without_the_token_that_ended_it(family: str) -> None:
+    seam = make_seam(tokenizer(family))
+    assert seam.message(ids(family, "ok" + FAMILIES[family].end)) == {"role": "assistant", "content": "ok"}
