@@ -3,7 +3,8 @@ Input of an advantage estimator: the trajectories of a step with their rewards a
 
     outcomes of the whole step ──▶ estimator ──▶ [T] advantages of each         NumPy in, NumPy out; no torch
 
-Only tokens that the policy wrote are included. Tokens of tools are in no array here, so there is no mask.
+Only tokens that the policy wrote and that are trained are included. Tokens of an environment are in no array here, so
+there is no mask. An episode is one trajectory, whatever its number of turns and branches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,15 @@ class Outcome:
     group_id: int
     """Prompt group. Trajectories of a group need not be adjacent."""
     length: int
-    """T, tokens of the completion."""
+    """T, trained tokens that the policy wrote."""
     reward: float
     """Reward of the whole trajectory."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the verdict, which include the parts of the reward."""
     baseline: float | None = None
     """Reward of the greedy answer to the same prompt."""
+    token_rewards: Floats | None = None
+    """[T] reward of each token, such as those at the ends of turns; None puts all of ``reward`` on the last one."""
     penalties: Floats | None = None
     """[T] subtracted from the reward token by token, such as the KL to a reference."""
     logprobs: Floats | None = None
@@ -45,9 +48,11 @@ class Outcome:
 
     @property
     def rewards(self) -> Floats:
-        """[T] reward of each token: minus its penalty, plus ``reward`` on the last token."""
+        """[T] ``token_rewards``, or else ``reward`` on the last token, minus the penalties."""
         rewards = np.zeros(self.length) if self.penalties is None else -self.penalties.astype(np.float64)
-        if self.length:
+        if self.token_rewards is not None:
+            rewards += self.token_rewards
+        elif self.length:
             rewards[-1] += self.reward
         return rewards
 

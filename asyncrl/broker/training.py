@@ -251,10 +251,10 @@ class TrainingGroups:
 
 
 def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Stragglers | None]:
-    """Bound for `BatchBook` with ``wait``, `Stragglers` with ``reissue``; neither without ``max_staleness``."""
-    if schedule.max_staleness is None or schedule.on_straggler == "train":
+    """Bound for `BatchBook` with ``wait``, `Stragglers` with ``reissue``; neither otherwise."""
+    if (most := schedule.kept_max_staleness) is None:
         return None, None
-    bound = StalenessBound(schedule.max_staleness, schedule.groups_per_step, schedule.steps_per_publish)
+    bound = StalenessBound(most, schedule.groups_per_step, schedule.steps_per_publish)
     return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
 
 

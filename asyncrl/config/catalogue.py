@@ -17,8 +17,11 @@ from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path
 
 T = TypeVar("T")
-Need = Literal["values", "logprobs", "sum_pi_squared", "baseline"]
-"""Fields of an `asyncrl.algo.outcomes.Outcome` that are computed only for an estimator that needs them."""
+Need = Literal["values", "logprobs", "sum_pi_squared", "baseline", "token_rewards"]
+"""
+Fields of an `asyncrl.algo.outcomes.Outcome` that are computed only for an estimator that needs them. Without an
+[environment] there are no ``token_rewards``: all of a reward is at the end.
+"""
 
 
 class Entry(Struct, frozen=True):
@@ -83,10 +86,10 @@ ADVANTAGES: Mapping[str, EstimatorEntry] = {
         compares_group=True,
         counts_penalties=False,
     ),
-    "reinforce_plus_plus": EstimatorEntry(f"{_RETURNS}:reinforce_plus_plus", ("gamma",)),
+    "reinforce_plus_plus": EstimatorEntry(f"{_RETURNS}:reinforce_plus_plus", ("gamma",), needs=("token_rewards",)),
     "reinforce_plus_plus_baseline": EstimatorEntry(f"{_RETURNS}:reinforce_plus_plus_baseline", compares_group=True),
     "remax": EstimatorEntry(f"{_RETURNS}:remax", needs=("baseline",)),
-    "gae": EstimatorEntry("asyncrl.algo.advantages.gae:gae", ("gamma", "lam"), needs=("values",)),
+    "gae": EstimatorEntry("asyncrl.algo.advantages.gae:gae", ("gamma", "lam"), needs=("values", "token_rewards")),
     "optimal_token_baseline": _TOKEN_BASELINE,
     "tir_optimal_token_baseline": _TOKEN_BASELINE,
 }

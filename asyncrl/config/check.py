@@ -188,7 +188,7 @@ def _check_rollout(config: Config) -> None:
     if 0 < vllm.max_model_len < longest:
         raise ConfigError(
             f"rollout.vllm.max_model_len is {vllm.max_model_len}, but one trajectory may have {longest} tokens "
-            f"(data.max_prompt_tokens + sampling.max_tokens or evaluation.max_tokens); raise it, or leave it out"
+            f"(data.max_prompt_tokens + {_written_limit(config, 'evaluation')}); raise it, or leave it out"
         )
 
 
@@ -258,14 +258,21 @@ def _check_trainer(config: Config) -> None:
             f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, and a version "
             f"is published every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
-    longest = config.data.max_prompt_tokens + config.sampling.max_tokens
+    longest = config.data.max_prompt_tokens + config.longest_written("train")
     if trainer.max_tokens_per_micro_batch * trainer.sequence_parallel < longest:
         ranks = f" on each of trainer.sequence_parallel = {trainer.sequence_parallel} ranks"
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch is {trainer.max_tokens_per_micro_batch}"
             f"{ranks if trainer.sequence_parallel > 1 else ''}, but one trajectory "
-            f"may have {longest} tokens (data.max_prompt_tokens + sampling.max_tokens)"
+            f"may have {longest} tokens (data.max_prompt_tokens + {_written_limit(config)})"
         )
+
+
+def _written_limit(config: Config, *others: str) -> str:
+    """Settings that limit what is written after a prompt: of episodes, or of completions and those of ``others``."""
+    if config.environment.is_set:
+        return "environment.max_tokens"
+    return " or ".join(f"{section}.max_tokens" for section in ("sampling", *others))
 
 
 def _check_offload(config: Config) -> None:

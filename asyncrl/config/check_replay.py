@@ -6,6 +6,7 @@ Checks of the replay of sampling masks and of routes to experts.
                               without, synchronous    every ratio begins below 1
                               without, asynchronous   refused: age and truncation cannot be told apart
     mixture of experts        rollout.replay_routes   any                     tokens take the experts they took
+                              with an [environment]   refused: nobody records the experts of several turns
                               without, asynchronous   advised against
 """
 
@@ -17,6 +18,11 @@ from asyncrl.errors import ConfigError
 def check_replay(config: Config) -> None:
     """Raise `ConfigError` if a record would be useless or impossible, or if the correction needs missing masks."""
     _check_device(config)
+    if config.rollout.replay_routes and config.environment.is_set:
+        raise ConfigError(
+            "rollout.replay_routes with an [environment]: routes are recorded for one completion after its prompt, not "
+            "for the turns of an episode; remove one of them"
+        )
     if config.sampling.replay_mask:
         if not config.sampling.sampling().is_truncated:
             raise ConfigError("sampling.replay_mask is only read with top_p below 1 or top_k above 0; remove it")

@@ -155,10 +155,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """
     max_staleness: Natural | None = None
     """L: a group is trained on at most L versions after the one it was admitted at. Unset: no limit."""
-    on_straggler: Literal["wait", "reissue", "train"] = "wait"
+    on_straggler: Literal["wait", "reissue", "train", "mask"] = "wait"
     """
     Handling of groups about to exceed ``max_staleness``. ``wait``: a step waits and takes them in time. ``reissue``:
-    sample them again. ``train``: train on them all the same and count them (``over_max_staleness``).
+    sample them again. ``train``: train on them all the same and count them (``over_max_staleness``). ``mask``: train on
+    their newer tokens alone; the policy reads the older ones, and they are in no loss and in no mean.
     """
     filter: Literal["none", "zero_variance"] = "none"
     """``zero_variance``: drop a group of equal rewards and admit another one [filter_groups.enable]."""
@@ -175,6 +176,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """Failures of one trajectory after which it becomes a dead letter, and its group is dropped and counted."""
     lease_s: Positive = 120.0
     """Seconds after which a lease that its node does not renew by heartbeats is given to another node."""
+
+    @property
+    def kept_max_staleness(self) -> int | None:
+        """``max_staleness`` if no older group is trained on; None if there is no such bound."""
+        return self.max_staleness if self.on_straggler in ("wait", "reissue") else None
 
     @property
     def window(self) -> int:
@@ -492,7 +498,10 @@ class Algorithm(Section, frozen=True, kw_only=True):
     ``seq-mean-token-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
     """
     aggregation_norm: NonNegative = 0.0
-    """Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens`` [loss_scale_factor]."""
+    """
+    Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens``, or ``environment.max_tokens`` of episodes
+    [loss_scale_factor].
+    """
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"

@@ -35,8 +35,8 @@ from asyncrl.node.trainer.trainer import serve_trainer
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
 
 log = get_logger()

@@ -8,6 +8,8 @@ from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
+from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.gateway.server import serve
 
 
 @asynccontextmanager
@@ -21,6 +23,11 @@ async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: st
     if not config.environment.is_set:
         yield None
         return
-    conversing = require_seam(engine)
-    async with EnvironmentPool(config.environment, run_id, node) as environments:
-        yield Episodes(config.environment, environments, conversing, run=run_id)
+    conversing, environment = require_seam(engine), config.environment
+    async with EnvironmentPool(environment, run_id, node) as environments:
+        if environments.description.kind == "steps":
+            yield Episodes(environment, environments, conversing, run=run_id)
+            return
+        gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
+        async with serve(gateway, environment.gateway):
+            yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)

@@ -317,9 +317,12 @@ def _text_config(config: Config) -> Any:
 
 def _assumptions(config: Config, trainer: TrainerMemory) -> Iterable[str]:
     yield (
-        f"every prompt has {config.data.max_prompt_tokens} tokens and every completion {config.sampling.max_tokens}; a "
-        f"micro-batch holds more of shorter completions, and attention reads the prompt for each"
+        f"every prompt has {config.data.max_prompt_tokens} tokens and every "
+        f"{'episode' if config.environment.is_set else 'completion'} {config.longest_written('train')}; a micro-batch "
+        f"holds more of shorter ones, and attention reads the prompt for each"
     )
+    if config.environment.is_set:
+        yield "every episode is one branch; attention reads what several branches share for each of them"
     if trainer.reads_pictures:
         yield "every prompt is one picture, all of whose patches the vision tower reads"
     yield "attention is one kernel, as on a CPU and for bfloat16 on a GPU"

@@ -35,9 +35,10 @@ from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
 from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.planned_pictures import AllOnMeta, pictured_states
 from asyncrl.trainer.ranks.experts import Routes, compute
 from asyncrl.trainer.ranks.sequence import SequenceGroup
@@ -102,11 +103,11 @@ def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
     schedule, trainer = config.schedule, config.trainer
     sharing = trainer.sequence_parallel
     num_groups = -(-schedule.groups_per_step // trainer.mini_batches)
-    one = Size(0, config.data.max_prompt_tokens, config.sampling.max_tokens)
+    one = Size(0, config.data.max_prompt_tokens, config.longest_written("train"))
     sizes = [one._replace(group_id=group) for group in range(num_groups) for _ in range(schedule.group_size)]
     owned = [size for size, rank in zip(sizes, assign_ranks(sizes, num_ranks, sharing), strict=True) if rank == 0]
     cuts = [[owned[i] for i in cut] for cut in micro_batches(owned, trainer.max_tokens_per_micro_batch * sharing)]
-    trajectories = [_trajectory(size) for size in max(cuts, key=num_tokens)]
+    trajectories = [_trajectory(size, place) for place, size in enumerate(max(cuts, key=num_tokens))]
     parts = (collate(trajectories, device=META, group=SequenceGroup(sharing, index)) for index in range(sharing))
     return max(parts, key=lambda part: len(part.token_ids))
 
@@ -217,9 +218,9 @@ def pass_bytes(
     return PassBytes(before, after, inputs.num_bytes, live.peak if has_gradients else 0)
 
 
-def _trajectory(size: Size) -> TrainingTrajectory:
-    prompt = np.full(size.prompt, size.group_id, np.int32)  # equal prompts are shared, so groups have different ones
-    completion = np.zeros(size.completion, np.int32)
+def _trajectory(size: Size, place: int) -> TrainingTrajectory:
+    # Equal beginnings are shared, so groups have different prompts, and trajectories different completions.
+    prompt, completion = np.full(size.prompt, size.group_id, np.int32), np.full(size.completion, place, np.int32)
     return TrainingTrajectory(size.group_id, prompt, completion, np.zeros(size.completion, np.float32), 0.0)
 
 

@@ -25,8 +25,9 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import DecodeError, LinkError, NotATrajectory
 from asyncrl.messages import Batch, Refusal, RouteShape, ScoredTrajectory, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.batch import TrainingImage, TrainingTrajectory
+from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.trainable import Trainable
 
 FETCH_S = 120.0
@@ -161,8 +162,13 @@ def _info(scored: ScoredTrajectory, baseline: float | None, config: Config) -> T
         metrics=scored.metrics,
         baseline=baseline,
     )
-    shares_prompt = not config.rollout.replay_routes
-    return TrajectoryInfo(scored.unit.index, scored.summary.prompt_tokens, outcome, shares_prompt)
+    return TrajectoryInfo(
+        index=scored.unit.index,
+        prompt_length=scored.summary.prompt_tokens,
+        outcome=outcome,
+        shares_prompt=not config.rollout.replay_routes,
+        context_length=scored.summary.context_tokens,
+    )
 
 
 def training_trajectory(
@@ -190,4 +196,6 @@ def training_trajectory(
             TrainingImage(image.digest, content, grid, trajectory.processor)
             for image, content, grid in zip(trajectory.images, contents, trajectory.grids, strict=True)
         ],
+        turns=trajectory.turns,
+        context_ids=np.frombuffer(trajectory.context_ids, "<i4"),
     )

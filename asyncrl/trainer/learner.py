@@ -12,7 +12,7 @@ Log-probs under the policy in training are always recomputed; those under the po
 Log-probs before the step and under the reference, and values, cost a forward pass each: computed only if needed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -27,9 +27,11 @@ from asyncrl.config.sections import Config
 from asyncrl.messages import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
-from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
 from asyncrl.trainer.algorithm.selecting import select_tokens
 from asyncrl.trainer.algorithm.step_metrics import merged
+from asyncrl.trainer.algorithm.token_rewards import token_rewards
+from asyncrl.trainer.algorithm.trained_part import TrainedPart
 from asyncrl.trainer.anchor import Anchor
 from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part, divide
 from asyncrl.trainer.checkpoints.snapshot import OwnPart, Snapshot, emptied, gathered, num_bytes
@@ -38,8 +40,8 @@ from asyncrl.trainer.model.learning_rate import learning_rate
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo, local_step
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
 from asyncrl.trainer.updates import Updates
@@ -74,6 +76,7 @@ class Learner:
         if self._recipe.keeps_anchor:
             self._anchor = Anchor(self.policy.parameters(), config.schedule.steps_per_publish)
         self._parking = Parking()
+        self._trained_part = TrainedPart(config)
         self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
             self._recipe.reward_kl_coef, target=config.algorithm.kl_target, horizon=config.algorithm.kl_horizon
@@ -102,7 +105,8 @@ class Learner:
         """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""
         owners = [UNASSIGNED] * len(infos)
         needed = set(range(len(infos)))
-        if not self._recipe.wanted and not self._recipe.needs_all:
+        is_payload_read = self._recipe.reads_token_rewards or not self._trained_part.is_whole
+        if not (self._recipe.wanted or self._recipe.needs_all or is_payload_read):
             advantages = self._recipe.advantages([info.outcome for info in infos])
             needed = {place for place in needed if advantages[place].any()}
         for places in Step(infos, {}, owners).mini_batches(self._config.trainer.mini_batches):
@@ -136,7 +140,8 @@ class Learner:
             self._anchor.begin(self._num_steps)
         if not step.infos:
             return self._skip()
-        per_token = self._score(step)
+        step, left_out = self._trained_part.of_step(step, self._num_steps, self._ranks)
+        per_token = self._per_token(step)
         estimates = estimate(self._recipe, step.outcomes, per_token, kl_coef=self._kl_controller.coef)
         lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
         updates: list[dict[str, float]] = []
@@ -149,7 +154,7 @@ class Learner:
         self._num_steps += 1
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.infos))
-        return merged(updates) | dict(estimates.metrics) | _step_statistics(step, estimates) | {"lr": lr}
+        return merged(updates) | dict(estimates.metrics) | _step_statistics(step, estimates) | left_out | {"lr": lr}
 
     def _skip(self) -> dict[str, float]:
         """Metrics of a step of which no trajectory is left."""
@@ -225,13 +230,23 @@ class Learner:
         self._kl_controller.coef = (state or {}).get("kl_coef", self._kl_controller.coef)
         self._num_steps = num_steps
 
-    @torch.no_grad()
-    def _score(self, step: Step) -> dict[str, PerToken]:
-        """Per-token numbers that the algorithm needs for the whole step, under the models before it."""
-        if not (wanted := self._recipe.wanted):
+    def _per_token(self, step: Step) -> dict[str, PerToken]:
+        """Per-token numbers that the algorithm needs for the whole step, under the models before it. Collective."""
+        own: dict[str, dict[int, NDArray[np.float32]]] = {}
+        if wanted := self._recipe.wanted:
+            own |= self._score(step, wanted)
+            own[BEHAVIOR] = {place: one.behavior_logprobs for place, one in step.trajectories.items()}
+        if self._recipe.reads_token_rewards:
+            own[TOKEN_REWARDS] = {place: token_rewards(one) for place, one in step.trajectories.items()}
+        if not own:
             return {}
+        lengths = [outcome.length for outcome in step.outcomes]
+        return all_gather_per_token(own, lengths=lengths, owners=step.owners, ranks=self._ranks)
+
+    @torch.no_grad()
+    def _score(self, step: Step, wanted: Collection[str]) -> dict[str, dict[int, NDArray[np.float32]]]:
+        """Numbers from the models for this rank's trajectories, by name and place."""
         own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
-        own[BEHAVIOR] = {place: trajectory.behavior_logprobs for place, trajectory in step.trajectories.items()}
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
         with self._anchor.applied() if self._anchor else nullcontext():
             for places in step.micro_batches(everything, self._ranks, max_tokens):
@@ -241,8 +256,7 @@ class Learner:
                 for name, values in found.items():
                     parts = torch.split(values.float().cpu(), list(batch.lengths))
                     own[name] |= {place: part.numpy() for place, part in zip(places, parts, strict=True)}
-        lengths = [outcome.length for outcome in step.outcomes]
-        return all_gather_per_token(own, lengths=lengths, owners=step.owners, ranks=self._ranks)
+        return own
 
     def _mini_batch(
         self, step: Step, places: Sequence[int], per_token: Mapping[str, PerToken], estimates: Estimates

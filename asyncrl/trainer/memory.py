@@ -300,7 +300,7 @@ class TrainerMemory:
         is_host_other = trainer.device != "cpu" and "activations" not in self._offload
         if is_host_other and self.pass_bytes.inputs > num_bytes // 2:
             return self._remedy("activations")
-        longest = self._config.data.max_prompt_tokens + self._config.sampling.max_tokens
+        longest = self._config.data.max_prompt_tokens + self._config.longest_written("train")
         is_least = trainer.max_tokens_per_micro_batch * trainer.sequence_parallel == longest
         return "trainer.sequence_parallel" if is_least else "trainer.max_tokens_per_micro_batch"
 

@@ -23,7 +23,8 @@ from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.model.vision import refuse_critic
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import Ranks
 
 ADAPTERS = "adapters"

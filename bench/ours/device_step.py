@@ -19,9 +19,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.micro_batches import micro_batches
 from asyncrl.trainer.packing.step import trajectory_info
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
 SHAPES = {

@@ -38,7 +38,7 @@ from asyncrl.messages import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 
 class SharedWeights:

@@ -13,6 +13,14 @@ def test_the_reward_is_on_the_last_token_and_penalties_on_all() -> None:
     assert Outcome(group_id=1, length=0, reward=2.0).rewards.tolist() == []
 
 
+def test_rewards_of_tokens_are_where_they_were_given_and_the_total_is_the_verdict() -> None:
+    rewards, penalties = np.array([0.0, 0.5, 0.0, 1.5]), np.array([0.25, 0.0, 0.0, 0.25])
+    outcome = Outcome(group_id=1, length=4, reward=2.0, token_rewards=rewards, penalties=penalties)
+
+    assert outcome.rewards.tolist() == [-0.25, 0.5, 0.0, 1.25]
+    assert outcome.total == outcome.rewards.sum() == 1.5
+
+
 def test_numbers_of_tokens_are_float64_whatever_their_type() -> None:
     outcome = Outcome(group_id=1, length=2, reward=0.0, values=np.ones(2, dtype=np.float32))
 

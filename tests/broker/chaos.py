@@ -57,7 +57,7 @@ CONFIGS = st.builds(
     attempts=st.integers(1, 3),
     order=st.sampled_from(["fifo", "windowed", "completion"]),
     max_staleness=st.integers(0, 2),
-    on_straggler=st.sampled_from([None, "wait", "reissue", "train"]),
+    on_straggler=st.sampled_from([None, "wait", "reissue", "train", "mask"]),
     filter_=st.sampled_from(["none", "zero_variance"]),
 )
 LENGTHS = st.integers(0, 400)
@@ -194,7 +194,7 @@ def most_versions(config: Config) -> float:
         by_window = (schedule.window + (schedule.reach or 1) - 2) // (
             schedule.groups_per_step * schedule.steps_per_publish
         )
-    by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
+    by_bound = inf if schedule.kept_max_staleness is None else schedule.kept_max_staleness
     return min(by_window, by_bound)
 
 

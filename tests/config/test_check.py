@@ -69,6 +69,28 @@ from tests.config.configs import made, refused
             "max_staleness=5; remove it, or use order='completion'",
         ),
         (
+            {"schedule": {"max_staleness": 1, "on_straggler": "mask"}},
+            "schedule.on_straggler='mask' has no effect: with order='fifo' and staleness=1 no group exceeds "
+            "max_staleness=1; remove it, or use order='completion'",
+        ),
+        (
+            {"schedule": {"on_straggler": "mask"}},
+            "schedule.on_straggler='mask' is only read with schedule.max_staleness; set it",
+        ),
+        (
+            {"environment": {"function": "till.py:Till"}, "trainer": {"max_tokens_per_micro_batch": 8703}},
+            "trainer.max_tokens_per_micro_batch is 8703, but one trajectory may have 8704 tokens "
+            "(data.max_prompt_tokens + environment.max_tokens)",
+        ),
+        (
+            {
+                "environment": {"function": "till.py:Till"},
+                "rollout": {"engine": "vllm", "vllm": {"max_model_len": 8000}},
+            },
+            "rollout.vllm.max_model_len is 8000, but one trajectory may have 8704 tokens (data.max_prompt_tokens + "
+            "environment.max_tokens); raise it, or leave it out",
+        ),
+        (
             {"rollout": {"vllm": {"enforce_eager": True}}},
             "rollout.vllm.enforce_eager is only read with engine='vllm', not 'transformers'; remove it",
         ),
@@ -324,6 +346,12 @@ def test_values_that_contradict_each_other_are_one_sentence(sections: dict[str, 
         {"schedule": {"max_staleness": 0, "staleness": 0.1, "groups_per_step": 9}},
         {"schedule": {"max_staleness": 0, "on_straggler": "reissue"}},
         {"schedule": {"max_staleness": 0, "on_straggler": "train"}},
+        {"schedule": {"max_staleness": 0, "on_straggler": "mask"}},
+        {"environment": {"function": "till.py:Till"}, "trainer": {"max_tokens_per_micro_batch": 8704}},
+        {
+            "environment": {"function": "till.py:Till"},
+            "trainer": {"max_tokens_per_micro_batch": 4352, "ranks": 2, "sequence_parallel": 2},
+        },
         {"schedule": {"max_staleness": 3, "on_straggler": "reissue", "order": "completion"}},
         {"schedule": {"partial_rollout": "turn"}, "environment": {"tools": ["calculator"]}},
         {"schedule": {"max_staleness": 2, "order": "windowed", "order_window": 17}},

@@ -35,6 +35,11 @@ def made(**sections: Any) -> Config:
             {"rollout": {"engine": "vllm", "device": "npu"}},
             "which runs on CUDA devices only, not on rollout.device='npu'; use rollout.engine='transformers'",
         ),
+        (
+            {},
+            {"rollout": {"replay_routes": True}, "environment": {"tools": ["calculator"]}},
+            "rollout.replay_routes with an [environment]: routes are recorded for one completion after its prompt",
+        ),
         ({}, {"rollout": {"engine": "vllm", "device": "cpu", "replay_routes": True}}, "rollout.replay_routes with"),
     ],
 )

@@ -27,7 +27,7 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.results import Sampled, to_put_item
 from asyncrl.trainer.fetching import limits_of, training_trajectory
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 SAMPLED = Sampling(20, temperature=0.9, replay_routes=True)

@@ -21,7 +21,7 @@ from asyncrl.rollout.results import limits_of, to_put_item
 from asyncrl.trainer.fetching import limits_of as trainer_limits_of
 from asyncrl.trainer.fetching import training_trajectory
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.integration.conftest import StartRun
 
 PROMPT_IDS = [14, 12, 3, 15, 17]

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
 from asyncrl.node.batches import BatchStream
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, local_step
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 STEPS = [
     local_step(

@@ -25,7 +25,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages import Batch, Cancelled, PutItem, ScoredTrajectory, Settled, SpoolRef, Stop, Stored, Unit
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules

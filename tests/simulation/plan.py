@@ -108,7 +108,7 @@ def _schedule(dice: Random, publish: int) -> dict[str, Any]:
 
 def _staleness_rules(dice: Random, staleness: int, order: str) -> dict[str, Any]:
     """Valid combinations of ``order``, ``max_staleness`` and ``on_straggler``."""
-    mode, bound = dice.choice(["", "", "wait", "reissue", "train"]), dice.randint(0, 2)
+    mode, bound = dice.choice(["", "", "wait", "reissue", "train", "mask"]), dice.randint(0, 2)
     if not mode:
         return {"order": order}
     if mode == "wait":

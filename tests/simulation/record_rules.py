@@ -175,7 +175,7 @@ class RecordRules:
         if schedule.order == "windowed":
             per_version = schedule.groups_per_step * schedule.steps_per_publish
             by_window = (schedule.window + (schedule.reach or 1) - 2) // per_version
-        by_bound = inf if schedule.max_staleness is None or schedule.on_straggler == "train" else schedule.max_staleness
+        by_bound = inf if schedule.kept_max_staleness is None else schedule.kept_max_staleness
         return min(by_window, by_bound)
 
     def _live(self, record: VersionLive) -> None:

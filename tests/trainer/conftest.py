@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.trainer.ragged_trajectories import VOCAB, ragged_trajectories
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.messages import RouteShape
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 VOCAB = 32
 

@@ -17,14 +17,16 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from asyncrl.config.run_file import decode
+from asyncrl.config.sections import Config
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.stored import Stored, open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import Step, trajectory_info
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import RankGroup
+from tests.trainer.episode_trajectories import episodes
 from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.trainer.ragged_trajectories import ragged_trajectories
 
@@ -81,7 +83,7 @@ def run(case: Case, folder: Path, rank: int) -> None:
             write_part(folder / case.name, 1, take(folder / case.name, 1, learner.snapshot))
             return
         for number in range(case.num_steps):
-            metrics = learner.train(own_part(learner, case.seed + number, first_sharing(rank, sharing)))
+            metrics = learner.train(own_part(learner, config, case.seed + number, first_sharing(rank, sharing)))
         published = {name: weight.clone() for name, weight in learner.named_weights()}
         snapshot = take(folder / case.name, 1, learner.snapshot)
     finally:
@@ -92,16 +94,18 @@ def run(case: Case, folder: Path, rank: int) -> None:
         (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
 
 
-def own_part(learner: Learner, seed: int, first: int) -> Step:
+def own_part(learner: Learner, config: Config, seed: int, first: int) -> Step:
     """The step of this seed with the trajectories of one rank, or of the ranks that share its rows."""
-    trajectories = trajectories_for(learner, seed)
+    trajectories = trajectories_for(learner, seed, has_turns=config.environment.is_set)
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     owners = learner.assign_ranks(infos)
     return Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
 
 
-def trajectories_for(learner: Learner, seed: int) -> list[TrainingTrajectory]:
+def trajectories_for(learner: Learner, seed: int, *, has_turns: bool = False) -> list[TrainingTrajectory]:
     """The step of this seed, with pictures if the model reads them."""
+    if has_turns:
+        return episodes(num_groups=6, seed=seed)
     if processor := learner.policy.processor:
         return pictured_trajectories(processor, num_groups=6, seed=seed)
     return ragged_trajectories(seed=seed, routes=learner.route_shape)

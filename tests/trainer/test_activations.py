@@ -11,8 +11,9 @@ from asyncrl.algo.logprobs import score_states
 from asyncrl.trainer.activations import LayerInputs, LiveBytes, largest_micro_batch, pass_bytes
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
@@ -44,9 +45,9 @@ def real_peak(model: Any) -> int:
     prompts = [np.full(16, group, np.int32) for group in range(2)]
     batch = collate(
         [
-            TrainingTrajectory(group, prompt, np.zeros(20, np.int32), np.zeros(20, np.float32), 0.0)
+            TrainingTrajectory(group, prompt, np.full(20, index, np.int32), np.zeros(20, np.float32), 0.0)
             for group, prompt in enumerate(prompts)
-            for _ in range(3)
+            for index in range(3)
         ],
         device=torch.device("cpu"),
     )

@@ -22,9 +22,11 @@ from asyncrl.messages import (
     Trajectory,
     TrajectoryLimits,
     TrajectorySummary,
+    Turn,
     Unit,
 )
 from asyncrl.trainer.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
 
 GROUP_SIZE = 3
@@ -100,16 +102,34 @@ def batch(*group_ids: int, greedy: bool = True) -> Batch:
     return Batch(8, [scored(group, index) for group in group_ids for index in range(GROUP_SIZE + greedy)])
 
 
-def fetch(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config: Config = CONFIG) -> Step:
-    fetched = fetched_by(batch, learner, spool, rank=rank, config=config)
+LIMITS = TrajectoryLimits(100, 4, 8, 6)
+
+
+def fetch(
+    batch: Batch,
+    learner: Owning,
+    spool: Spool,
+    *,
+    rank: int = 0,
+    config: Config = CONFIG,
+    limits: TrajectoryLimits = LIMITS,
+) -> Step:
+    fetched = fetched_by(batch, learner, spool, rank=rank, config=config, limits=limits)
     assert fetched.refused == []
     return fetched.step
 
 
-def fetched_by(batch: Batch, learner: Owning, spool: Spool, *, rank: int = 0, config: Config = CONFIG) -> FetchedStep:
+def fetched_by(
+    batch: Batch,
+    learner: Owning,
+    spool: Spool,
+    *,
+    rank: int = 0,
+    config: Config = CONFIG,
+    limits: TrajectoryLimits = LIMITS,
+) -> FetchedStep:
     fakes: Any = learner, spool
     images: Any = Images()
-    limits = TrajectoryLimits(100, 4, 8, 6)
     return asyncio.run(fetch_step(batch, *fakes, images=images, rank=rank, config=config, limits=limits))
 
 
@@ -170,6 +190,23 @@ def test_a_trajectory_has_the_tokens_of_the_spool_and_the_verdict_of_the_broker(
     assert found.prompt_ids.tolist() == [7, 7, 7, 7]
     assert found.behavior_logprobs.tolist() == [-0.5, -0.5, -0.5]
     assert found.spans == [Span(5, 0, 3)]
+
+
+def test_an_episode_has_its_turns_and_what_was_read_between_them() -> None:
+    whole, plain = batch(7, greedy=False), trajectory(7, 2)
+    turns = [Turn(-1, 2, 1, reward=0.5), Turn(0, 1, 2, is_trained=False)]
+    context = memoryview(array.array("i", [4, 5, 6])).cast("B")
+    made = msgspec.structs.replace(plain, turns=turns, context_ids=context)
+    summary = msgspec.structs.replace(whole.trajectories[2].summary, num_turns=2, context_tokens=3)
+    whole.trajectories[2] = msgspec.structs.replace(whole.trajectories[2], summary=summary)
+    encoded, learner = msgspec.msgpack.encode(made), Owning(0, 0, 0)
+    limits = TrajectoryLimits(100, 8, 8, 6, max_turns=2)
+    step = fetch(with_payload(whole, 2, encoded), learner, Spool(_7_2=encoded), limits=limits)
+
+    assert step.trajectories[2].turns == turns
+    assert step.trajectories[2].context_ids.tolist() == [4, 5, 6]
+    assert [info.size for info in learner.infos] == [Size(7, 4, 1), Size(7, 4, 2), Size(7, 4, 3 + 3)]
+    assert step.infos[2].outcome.length == 3, "of the policy alone"
 
 
 def test_a_damaged_trajectory_is_refused_and_the_others_are_fetched() -> None:
@@ -236,7 +273,7 @@ def test_a_trajectory_that_was_refused_before_is_refused_again_and_not_fetched()
 
 def test_the_newest_version_that_may_have_written_a_token_is_the_one_that_the_step_trains() -> None:
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps_per_publish": 2}})
-    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2)
+    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2, max_turns=0)
 
 
 def test_a_summary_that_no_trajectory_can_have_costs_its_group_before_anything_is_computed_from_it() -> None:

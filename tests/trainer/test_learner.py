@@ -18,10 +18,13 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
-from asyncrl.trainer.packing.step import local_step
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.step import UNASSIGNED, Step, local_step
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns
 from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model
+from tests.trainer.episode_trajectories import episodes, rows
 from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.weights.groups.fake_npu import installed_at
 
@@ -414,3 +417,108 @@ def test_on_a_device_it_takes_the_same_steps_and_leaves_no_tensor_on_another(mod
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     for name, expected in expected_weights.items():
         assert np.asarray(weights[name]) == pytest.approx(np.asarray(expected), abs=1e-4)
+
+
+# ── episodes ────────────────────────────────────────────────────────────────────────────────
+
+EPISODES = {"function": "unused.py:Unused", "max_tokens": 100}
+GIVEN = """
+import numpy as np
+
+def given(outcomes):
+    return [np.full(outcome.length, outcome.reward) for outcome in outcomes]
+"""
+"""An estimator whose advantages do not depend on what is a trajectory."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"kl_coef": 0.1, "entropy_coef": 0.01},
+        {"correction": {"mode": "decoupled", "rejection": "token_k1", "rejection_threshold": "0.5_2.0"}},
+    ],
+    ids=["regularised", "decoupled"],
+)
+def test_an_episode_is_trained_as_if_each_turn_had_a_row_of_its_own(
+    model_path, reference_path, config, tmp_path, monkeypatch, algorithm, seed
+):
+    """Tries of branches against one trajectory for each turn, whose prompt is all that it read."""
+    (tmp_path / "own.py").write_text(GIVEN)
+    algorithm = algorithm | {"advantage": f"{tmp_path / 'own.py'}:given"}
+
+    def trained(trajectories: list[TrainingTrajectory], environment: dict[str, Any]):
+        settings = config(algorithm=algorithm, environment=environment, trainer={"max_tokens_per_micro_batch": 600})
+        learner = Learner(settings, model_path, reference_path=reference_path)
+        return learner.train(trajectories), gradients(learner)
+
+    metrics, grads = trained(episodes(seed=seed), EPISODES)
+    parts = [as_context(one, in_untrained_turns(one)) for one in episodes(seed=seed)]
+    monkeypatch.setattr(Step, "micro_batches", lambda _, places, *__: [[place] for place in places])
+    expected, separate = trained([row for one in parts for row in rows(one) if len(row.completion_ids)], {})
+
+    assert metrics["untrained/turn_tokens"] > 0
+    assert metrics["packed_tokens"] < 0.7 * expected["packed_tokens"]
+    compared = expected.keys() & {"num_tokens", "loss", "grad_norm", "kl_ref", "entropy", "rollout_corr/kl"}
+    assert {k: metrics[k] for k in compared} == pytest.approx({k: expected[k] for k in compared}, rel=1e-6, abs=1e-6)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, separate[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_tokens", [130, 250, 5000])
+@pytest.mark.parametrize("advantage", ["grpo", "gae", "reinforce_plus_plus"])
+def test_episodes_are_the_same_step_however_it_is_cut(model_path, config, advantage, max_tokens):
+    algorithm = {"algorithm": {"advantage": advantage}, "environment": EPISODES}
+    cut, whole = (
+        Learner(config(**algorithm, trainer={"max_tokens_per_micro_batch": tokens}), model_path)
+        for tokens in (max_tokens, 10_000)
+    )
+    assert cut.train(episodes())["loss"] == pytest.approx(whole.train(episodes())["loss"], rel=1e-5, abs=1e-6)
+    ours, theirs = gradients(cut), gradients(whole)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+
+
+def test_old_tokens_are_in_no_loss_and_no_mean(model_path, config, make_trajectories):
+    """The step of trajectories whose first tokens are old is that of their other tokens, behind the first ones."""
+    schedule = {"max_staleness": 1, "on_straggler": "mask", "order": "completion"}
+    trajectories, others = [], []
+    for one in make_trajectories():
+        cut = len(one.completion_ids) // 2
+        trajectories.append(replace(one, spans=[Span(0, 0, cut), Span(2, cut, len(one.completion_ids))]))
+        others.append(
+            replace(
+                one,
+                prompt_ids=np.concatenate((one.prompt_ids, one.completion_ids[:cut])),
+                completion_ids=one.completion_ids[cut:],
+                behavior_logprobs=one.behavior_logprobs[cut:],
+                spans=(),
+            )
+        )
+    masking, plain = Learner(config(schedule=schedule), model_path), Learner(config(), model_path)
+    for learner in (masking, plain):
+        learner.resume(2, learner.snapshot().tensors)
+    metrics, expected = masking.train(trajectories), plain.train(others)
+
+    old = sum(len(one.completion_ids) // 2 for one in trajectories)
+    assert metrics["untrained/old_tokens"] == old > 0
+    assert metrics["untrained/old_quarter_1"] > metrics["untrained/old_quarter_2"] > metrics["untrained/old_quarter_3"]
+    shared = expected.keys() - {"packed_tokens", "micro_batches"}
+    assert {k: metrics[k] for k in shared} == pytest.approx({k: expected[k] for k in shared}, rel=1e-5, abs=1e-6)
+    ours, theirs = gradients(masking), gradients(plain)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_is_all_old_changes_nothing(model_path, config, make_trajectories):
+    schedule = {"max_staleness": 0, "on_straggler": "mask", "order": "completion"}
+    learner = Learner(config(schedule=schedule), model_path)
+    learner.resume(1, learner.snapshot().tensors)
+    metrics = learner.train([replace(one, spans=[Span(0, 0, len(one.completion_ids))]) for one in make_trajectories()])
+    assert (metrics["trained_tokens"], metrics["grad_norm"], metrics["loss"]) == (0.0, 0.0, 0.0)
+
+
+def test_every_trajectory_has_a_rank_if_some_of_its_tokens_may_not_be_trained(model_path, config, make_trajectories):
+    step = local_step(make_trajectories())
+    assert UNASSIGNED in Learner(config(), model_path).assign_ranks(step.infos)
+    assert UNASSIGNED not in Learner(config(environment=EPISODES), model_path).assign_ranks(step.infos)

@@ -30,9 +30,10 @@ from asyncrl.trainer.memory import Phase, TrainerMemory
 from asyncrl.trainer.model import loading, policy
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.pictures import Pictures
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
@@ -141,9 +142,9 @@ def step_bytes(config: Config, path: Path, mesh: DeviceMesh, pictured: MicroBatc
     sharing = config.trainer.sequence_parallel
     group, _ = dist.new_subgroups(sharing)
     trajectories = [
-        TrainingTrajectory(0, prompt, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+        TrainingTrajectory(0, prompt, np.full(LENGTH, index, np.int32), np.zeros(LENGTH, np.float32), 0.0)
         for prompt in (np.full(LENGTH, group_id, np.int32) for group_id in range(sharing))
-        for _ in range(config.schedule.group_size)
+        for index in range(config.schedule.group_size)
     ]
     with RealBytes() as live:
         model = Policy(
@@ -434,10 +435,13 @@ def one_picture(path: Path) -> MicroBatch:
     processor = ImageProcessor.load(path)
     assert processor
     prompt = np.full(SIDE**2, processor.image_token_id, np.int32)
-    one = TrainingTrajectory(0, prompt, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+    group = [
+        TrainingTrajectory(0, prompt, np.full(LENGTH, index, np.int32), np.zeros(LENGTH, np.float32), 0.0)
+        for index in range(4)
+    ]
     grid = torch.tensor([[1, 2 * SIDE, 2 * SIDE]])
     pictures = Pictures(torch.zeros(4 * SIDE**2, 3 * 2 * 4 * 4), grid, torch.arange(SIDE**2))
-    return replace(collate([one] * 4, device=CPU), pictures=pictures)
+    return replace(collate(group, device=CPU), pictures=pictures)
 
 
 def test_a_critic_beside_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from asyncrl.trainer.activations import LiveBytes, largest_micro_batch, pass_byt
 from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.model.vision import freeze_tower, picture_features
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.pictures import Pictures
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.planned_pictures import AllOnMeta
 from tests.conftest import make_vision_model
 
@@ -24,9 +25,9 @@ SIDE, COMPLETION, GROUP_SIZE = 12, 20, 3
 
 
 def batch_of_one_picture(image_token_id: int) -> MicroBatch:
-    prompt, completion = np.full(SIDE**2, image_token_id, np.int32), np.zeros(COMPLETION, np.int32)
-    one = TrainingTrajectory(0, prompt, completion, np.zeros(COMPLETION, np.float32), 0.0)
-    return collate([one] * GROUP_SIZE, device=CPU)
+    prompt, logprobs = np.full(SIDE**2, image_token_id, np.int32), np.zeros(COMPLETION, np.float32)
+    completions = [np.full(COMPLETION, index, np.int32) for index in range(GROUP_SIZE)]
+    return collate([TrainingTrajectory(0, prompt, one, logprobs, 0.0) for one in completions], device=CPU)
 
 
 def real_peak(model: Any) -> int:

@@ -17,8 +17,9 @@ from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.optimizer import Optimizer
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.step import Step, trajectory_info
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.trainer.updates import Updates
 

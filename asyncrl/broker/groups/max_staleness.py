@@ -10,7 +10,8 @@ version is a lower bound for each of its tokens, and ``s // T - v <= L`` bounds 
 Guarantees, each with a test of this name:
     wait_keeps_max_staleness      no trained token is older than L versions, and no group is discarded for its age
     reissue_keeps_max_staleness   no trained token is older than L versions, and discarded tokens are counted by length
-    train_counts_what_is_over_max_staleness      no step waits, no group is discarded, older trajectories are counted
+    train_counts_what_is_over_max_staleness      no step waits, no group is discarded, older trajectories are counted;
+                                                 so with ``mask``, where the trainer leaves out their older tokens
 
 Proof that with ``wait`` it suffices to wait for the `due` groups. Let N(d) be the number of groups not consumed yet
 whose last step is d or an earlier one, and s the step formed next. All find a place in time if N(d) <= P (d - s + 1)

@@ -6,7 +6,7 @@ Bound on the staleness of a trained trajectory that a schedule promises, in poli
     ``order = "fifo"``                          ceil(W / (P T)) - 1, which is S if S is whole
     ``order = "windowed"``                      floor((W + R - 2) / (P T)), which is at R = 1 the same
     ``max_staleness = L``, wait or reissue      L
-    ``max_staleness = L``, train                no further bound: older trajectories are trained on and counted
+    ``max_staleness = L``, train or mask        no further bound: older trajectories are trained on and counted
     ``order = "completion"`` alone              none
 
 Of two bounds the smaller holds. Partial rollout changes neither: a trajectory's oldest token is as new as the version
@@ -25,6 +25,5 @@ from asyncrl.config.sections import Schedule
 
 def most_versions(schedule: Schedule) -> int | None:
     """Largest staleness at which a trajectory may be trained on; None if the schedule promises no bound."""
-    by_order, limit = schedule.most_versions_by_order, schedule.max_staleness
-    by_limit = None if schedule.on_straggler == "train" else limit
-    return min((bound for bound in (by_order, by_limit) if bound is not None), default=None)
+    bounds = schedule.most_versions_by_order, schedule.kept_max_staleness
+    return min((bound for bound in bounds if bound is not None), default=None)

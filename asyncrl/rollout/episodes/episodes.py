@@ -11,11 +11,13 @@ from asyncrl.environment.interface import EnvironmentEpisode, Environments, Task
 from asyncrl.messages import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import Completion, ConversingEngine, Request
 from asyncrl.rollout.episodes.conversation import Conversation, Sample
-from asyncrl.rollout.episodes.episode import Attempt, Episode
+from asyncrl.rollout.episodes.episode import Attempt, Episode, Player
+from asyncrl.rollout.episodes.program import AgentProgram
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.episodes.resume import Resumed, read
 from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.rollout.episodes.steps import Steps
+from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.results import EpisodeLimits, Sampled
 
 
@@ -25,15 +27,25 @@ class Episodes:
 
     Args:
         run: Name of the run, the beginning of the names of its episodes.
+        gateway: Where agent programs ask for turns; None for an environment that answers turn by turn.
     """
 
-    def __init__(self, config: Environment, environments: Environments, engine: ConversingEngine, *, run: str) -> None:
+    def __init__(
+        self,
+        config: Environment,
+        environments: Environments,
+        engine: ConversingEngine,
+        *,
+        run: str,
+        gateway: Gateway | None = None,
+    ) -> None:
         self._config = config
         self._environments = environments
         self._engine = engine
         self._seams: dict[bool, Seam] = {}
         """Of chats (True) and plain texts, each made and checked for the first prompt that needs it."""
         self._run = run
+        self._gateway = gateway
         self._description = environments.description
         self._tools = msgspec.json.encode(self._description.tools).decode() if self._description.tools else ""
         self.limits = EpisodeLimits(max_turns=config.max_turns, max_tokens=config.max_tokens)
@@ -82,15 +94,7 @@ class Episodes:
                 images=images,
                 on_turn=on_turn,
             )
-            player = Steps(
-                conversation,
-                environment,
-                task,
-                resume=self._description.resume,
-                tools=self._tools,
-                history=self._config.history,
-                resumed=resumed,
-            )
+            player = self._player(conversation, environment, task, resumed)
             return Attempt(conversation, environment, player)
 
         return Episode(
@@ -103,6 +107,21 @@ class Episodes:
             resumed=read(prefix) if prefix else None,
             can_resume=self._description.resume != "none",
             on_started_over=on_started_over,
+        )
+
+    def _player(
+        self, conversation: Conversation, environment: EnvironmentEpisode, task: TaskInput, resumed: Resumed | None
+    ) -> Player:
+        if self._gateway:
+            return AgentProgram(conversation, self._gateway, environment, task, tools=self._tools, resumed=resumed)
+        return Steps(
+            conversation,
+            environment,
+            task,
+            resume=self._description.resume,
+            tools=self._tools,
+            history=self._config.history,
+            resumed=resumed,
         )
 
     def _seam(self, *, is_chat: bool) -> Seam:

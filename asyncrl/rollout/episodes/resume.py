@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.environment.interface import Answer, ChatMessage
 from asyncrl.errors import EngineError
+from asyncrl.messages import FinishReason
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn, cut
 from asyncrl.rollout.results import Sampled
 
@@ -27,6 +29,8 @@ class EpisodeState(Struct, frozen=True, kw_only=True):
     answer: Answer | None = None
     """Answer to the last of these; None without a snapshot."""
     snapshot: bytes = b""
+    cut: list[int] = []
+    """Indices of the turns that were cut at their limit."""
     chat: list[ChatMessage] | None = None
     """The conversation before the last of these turns, if the chat template is to render it again."""
 
@@ -61,6 +65,9 @@ def read(sampled: Sampled) -> Resumed:
             f"the stored part of an episode to resume from is damaged: {state.num_answered} answered and "
             f"{state.num_finished} finished turns of {len(turns)}"
         )
+    for place, turn in enumerate(turns):
+        reason: FinishReason = "length" if place in state.cut else "stop"
+        turn.completion = replace(turn.completion, finish_reason=reason if place < state.num_finished else "unfinished")
     return Resumed(state=state, finished=turns[: state.num_finished], begun=turns[state.num_finished :])
 
 
@@ -90,10 +97,11 @@ def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: Epis
     whole = EpisodeRecord(record.prompt_ids, [*record.turns, *begun])
     if not whole.turns:
         return None
+    cut_turns = [place for place, turn in enumerate(record.turns) if turn.completion.finish_reason == "length"]
     return Sampled(
         prompt_ids=record.prompt_ids,
         completion=whole.completion("unfinished"),
         turns=whole.wire_turns(),
         context_ids=whole.context_ids(),
-        snapshot=encode(state),
+        snapshot=encode(replace(state, cut=cut_turns)),
     )

@@ -21,6 +21,7 @@ from asyncrl.rollout.gateway.chat_request import ChatRequest, read_request
 from asyncrl.rollout.gateway.counts import Counts
 from asyncrl.rollout.gateway.episode import OpenEpisode
 from asyncrl.rollout.gateway.exchange import (
+    CLOSE,
     EVENTS,
     JSON,
     BodyBudget,
@@ -129,7 +130,7 @@ class GatewayApp:
             return await exchange.write(event(msgspec.json.decode(refused.body)), is_last=True)
         finally:
             gone.cancel()
-        await _deliver(reply, request, exchange)
+        await _deliver(reply, request, episode, exchange)
         return episode.was_delivered(reply)
 
     async def _wait_and_keep_alive(
@@ -148,7 +149,8 @@ class GatewayApp:
     async def _refuse(self, refused: Refused, exchange: Exchange) -> None:
         self._gateway.counts[f"refused_{refused.status}"] += 1
         if not exchange.is_started:
-            await exchange.answer(refused.status, refused.body, [JSON, *refused.headers])
+            rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
+            await exchange.answer(refused.status, refused.body, [JSON, *refused.headers, *rest])
 
 
 async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") -> Reply:
@@ -161,13 +163,15 @@ async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") ->
     return sampling.result()
 
 
-async def _deliver(reply: Reply, request: ChatRequest, exchange: Exchange) -> None:
+async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exchange: Exchange) -> None:
+    prompt_ids = episode.prompt_ids(reply) if request.token_ids else None
+    text = episode.text if request.logprobs else None
     if not request.stream:
-        body = reply.body(token_ids=request.token_ids, logprobs=request.logprobs)
+        body = reply.body(prompt_ids=prompt_ids, text=text)
         return await exchange.answer(200, body, [JSON, *_ignored(request)])
     if not exchange.is_started:
         await exchange.start(200, [*EVENTS, *_ignored(request)])
-    events = reply.events(token_ids=request.token_ids, logprobs=request.logprobs, usage=request.include_usage)
+    events = reply.events(usage=request.include_usage, prompt_ids=prompt_ids, text=text)
     return await exchange.write(events, is_last=True)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncrl.environment.interface import ChatMessage
-from asyncrl.rollout.gateway.messages import SORTED, SentMessage, tools_key
+from asyncrl.rollout.gateway.messages import SentMessage, tools_key
 from asyncrl.rollout.gateway.refusal import Refused
 
 MAX_CHOICES = 128
@@ -30,6 +30,8 @@ UNSUPPORTED = (
 """Fields that are refused unless they are null, false or empty."""
 
 Number = float | None
+Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Integer = Annotated[int, Meta(ge=-(1 << 63), lt=(1 << 63) - 1)]
 
 
 class FunctionTool(Struct):
@@ -58,15 +60,15 @@ class Body(Struct):
     model: str = ""
     tools: list[msgspec.Raw] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
     response_format: ResponseFormat | None = None
@@ -102,6 +104,9 @@ class Body(Struct):
     use_beam_search: Any = None
 
 
+Identity = tuple[bytes, bytes, bool, int | None, int, int | None]
+
+
 class ChatRequest(Struct, frozen=True, kw_only=True):
     """A valid request."""
 
@@ -124,10 +129,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     """Fields that had no effect."""
 
-    @property
-    def identity(self) -> bytes:
-        """Bytes that only the same request again has."""
-        return SORTED.encode([self.messages, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed])
+    def identity(self, seen: bytes) -> Identity:
+        """A key that only the same request again has; ``seen`` is the hash of its messages."""
+        return seen, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed
 
 
 TOOLS = msgspec.json.Decoder(list[Tool])
@@ -145,7 +149,7 @@ def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
         Refused: The body is no request, or asks for what an episode cannot give.
     """
     try:
-        body = BODY.decode(raw)
+        body = BODY.decode(raw.decode())  # msgspec leaves unknown keys unchecked
         tools = f"[{','.join(bytes(tool).decode() for tool in body.tools)}]" if body.tools else ""
         if tools:
             TOOLS.decode(tools)

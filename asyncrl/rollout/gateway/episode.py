@@ -21,10 +21,10 @@ from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
-from asyncrl.rollout.gateway.chat_request import ChatRequest
+from asyncrl.rollout.gateway.chat_request import ChatRequest, Identity
 from asyncrl.rollout.gateway.counts import Counts
 from asyncrl.rollout.gateway.earlier import EarlierTurns
-from asyncrl.rollout.gateway.lineage import Found, Lineage, RootCause
+from asyncrl.rollout.gateway.lineage import Found, Lineage, RootCause, chain
 from asyncrl.rollout.gateway.refusal import Refused
 from asyncrl.rollout.gateway.reply import Choice, Reply, delivered, finish_reason
 
@@ -79,7 +79,7 @@ class OpenEpisode:
         self.limit: Limit | None = None
         """Limit of the episode for which a request was refused."""
         self.failure: BaseException | None = None
-        """Why the last sampled turn failed, if it did: a program that ends for it is not to blame."""
+        """Error of the engine in the last turn; None if it was sampled. A program that ends for it is not to blame."""
         self._conversation = conversation
         self._lineage = lineage
         self._as_template = as_template
@@ -87,8 +87,8 @@ class OpenEpisode:
         self._all_counts = counts
         self._close = close
         self._clock = clock
-        self._replies: dict[bytes, asyncio.Task[Reply]] = {}
-        """By identity of the request: being made, or made."""
+        self._replies: dict[Identity, asyncio.Task[Reply]] = {}
+        """Replies that are made or being made, by identity of the request."""
         self._num_children: Counter[int] = Counter()
         """Turns by parent."""
         self._children: Counter[tuple[int, bytes]] = Counter()
@@ -117,15 +117,23 @@ class OpenEpisode:
         Raises (the task):
             Refused: The request cannot be answered, or not now.
         """
-        identity = request.identity
+        hashes = chain(request.messages)
+        identity = request.identity(hashes[-1])
         task = self._replies.get(identity)
         if task is not None and not _is_lost(task):
             self._count("repeats")
             return task
-        task = asyncio.create_task(self._make(request))
+        task = asyncio.create_task(self._make(request, hashes))
         task.add_done_callback(_is_lost)  # an error that nobody waits for any more is no warning
         self._replies[identity] = task
         return task
+
+    def prompt_ids(self, reply: Reply) -> list[int]:
+        """All tokens that the choices of a reply read."""
+        return [*self._record.ids_through(reply.parent), *reply.context_ids]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._conversation.seam.text(token_ids)
 
     def was_delivered(self, reply: Reply) -> None:
         """A client has the reply, so its turns are trained."""
@@ -147,8 +155,8 @@ class OpenEpisode:
 
     # ── one request ─────────────────────────────────────────────────────────────────────────────
 
-    async def _make(self, request: ChatRequest) -> Reply:
-        found = self._lineage.find(request.messages, request.tools_key)
+    async def _make(self, request: ChatRequest, hashes: Sequence[bytes]) -> Reply:
+        found = self._lineage.find(request.messages, hashes, request.tools_key)
         if found.parent >= 0:
             self._record.turns[found.parent].is_trained = True
         try:
@@ -160,8 +168,15 @@ class OpenEpisode:
         choices = [self._choice(turn, request) for turn in turns]
         for choice in choices:
             self._lineage.add(found.seen, choice.message, request.tools_key, choice.turn)
-        prompt_ids = [*self._record.ids_through(place.parent), *place.context_ids]
-        return Reply(f"chatcmpl-{turns[0]}", int(self._clock()), request.model, choices, prompt_ids)
+        return Reply(
+            id=f"chatcmpl-{turns[0]}",
+            created=int(self._clock()),
+            model=request.model,
+            choices=choices,
+            parent=place.parent,
+            context_ids=place.context_ids,
+            num_prompt=self._num_through(place.parent) + len(place.context_ids),
+        )
 
     def _place(self, found: Found, request: ChatRequest) -> Place:
         """Tokens that the policy reads. Raises `EngineError` if the chat template cannot render the messages."""
@@ -246,14 +261,20 @@ class OpenEpisode:
             finish_reason=finish_reason(message, completion.finish_reason),
             token_ids=completion.completion_ids,
             logprobs=completion.behavior_logprobs,
-            tokens=[seam.text([token]) for token in completion.completion_ids] if request.logprobs else [],
         )
+
+    def _num_through(self, place: int) -> int:
+        """Number of tokens of `EpisodeRecord.ids_through`."""
+        turns = (self._record.turns[number] for number in self._record.path(place))
+        num = sum(len(turn.context_ids) + len(turn.completion.completion_ids) for turn in turns)
+        return num if self._record.root(place) == FROM_NOTHING else num + len(self._record.prompt_ids)
 
     # ── counts ──────────────────────────────────────────────────────────────────────────────────
 
     def _count(self, *names: str) -> None:
-        for counts in (self.counts, self._all_counts):
-            counts.update(names)
+        for name in names:
+            self.counts[name] += 1
+            self._all_counts[name] += 1
 
     def _count_branches(self, place: Place, found: Found, request: ChatRequest) -> None:
         if place.cause:

@@ -13,6 +13,7 @@ Send = Callable[[Event], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 JSON = (b"content-type", b"application/json")
+CLOSE = (b"connection", b"close")
 EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
 
 
@@ -42,6 +43,8 @@ class Exchange:
         self.method: str = scope["method"]
         self.is_started = False
         """True once the status was sent."""
+        self.is_read = False
+        """True once all of the body has arrived."""
         self._headers: Sequence[Header] = scope["headers"]
         self._receive = receive
         self._send = send
@@ -74,6 +77,7 @@ class Exchange:
                         raise _too_large(limit)
                     parts.append(part)
                     if not event.get("more_body", False):
+                        self.is_read = True
                         return b"".join(parts)
         except TimeoutError:
             raise Refused(408, "timeout", f"the body did not arrive within {timeout_s:g} s") from None

@@ -44,7 +44,7 @@ class Gateway:
         self.url = url
         self.model = model
         self.counts = Counts()
-        """Of all episodes together."""
+        """Counts of all episodes together."""
         self._stop = stop
         self._as_template = as_template
         self._clock = clock

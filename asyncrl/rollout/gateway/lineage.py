@@ -61,9 +61,8 @@ class Lineage:
         self._said: set[bytes] = set()
         """Hashes of the replies alone."""
 
-    def find(self, messages: Sequence[ChatMessage], tools: bytes) -> Found:
-        """Place of a request with these messages, in their normal form, and tools, as `tools_key` has them."""
-        hashes = chain(messages)
+    def find(self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], tools: bytes) -> Found:
+        """Place of a request with these messages, their `chain`, and these tools, as `tools_key` has them."""
         seen = hashes[-1]
         if seen == self._prompt and tools == self._prompt_tools:
             return Found(FROM_PROMPT, (), seen)

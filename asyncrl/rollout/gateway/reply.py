@@ -1,6 +1,6 @@
 """Turns of the policy as OpenAI's chat completions: whole, and as a stream of chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,9 @@ from msgspec import Struct
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.messages import FinishReason
 from asyncrl.rollout.gateway.messages import Function, called
+
+Text = Callable[[Sequence[int]], str]
+"""Text of tokens; `Seam.text`."""
 
 LAST_EVENT = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": sampling\n\n"
@@ -24,8 +27,6 @@ class Choice(Struct, frozen=True):
     finish_reason: str
     token_ids: list[int]
     logprobs: list[float]
-    tokens: list[str]
-    """Text of each token; empty unless asked for."""
 
 
 class Reply(Struct, frozen=True):
@@ -35,35 +36,47 @@ class Reply(Struct, frozen=True):
     created: int
     model: str
     choices: list[Choice]
-    prompt_ids: list[int]
+    parent: int
+    context_ids: Sequence[int]
+    """Tokens that the choices read after their parent."""
+    num_prompt: int
+    """Tokens that they read in all."""
 
     @property
     def usage(self) -> dict[str, int]:
-        prompt, written = len(self.prompt_ids), sum(len(choice.token_ids) for choice in self.choices)
+        prompt, written = self.num_prompt, sum(len(choice.token_ids) for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
-    def body(self, *, token_ids: bool = False, logprobs: bool = False) -> bytes:
-        """The whole answer as JSON."""
+    def body(self, *, prompt_ids: Sequence[int] | None = None, text: Text | None = None) -> bytes:
+        """
+        The whole answer as JSON.
+
+        Args:
+            prompt_ids: All tokens that the choices read, to be told with those written; None leaves both out.
+            text: Adds log-probs, with the text of each token.
+        """
         choices = [
             {
                 "index": index,
                 "message": {**choice.message, "content": _content(choice.message)},
                 "finish_reason": choice.finish_reason,
-                "logprobs": _logprobs(choice) if logprobs else None,
-                **({"token_ids": choice.token_ids} if token_ids else {}),
+                "logprobs": None if text is None else _logprobs(choice, text),
+                **({} if prompt_ids is None else {"token_ids": choice.token_ids}),
             }
             for index, choice in enumerate(self.choices)
         ]
-        extra = {"prompt_token_ids": self.prompt_ids} if token_ids else {}
+        extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
         return msgspec.json.encode({**self._head("chat.completion"), "choices": choices, "usage": self.usage, **extra})
 
-    def events(self, *, token_ids: bool = False, logprobs: bool = False, usage: bool = False) -> bytes:
-        """The whole answer as server-sent events, the last one included."""
+    def events(
+        self, *, usage: bool = False, prompt_ids: Sequence[int] | None = None, text: Text | None = None
+    ) -> bytes:
+        """The whole answer as server-sent events, the last one included. See `body`."""
         head = self._head("chat.completion.chunk")
         lines = []
         for index, choice in enumerate(self.choices):
-            for number, part in enumerate(_parts(choice, token_ids=token_ids, logprobs=logprobs)):
-                extra = {"prompt_token_ids": self.prompt_ids} if token_ids and not (index or number) else {}
+            for number, part in enumerate(_parts(choice, text, has_ids=prompt_ids is not None)):
+                extra = {} if prompt_ids is None or index or number else {"prompt_token_ids": prompt_ids}
                 lines.append(event({**head, "choices": [{"index": index, "finish_reason": None, **part}], **extra}))
         if usage:
             lines.append(event({**head, "choices": [], "usage": self.usage}))
@@ -102,10 +115,10 @@ def _content(message: ChatMessage) -> str | None:
     return message["content"] or (None if message.get("tool_calls") else "")
 
 
-def _parts(choice: Choice, *, token_ids: bool, logprobs: bool) -> Iterator[dict[str, Any]]:
+def _parts(choice: Choice, text: Text | None, *, has_ids: bool) -> Iterator[dict[str, Any]]:
     yield {"delta": {"role": "assistant", "content": ""}}
-    tail: dict[str, Any] = {"logprobs": _logprobs(choice)} if logprobs else {}
-    if token_ids:
+    tail: dict[str, Any] = {} if text is None else {"logprobs": _logprobs(choice, text)}
+    if has_ids:
         tail["token_ids"] = choice.token_ids
     delta: dict[str, Any] = {"content": choice.message["content"]}
     if calls := choice.message.get("tool_calls"):
@@ -114,8 +127,8 @@ def _parts(choice: Choice, *, token_ids: bool, logprobs: bool) -> Iterator[dict[
     yield {"delta": {}, "finish_reason": choice.finish_reason}
 
 
-def _logprobs(choice: Choice) -> dict[str, Any]:
-    tokens: Sequence[str] = choice.tokens
+def _logprobs(choice: Choice, text: Text) -> dict[str, Any]:
+    tokens = [text([token]) for token in choice.token_ids]
     content = [
         {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
         for token, logprob in zip(tokens, choice.logprobs, strict=True)

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.outcomes import Floats, Outcome
 from asyncrl.algo.ragged import Ragged
 from asyncrl.algo.value import explained_variance
-from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
 from asyncrl.trainer.ranks.per_token import PerToken
 
 BEHAVIOR = "behavior_logprobs"
@@ -62,7 +62,8 @@ def estimate(
     Compute everything that depends on the whole step of S outcomes.
 
     Args:
-        per_token: Numbers named by `Recipe.wanted`, and ``behavior_logprobs`` if the recipe is decoupled.
+        per_token: Numbers named by `Recipe.wanted`, ``behavior_logprobs`` if the recipe is decoupled, and
+            ``token_rewards`` if it reads them.
         kl_coef: Current coefficient of the KL in the reward.
 
     Raises:
@@ -74,7 +75,7 @@ def estimate(
     if recipe.is_decoupled:
         importance, keep, corrected = _correct(recipe, per_token)
         metrics |= corrected
-    fields = {name: per_token.get(name) for name in (LOGPROBS, VALUES, SUM_PI_SQUARED)}
+    fields = {name: per_token.get(name) for name in (LOGPROBS, VALUES, SUM_PI_SQUARED, TOKEN_REWARDS)}
     fields |= {"penalties": penalties, "importance": importance}
     complete = []
     for place, outcome in enumerate(outcomes):
@@ -98,7 +99,17 @@ def _without_rejected(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
     rejected_penalty = 0.0 if outcome.penalties is None else float(outcome.penalties[~keep].sum())
     fields = {name: getattr(outcome, name) for name in TOKEN_FIELDS}
     cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in fields.items()}
+    if outcome.token_rewards is not None:
+        cut[TOKEN_REWARDS] = _moved(outcome.rewards, keep) + (0.0 if cut["penalties"] is None else cut["penalties"])
     return replace(outcome, length=int(keep.sum()), reward=outcome.reward - rejected_penalty, **cut)
+
+
+def _moved(rewards: Floats, keep: NDArray[np.bool_]) -> Floats:
+    """Rewards of the kept tokens, each with those of the rejected tokens up to the next kept one."""
+    moved, places = np.zeros(int(keep.sum())), keep.cumsum() - 1
+    has_earned = places >= 0  # A kept token has no share in what was rewarded before it.
+    np.add.at(moved, places[has_earned], rewards[has_earned])
+    return moved
 
 
 def _zero_filled(kept: PerToken, keep: Masks) -> PerToken:

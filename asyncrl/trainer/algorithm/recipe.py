@@ -27,11 +27,13 @@ from asyncrl.plug_in import REQUIRED
 
 LOGPROBS, REFERENCE, VALUES, SUM_PI_SQUARED = "logprobs", "ref_logprobs", "values", "sum_pi_squared"
 """Names of per-token numbers that an algorithm may need from the models before a step."""
+TOKEN_REWARDS = "token_rewards"
+"""Name of the rewards of tokens, which are in the trajectories."""
 
 
 class Recipe:
     """
-    Functions of one configured algorithm. ``sampling.max_tokens`` is the default of ``aggregation_norm``.
+    Functions of one configured algorithm. The longest trajectory is the default of ``aggregation_norm``.
 
     Raises:
         ConfigError: A plug-in cannot be loaded, a setting is missing, or one is set that nothing reads.
@@ -49,6 +51,8 @@ class Recipe:
         """Ratios compare with the policy before the step, not with the one that sampled."""
         self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"
         """True if the anchor is the policy published last, for all steps until the next publish."""
+        self.reads_token_rewards = TOKEN_REWARDS in self.estimator.needs and config.environment.is_set
+        """True if it matters at which turn of an episode a reward was given."""
         self.advantages = partial(self.estimator.function, **_settings(algorithm, self.estimator.settings))
         self.value_targets: Callable[[Sequence[Outcome]], list[Floats]] = partial(
             value_targets, **_settings(algorithm, {"gamma": 1.0, "lam": 1.0})
@@ -61,7 +65,7 @@ class Recipe:
         )
         """Token selection of the loss; None if it has none."""
         self._aggregation = algorithm.aggregation or self.loss.entry.aggregation or "token-mean"
-        self._norm = algorithm.aggregation_norm or float(config.sampling.max_tokens)
+        self._norm = algorithm.aggregation_norm or float(config.longest_written("train"))
         self._refuse_unread(config)
 
     @property
@@ -91,7 +95,7 @@ class Recipe:
 
     @property
     def wanted(self) -> set[str]:
-        """Names of the per-token numbers to compute before a step."""
+        """Names of the per-token numbers that models compute before a step."""
         names: set[str] = {name for name in (LOGPROBS, VALUES, SUM_PI_SQUARED) if name in self.estimator.needs}
         if self.is_decoupled or self.select or self.penalises_reward:
             names.add(LOGPROBS)

@@ -1,23 +1,22 @@
 """
-Trajectories with their tokens, and their packed form that a model reads.
+Packed form of trajectories, which a model reads.
 
-Shapes: S trajectories, W tokens of the packed row, N completion tokens. There is no padding. Trajectories with the same
-prompt share it in the row, and attention computes each as if it were alone (`asyncrl.trainer.packing.row`). The last
-token of a trajectory predicts nothing and is not in the row.
+Shapes: S trajectories, W tokens of the packed row, N completion tokens. There is no padding. Trajectories, and branches
+of an episode, share what they begin with (`asyncrl.trainer.packing.layout`), and attention computes each as if it were
+alone (`asyncrl.trainer.packing.row`). A token after which nothing is predicted is not in the row.
 
     input_ids      p p p c c d q c         p, q prompts; c, d completions
     position_ids   0 1 2 3 4 3 0 1
     positions          ▲ ▲ ▲ ▲ ▲ ▲         the state at a position predicts the token after it
 
-With pictures a token has three positions, in time, height and width, and equal prompts have equal pictures too
-(`asyncrl.trainer.packing.pictures`).
+With pictures a token has three positions, in time, height and width (`asyncrl.trainer.packing.pictures`).
 
 Ranks that share the row (`SequenceGroup`) have a slice of its tokens each: the completion tokens that a rank scores are
 those whose position is in its slice, wherever they are themselves.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,61 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.sampling_mask import SamplingMask
-from asyncrl.errors import AsyncrlError, DataError
-from asyncrl.messages import Span
-from asyncrl.trainer.packing.pictures import Pictures, PictureTokens
-from asyncrl.trainer.packing.pictures import TrainingImage as TrainingImage  # noqa: PLC0414  a part of trajectories
+from asyncrl.trainer.packing.layout import Layout
+from asyncrl.trainer.packing.pictures import Pictures
 from asyncrl.trainer.packing.row import Row
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingTrajectory:
-    """One trajectory of L >= 1 prompt tokens and T completion tokens. Arrays are borrowed."""
-
-    group_id: int
-    prompt_ids: NDArray[np.int32]
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    """[T] under the policy that sampled, nats."""
-    reward: float
-    spans: Sequence[Span] = ()
-    """Policy version of each run of completion tokens, in order; empty if unknown."""
-    index: int = 0
-    """Index within its group."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers of the verdict."""
-    images: Sequence[TrainingImage] = ()
-    """Pictures, in the order of their tokens in ``prompt_ids``."""
-    mask_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Number of ids in the sampling mask of each token, [T]; empty leaves the whole vocabulary."""
-    mask_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Ids of all masks, mask after mask."""
-    experts: NDArray[np.integer] | None = None
-    """Experts of every token but the last, [L + T - 1, layers, K]; None lets the routers choose."""
-
-    def __post_init__(self) -> None:
-        if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
-            raise AsyncrlError(
-                f"trajectory of group {self.group_id} is inconsistent: {len(self.prompt_ids)} prompt tokens (expected "
-                f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
-                f"behavior_logprobs (expected as many)"
-            )
-        self._check_replayed(len(self.completion_ids))
-
-    def _check_replayed(self, length: int) -> None:
-        if len(self.mask_counts) not in (0, length) or self.mask_counts.sum() != len(self.mask_ids):
-            raise AsyncrlError(
-                f"trajectory of group {self.group_id} has {len(self.mask_counts)} sampling masks of "
-                f"{self.mask_counts.sum()} ids for {length} completion tokens, but {len(self.mask_ids)} mask_ids "
-                f"(expected none, or a mask for each token)"
-            )
-        if self.experts is not None and len(self.experts) != (num_read := len(self.prompt_ids) + length - 1):
-            raise AsyncrlError(
-                f"trajectory of group {self.group_id} has experts of {len(self.experts)} tokens, expected those of all "
-                f"{num_read} but the last"
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,9 +78,9 @@ def collate(
     processor: ImageProcessor | None = None,
 ) -> MicroBatch:
     """
-    Pack trajectories into one row, in which equal prompts appear once, and take this rank's part of it.
+    Pack trajectories into one row, in which equal beginnings appear once, and take this rank's part of it.
 
-    Prompts are equal if the experts that are recorded for them are; either all trajectories have experts, or none.
+    Either all trajectories have experts, or none.
 
     The row is filled up with one more sequence until the ranks of ``group`` have equal parts of one token or more.
     Without trajectories that is all of it: N is 0, and a rank takes part in the collectives of the others.
@@ -140,9 +90,9 @@ def collate(
 
     Raises:
         DataError: A picture is damaged, is cut into other patches than the sampler's, or has no tower to read it; or a
-            token that stands for pictures was sampled.
+            token that stands for pictures comes after a prompt.
     """
-    layout = _Layout(processor)
+    layout = Layout(processor)
     for trajectory in trajectories:
         layout.add(trajectory)
     layout.fill(group.size)
@@ -165,76 +115,6 @@ def collate(
         mask=sampling_mask(trajectories, places, device),
         routes=layout.routes(own, device),
     )
-
-
-class _Layout:
-    """Row in the making: prompts and completions in the order in which they are added."""
-
-    def __init__(self, processor: ImageProcessor | None) -> None:
-        self.pictures = PictureTokens(processor) if processor else None
-        self.ids: list[NDArray[np.int32]] = []
-        self.positions: list[NDArray[np.int64]] = []
-        """[n], or [3, n] of a prompt with pictures, for each part of the row."""
-        self.sequences: list[NDArray[np.int64]] = []
-        self.predicting: list[NDArray[np.int64]] = []
-        """Row indices before the completion tokens of each trajectory."""
-        self.width = 0
-        self._prompts: dict[tuple[bytes, ...], tuple[NDArray[np.int64], int]] = {}
-        self._experts: list[NDArray[np.integer]] = []
-        """[n, layers, K] for each part of the row but the filling, or nothing."""
-
-    def add(self, trajectory: TrainingTrajectory) -> None:
-        if self.pictures:
-            self.pictures.check_sampled(trajectory.completion_ids)
-        prompt, after = self._prompt(trajectory)
-        read = trajectory.completion_ids[:-1]
-        indices = np.concatenate((prompt, self._append(read, after + np.arange(len(read)))))
-        if trajectory.experts is not None:
-            self._experts.append(trajectory.experts[len(prompt) :])
-        self.sequences.append(indices)
-        self.predicting.append(indices[len(prompt) - 1 :][: len(trajectory.completion_ids)])
-
-    def fill(self, size: int) -> None:
-        """Make the width a multiple of ``size``, and not zero."""
-        if filling := -self.width % size if self.width else size:
-            self.sequences.append(self._append(np.zeros(filling, np.int32), np.arange(filling)))
-
-    def routes(self, own: slice, device: torch.device) -> Tensor | None:
-        """[W, layers, K] experts of a part of the row; its filling takes the first experts. None without any."""
-        if not self._experts:
-            return None
-        _, layers, top_k = self._experts[0].shape
-        filling = self.width - sum(map(len, self._experts))
-        first = np.broadcast_to(np.arange(top_k, dtype=self._experts[0].dtype), (filling, layers, top_k))
-        return torch.from_numpy(np.concatenate([*self._experts, first])[own]).to(device)
-
-    def _prompt(self, trajectory: TrainingTrajectory) -> tuple[NDArray[np.int64], int]:
-        """Row indices of the prompt, and the position of the first token after it."""
-        ids, images = trajectory.prompt_ids, trajectory.images
-        experts = None if trajectory.experts is None else trajectory.experts[: len(ids)]
-        key = (ids.tobytes(), b"" if experts is None else experts.tobytes(), *(image.digest for image in images))
-        if key in self._prompts:
-            return self._prompts[key]
-        if self.pictures:
-            positions, after = self.pictures.positions(ids, images)
-            self._prompts[key] = self._append(ids, positions), after
-            self.pictures.add(ids, self._prompts[key][0], images)
-        elif images:
-            raise DataError(
-                f"the prompt of group {trajectory.group_id} has {len(images)} pictures, but the model reads none; use "
-                f"a model with a vision tower, or data without pictures"
-            )
-        else:
-            self._prompts[key] = self._append(ids, np.arange(len(ids))), len(ids)
-        if experts is not None:
-            self._experts.append(experts)
-        return self._prompts[key]
-
-    def _append(self, part: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        self.ids.append(part)
-        self.positions.append(positions)
-        self.width += len(part)
-        return np.arange(self.width - len(part), self.width)
 
 
 def sampling_mask(

@@ -21,10 +21,11 @@ class Size(NamedTuple):
     group_id: int
     prompt: int
     completion: int
+    """Tokens after the prompt: of the completion, or of an episode with those of its environment."""
 
     @property
     def total(self) -> int:
-        """Prompt and completion tokens: the cost of a trajectory that shares its prompt with no other."""
+        """All tokens: the cost of a trajectory that shares its prompt with no other."""
         return self.prompt + self.completion
 
 

@@ -67,22 +67,34 @@ class PictureTokens:
         positions, delta = self._processor.positions(prompt_ids, [image.grid for image in images])
         return positions if images else positions[0], len(prompt_ids) + delta
 
-    def check_sampled(self, completion_ids: NDArray[np.int32]) -> None:
-        """Raise `DataError` if a special token of pictures was sampled: the body would expect a picture there."""
+    def check_text(self, completion_ids: NDArray[np.int32], context_ids: NDArray[np.int32]) -> None:
+        """Raise `DataError` if a special token of pictures comes after a prompt: the body would expect a picture."""
         if found := self._processor.vision_token_ids.intersection(completion_ids.tolist()):
             raise DataError(
                 f"a completion has the token {min(found)}, which stands for pictures and is never sampled; use an "
                 f"engine that bans it, as both engines of asyncrl do"
             )
+        if found := self._processor.vision_token_ids.intersection(context_ids.tolist()):
+            raise DataError(
+                f"the context of an episode has the token {min(found)}, which stands for pictures, but only prompts "
+                f"have pictures; let the environment answer in text"
+            )
 
-    def add(self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage]) -> None:
-        """Add the pictures of a prompt; ``indices`` [L] are those of its tokens in the row."""
+    def add(
+        self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage], *, since: int
+    ) -> None:
+        """
+        Add the pictures of a prompt.
+
+        Args:
+            indices: [L] row indices of its tokens; those from ``since`` on are new in the row.
+        """
         places = indices[prompt_ids == self._processor.image_token_id]
         for image in images:
             count = self._processor.num_tokens(image.grid)
             self._images.setdefault(image.digest, image)
-            self._places.append((image.digest, places[:count]))
-            places = places[count:]
+            own, places = places[:count], places[count:]
+            self._places.append((image.digest, own[own >= since]))
 
     def of_part(self, own: slice, device: torch.device) -> Pictures | None:
         """

@@ -9,14 +9,14 @@ without the tokens of the others. The *place* of a trajectory is its index in `S
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.trainer.packing.assignment import first_sharing, rank_micro_batches
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size, by_group
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import Ranks
 
 UNASSIGNED = -1
@@ -33,13 +33,25 @@ class TrajectoryInfo:
     outcome: Outcome
     shares_prompt: bool = True
     """True if it may share the prompt of its group in a row; False if its prompt has experts of its own."""
+    context_length: int = 0
+    """Tokens that are read after the prompt and not trained."""
 
     @property
     def size(self) -> Size:
-        """Numbers of tokens; a prompt that may not be shared counts as a part of the completion."""
+        """
+        Most tokens that the model reads; a prompt that may not be shared counts as a part of those after it.
+
+        Branches of an episode that repeat each other are fewer tokens.
+        """
+        after = self.context_length + self.outcome.length
         if not self.shares_prompt:
-            return Size(self.outcome.group_id, 0, self.prompt_length + self.outcome.length)
-        return Size(self.outcome.group_id, self.prompt_length, self.outcome.length)
+            return Size(self.outcome.group_id, 0, self.prompt_length + after)
+        return Size(self.outcome.group_id, self.prompt_length, after)
+
+    def with_trained(self, length: int) -> "TrajectoryInfo":
+        """The trajectory with only ``length`` of its tokens trained, and the others read."""
+        outcome = replace(self.outcome, length=length)
+        return replace(self, outcome=outcome, context_length=self.context_length + self.outcome.length - length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,4 +133,10 @@ def trajectory_info(trajectory: TrainingTrajectory) -> TrajectoryInfo:
         reward=trajectory.reward,
         metrics=trajectory.metrics,
     )
-    return TrajectoryInfo(trajectory.index, len(trajectory.prompt_ids), outcome, trajectory.experts is None)
+    return TrajectoryInfo(
+        index=trajectory.index,
+        prompt_length=len(trajectory.prompt_ids),
+        outcome=outcome,
+        shares_prompt=trajectory.experts is None,
+        context_length=len(trajectory.context_ids),
+    )

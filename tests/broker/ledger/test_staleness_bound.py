@@ -1,5 +1,7 @@
 """The bound of each schedule."""
 
+from typing import Literal
+
 import pytest
 
 from asyncrl.broker.ledger.staleness_bound import most_versions
@@ -40,9 +42,10 @@ def test_max_staleness_is_kept_by_waiting_and_by_sampling_again(on_straggler: st
     assert most_versions(schedule) == 4
 
 
-def test_training_on_stragglers_leaves_the_bound_of_the_order() -> None:
-    assert most_versions(Schedule(order="fifo", staleness=2, max_staleness=1, on_straggler="train")) == 2
-    assert most_versions(Schedule(order="completion", max_staleness=1, on_straggler="train")) is None
+@pytest.mark.parametrize("on_straggler", ["train", "mask"])
+def test_training_on_stragglers_leaves_the_bound_of_the_order(on_straggler: Literal["train", "mask"]) -> None:
+    assert most_versions(Schedule(order="fifo", staleness=2, max_staleness=1, on_straggler=on_straggler)) == 2
+    assert most_versions(Schedule(order="completion", max_staleness=1, on_straggler=on_straggler)) is None
 
 
 def test_of_two_bounds_the_smaller_holds() -> None:

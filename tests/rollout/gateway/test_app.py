@@ -98,6 +98,19 @@ def test_fields_without_effect_are_named() -> None:
     play(scene)
 
 
+def test_a_repetition_may_ask_for_more_about_the_same_turn() -> None:
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        await chat(app, episode, HI)
+        again = (await chat(app, episode, HI, logprobs=True, return_token_ids=True)).json
+        assert again["prompt_token_ids"] == episode.record.prompt_ids
+        assert again["choices"][0]["token_ids"] == episode.record.turns[0].completion.completion_ids
+        assert [token["token"] for token in again["choices"][0]["logprobs"]["content"]] == [*"Hello.", ""]
+        assert again["usage"] == {"prompt_tokens": 21, "completion_tokens": 7, "total_tokens": 28}
+        assert len(episode.engine.requests) == 1
+
+    play(scene)
+
+
 # ── streams ─────────────────────────────────────────────────────────────────────────────────
 
 

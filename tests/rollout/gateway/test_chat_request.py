@@ -120,5 +120,6 @@ def test_requests_that_differ_in_what_they_ask_for_are_told_apart() -> None:
         {"tools": [LOOK]},
         {"tools": [LOOK], "tool_choice": "none"},
     ]
-    assert len({read(**fields).identity for fields in variants}) == len(variants)
-    assert read(temperature=1, stream=True, logprobs=True).identity == read().identity
+    assert len({read(**fields).identity(b"") for fields in variants}) == len(variants)
+    assert read(temperature=1, stream=True, logprobs=True).identity(b"") == read().identity(b"")
+    assert read().identity(b"a") != read().identity(b"b")

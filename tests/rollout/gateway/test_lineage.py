@@ -1,6 +1,6 @@
 from asyncrl.environment.interface import ChatMessage
 from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
-from asyncrl.rollout.gateway.lineage import Found, Lineage
+from asyncrl.rollout.gateway.lineage import Found, Lineage, chain
 from asyncrl.rollout.gateway.messages import tools_key
 from tests.rollout.gateway.doubles import user
 
@@ -13,8 +13,12 @@ def assistant(content: str) -> ChatMessage:
     return {"role": "assistant", "content": content}
 
 
+def find(lineage: Lineage, messages: list[ChatMessage], tools: bytes = NONE) -> Found:
+    return lineage.find(messages, chain(messages), tools)
+
+
 def answered(lineage: Lineage, messages: list[ChatMessage], said: str, turn: int, tools: bytes = NONE) -> Found:
-    found = lineage.find(messages, tools)
+    found = find(lineage, messages, tools)
     lineage.add(found.seen, assistant(said), tools, turn)
     return found
 
@@ -27,33 +31,33 @@ def lineage_of_two_turns() -> Lineage:
 
 
 def test_the_messages_of_the_prompt_follow_the_prompt() -> None:
-    found = Lineage(PROMPT).find(PROMPT, NONE)
+    found = find(Lineage(PROMPT), PROMPT)
     assert (found.parent, list(found.new), found.cause) == (FROM_PROMPT, [], None)
 
 
 def test_other_tools_than_those_of_the_prompt_begin_a_root() -> None:
-    assert Lineage(PROMPT, TOOLS).find(PROMPT, NONE).cause == "new_root"
-    assert Lineage(PROMPT, TOOLS).find(PROMPT, tools_key(TOOLS.replace(":", " :  "))).parent == FROM_PROMPT
+    assert find(Lineage(PROMPT, TOOLS), PROMPT).cause == "new_root"
+    assert find(Lineage(PROMPT, TOOLS), PROMPT, tools_key(TOOLS.replace(":", " :  "))).parent == FROM_PROMPT
 
 
 def test_a_request_follows_the_turn_of_its_last_reply() -> None:
     request = [*PROMPT, assistant("one"), user("more"), assistant("two"), user("x"), user("y")]
-    found = lineage_of_two_turns().find(request, NONE)
+    found = find(lineage_of_two_turns(), request)
     assert (found.parent, list(found.new), found.cause) == (1, [user("x"), user("y")], None)
 
 
 def test_a_request_may_go_back_to_an_earlier_turn() -> None:
-    found = lineage_of_two_turns().find([*PROMPT, assistant("one"), user("other")], NONE)
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one"), user("other")])
     assert (found.parent, list(found.new)) == (0, [user("other")])
 
 
 def test_a_request_may_end_with_a_reply() -> None:
-    found = lineage_of_two_turns().find([*PROMPT, assistant("one")], NONE)
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one")])
     assert (found.parent, list(found.new)) == (0, [])
 
 
 def test_a_chat_without_replies_is_a_new_root() -> None:
-    found = lineage_of_two_turns().find([user("a sub-agent's task")], NONE)
+    found = find(lineage_of_two_turns(), [user("a sub-agent's task")])
     assert (found.parent, list(found.new), found.cause) == (FROM_NOTHING, [user("a sub-agent's task")], "new_root")
 
 
@@ -61,25 +65,25 @@ def test_a_foreign_reply_is_a_new_root() -> None:
     request = [user("1 + 1?"), assistant("2"), user("2 + 2?")]
     lineage = lineage_of_two_turns()
     assert answered(lineage, request, "four", 2).cause == "new_root"
-    assert lineage.find([*request, assistant("four"), user("3 + 3?")], NONE).parent == 2
+    assert find(lineage, [*request, assistant("four"), user("3 + 3?")]).parent == 2
 
 
 def test_an_edited_reply_is_told() -> None:
-    found = lineage_of_two_turns().find([*PROMPT, assistant("one "), user("more")], NONE)
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one "), user("more")])
     assert (found.parent, found.cause) == (FROM_NOTHING, "edited_reply")
 
 
 def test_an_edited_history_is_told() -> None:
-    found = lineage_of_two_turns().find([user("Hi!"), assistant("one"), user("more")], NONE)
+    found = find(lineage_of_two_turns(), [user("Hi!"), assistant("one"), user("more")])
     assert (found.parent, found.cause) == (FROM_NOTHING, "edited_history")
 
 
 def test_changed_tools_are_told() -> None:
-    found = lineage_of_two_turns().find([*PROMPT, assistant("one"), user("more")], tools_key(TOOLS))
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one"), user("more")], tools_key(TOOLS))
     assert (found.parent, found.cause) == (FROM_NOTHING, "tools_changed")
 
 
 def test_of_two_turns_that_said_the_same_the_first_is_followed() -> None:
     lineage = lineage_of_two_turns()
     answered(lineage, PROMPT, "one", 2)
-    assert lineage.find([*PROMPT, assistant("one"), user("more")], NONE).parent == 0
+    assert find(lineage, [*PROMPT, assistant("one"), user("more")]).parent == 0

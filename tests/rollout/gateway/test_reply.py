@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,11 +10,14 @@ from asyncrl.rollout.gateway.reply import Choice, Reply, delivered, finish_reaso
 CALLS = PolicyTurn(
     text="all of it", content="I look.", tool_calls=[CalledTool(name="look", arguments={"b": 1, "a": 2})]
 )
-CHOICE = Choice(
-    turn=3, message={"role": "assistant", "content": "é ?"}, finish_reason="stop", token_ids=[7, 8],
-    logprobs=[-0.5, -1.0], tokens=["é", " ?"],
-)  # fmt: skip
-REPLY = Reply(id="chatcmpl-3", created=17, model="m", choices=[CHOICE], prompt_ids=[1, 2, 3])
+MESSAGE = {"role": "assistant", "content": "é ?"}
+CHOICE = Choice(turn=3, message=MESSAGE, finish_reason="stop", token_ids=[7, 8], logprobs=[-0.5, -1.0])
+REPLY = Reply(id="chatcmpl-3", created=17, model="m", choices=[CHOICE], parent=2, context_ids=[3], num_prompt=3)
+PROMPT_IDS = [1, 2, 3]
+
+
+def text(token_ids: Sequence[int]) -> str:
+    return "".join({7: "é", 8: " ?"}[token] for token in token_ids)
 
 
 def chunks(raw: bytes) -> list[dict[str, Any]]:
@@ -31,17 +35,17 @@ def test_a_whole_reply_has_usage() -> None:
 
 
 def test_logprobs_are_those_of_the_sampled_tokens() -> None:
-    content = msgspec.json.decode(REPLY.body(logprobs=True))["choices"][0]["logprobs"]["content"]
+    content = msgspec.json.decode(REPLY.body(text=text))["choices"][0]["logprobs"]["content"]
     assert content[0] == {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
 
 
 def test_token_ids_are_added_if_asked_for() -> None:
-    body = msgspec.json.decode(REPLY.body(token_ids=True))
+    body = msgspec.json.decode(REPLY.body(prompt_ids=PROMPT_IDS))
     assert (body["prompt_token_ids"], body["choices"][0]["token_ids"]) == ([1, 2, 3], [7, 8])
 
 
 def test_a_stream_adds_up_to_the_reply() -> None:
-    parts = chunks(REPLY.events(usage=True, token_ids=True))
+    parts = chunks(REPLY.events(usage=True, prompt_ids=PROMPT_IDS))
     assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts if part["choices"]) == "é ?"
     assert [part["choices"][0]["finish_reason"] for part in parts if part["choices"]] == [None, None, "stop"]
     assert parts[-1] == {**parts[-1], "choices": [], "usage": REPLY.usage}

@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, estimate
-from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, VALUES, Recipe
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
 
 
 def outcomes(*rewards: float, length: int = 2) -> list[Outcome]:
@@ -87,3 +87,44 @@ def test_rewards_alone_are_enough_without_per_token_numbers(config):
     found = estimate(Recipe(config()), outcomes(1.0, 1.0, 0.0), {})
     assert (found.importance, found.keep, found.value_targets, found.metrics) == (None, None, None, {})
     assert found.advantages[0].shape == (2,)
+
+
+EPISODES = {"function": "unused.py:Unused"}
+
+
+def test_a_reward_of_a_turn_is_a_return_of_the_tokens_before_it(config):
+    recipe = Recipe(config(algorithm={"advantage": "gae"}, environment=EPISODES))
+    assert recipe.reads_token_rewards
+    per_token = {VALUES: rows([0.0] * 4, [0.0] * 2), TOKEN_REWARDS: rows([0.0, 0.5, 0.0, 1.0], [0.0, 0.25])}
+    outcomes = [Outcome(group_id=0, length=4, reward=1.5), Outcome(group_id=0, length=2, reward=0.25)]
+    found = estimate(recipe, outcomes, per_token)
+
+    assert found.value_targets is not None
+    assert [targets.tolist() for targets in found.value_targets] == [[1.5, 1.5, 1.0, 1.0], [0.25, 0.25]]
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "optimal_token_baseline"])
+def test_other_estimators_see_totals_only(config, advantage: str):
+    assert not Recipe(config(algorithm={"advantage": advantage}, environment=EPISODES)).reads_token_rewards
+
+
+def test_without_an_environment_no_rewards_of_tokens_are_read(config):
+    assert not Recipe(config(algorithm={"advantage": "gae"})).reads_token_rewards
+
+
+def test_the_reward_of_a_rejected_token_goes_to_the_kept_one_before_it(config):
+    correction = {"mode": "decoupled", "rejection": "token_k1", "rejection_threshold": "0.5_2.0"}
+    algorithm = {"advantage": "gae", "correction": correction, "kl_coef": 0.5, "kl_in": "reward", "kl": "k1"}
+    recipe = Recipe(config(algorithm=algorithm, environment=EPISODES))
+    per_token = {
+        LOGPROBS: rows([-1.0] * 5),
+        REFERENCE: rows([-1.2] * 5),  # a penalty of .1 for each token
+        BEHAVIOR: rows([-9.0, -1.0, -9.0, -1.0, -9.0]),
+        VALUES: rows([0.0] * 5),
+        TOKEN_REWARDS: rows([8.0, 0.0, 1.0, 0.0, 2.0]),
+    }
+    found = estimate(recipe, [Outcome(group_id=0, length=5, reward=11.0)], per_token, kl_coef=0.5)
+
+    assert found.value_targets is not None
+    last = 2.0 - 2 * 0.1
+    assert found.value_targets[0].tolist() == pytest.approx([0.0, 1.0 - 2 * 0.1 + last, 0.0, last, 0.0])

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from asyncrl.messages import Span
 from asyncrl.trainer.algorithm.logprob_gap import Comparable, LogprobGap
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.batch import TrainingTrajectory
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 OLD, NOW = 3, 4
 

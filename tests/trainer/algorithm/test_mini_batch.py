@@ -9,8 +9,8 @@ import torch
 from asyncrl.errors import BrokenInvariant
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import LossInputs, MiniBatch
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.step import local_step
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 CPU = torch.device("cpu")
 ADVANTAGES = ([1.0, 2.0], [0.0, 0.0, 0.0], [-1.0])

@@ -6,7 +6,8 @@ from asyncrl.algo.ragged import Ragged
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import MicroBatchLoss
 from asyncrl.trainer.algorithm.step_metrics import StepMetrics, merged
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import SingleRank
 
 CPU = torch.device("cpu")

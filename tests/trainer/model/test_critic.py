@@ -6,7 +6,8 @@ from transformers import AutoModelForTokenClassification
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.model.critic import Critic
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 CPU = torch.device("cpu")
 

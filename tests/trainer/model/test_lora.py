@@ -10,7 +10,8 @@ from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.snapshot import host_copy
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.conftest import make_vision_model
 
 CPU = torch.device("cpu")

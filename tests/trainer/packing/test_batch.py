@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 
 CPU = torch.device("cpu")
@@ -37,15 +37,15 @@ def test_a_prompt_of_several_is_read_once_and_predicts_the_first_token_of_each()
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 2]]
     assert batch.positions.tolist() == [1, 2, 3, 4, 1, 1, 5]
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 7, 8, 9]
-    assert batch.row.lengths == [2, 3, 5]
-    assert batch.row.indices.tolist() == [0, 1, 0, 1, 5, 0, 1, 2, 3, 4]
+    assert batch.row.lengths == [3, 5], "a sequence that another one continues is a part of it"
+    assert batch.row.indices.tolist() == [0, 1, 5, 0, 1, 2, 3, 4]
     assert batch.lengths == [4, 1, 2]
 
 
-def test_a_trajectory_without_tokens_is_read_and_predicts_nothing() -> None:
+def test_a_trajectory_without_tokens_is_not_read() -> None:
     batch = collate([trajectory([1, 2], [], []), trajectory([3], [4], [-1.0])], device=CPU)
-    assert batch.input_ids.tolist() == [[1, 2, 3]]
-    assert batch.positions.tolist() == [2]
+    assert batch.input_ids.tolist() == [[3]]
+    assert batch.positions.tolist() == [0]
     assert batch.lengths == [0, 1]
 
 
@@ -57,35 +57,27 @@ def test_no_trajectories_are_one_token_that_predicts_nothing() -> None:
     assert batch.lengths == []
 
 
-def test_masks_or_experts_of_other_tokens_are_refused() -> None:
-    whole = trajectory([5, 6], [7, 8, 9], [-1.0] * 3)
-    with pytest.raises(
-        AsyncrlError, match=r"group 7 has 2 sampling masks of 3 ids for 3 completion tokens, but 3 mask"
-    ):
-        replace(whole, mask_counts=np.array([1, 2], np.int32), mask_ids=np.array([7, 8, 9], np.int32))
-    with pytest.raises(AsyncrlError, match=r"group 7 has experts of 5 tokens, expected those of all 4 but the last"):
-        replace(whole, experts=np.zeros((5, 1, 2), np.uint8))
-
-
-def routed(first_expert: int) -> TrainingTrajectory:
-    experts = np.array([[[first_expert, 1]], [[2, 3]], [[0, 1]], [[1, 2]]], np.uint8)
+def routed(*first_experts: int) -> TrainingTrajectory:
+    """Four tokens that are read, whose first experts these are."""
+    experts = np.array([[[first, 4]] for first in first_experts], np.uint8)
     return replace(trajectory([5, 6], [7, 8, 9], [-1.0] * 3), experts=experts)
 
 
-def test_experts_follow_their_tokens_and_prompts_with_other_experts_are_not_shared() -> None:
-    batch = collate([routed(0), routed(0), routed(3)], device=CPU)
+def test_experts_follow_their_tokens_and_tokens_with_other_experts_are_not_shared() -> None:
+    batch = collate([routed(0, 2, 0, 1), routed(0, 2, 0, 1), routed(0, 2, 3, 1), routed(3, 2, 0, 1)], device=CPU)
 
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 7, 8, 5, 6, 7, 8]]
     assert batch.routes is not None
-    assert batch.routes[:, 0, 0].tolist() == [0, 2, 0, 1, 0, 1, 3, 2, 0, 1]
+    assert batch.routes[:, 0, 0].tolist() == [0, 2, 0, 1, 3, 1, 3, 2, 0, 1]
+    assert batch.positions.tolist() == [1, 2, 3, 1, 2, 3, 1, 4, 5, 7, 8, 9]
     assert collate([trajectory([5, 6], [7], [-1.0])], device=CPU).routes is None
 
 
 def test_a_rank_that_shares_a_row_has_the_experts_of_its_part_and_the_filling_takes_the_first() -> None:
-    parts = [collate([routed(3)], device=CPU, group=SequenceGroup(3, index)).routes for index in range(3)]
+    parts = [collate([routed(3, 2, 0, 1)], device=CPU, group=SequenceGroup(3, index)).routes for index in range(3)]
     assert [part.tolist() for part in parts if part is not None] == [
-        [[[3, 1]], [[2, 3]]],
-        [[[0, 1]], [[1, 2]]],
+        [[[3, 4]], [[2, 4]]],
+        [[[0, 4]], [[1, 4]]],
         [[[0, 1]], [[0, 1]]],
     ]
 
@@ -148,15 +140,3 @@ def test_ranks_that_share_a_row_of_nothing_have_one_token_each() -> None:
     batch = collate([], device=CPU, group=SequenceGroup(4, 3))
     assert batch.input_ids.shape == (1, 1)
     assert (batch.row.lengths, batch.lengths) == ([4], [])
-
-
-@pytest.mark.parametrize(
-    ("prompt", "completion", "logprobs"),
-    [
-        pytest.param([], [1], [-1.0], id="nothing predicts the first token"),
-        pytest.param([1], [1, 2], [-1.0], id="a token without a log-prob"),
-    ],
-)
-def test_a_trajectory_that_does_not_hold_together_is_refused(prompt, completion, logprobs):
-    with pytest.raises(AsyncrlError, match="group 7 is inconsistent"):
-        trajectory(prompt, completion, logprobs)

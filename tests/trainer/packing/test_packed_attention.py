@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.packed_attention import (
     _batched_attention,
     _has_kernel,
@@ -23,6 +23,7 @@ from asyncrl.trainer.packing.packed_attention import (
     use_packed_attention,
 )
 from asyncrl.trainer.packing.row import Row
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.conftest import make_vision_model
 from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from asyncrl.errors import DataError
-from asyncrl.trainer.packing.batch import MicroBatch, TrainingImage, TrainingTrajectory, collate
+from asyncrl.trainer.packing.batch import MicroBatch, collate
+from asyncrl.trainer.packing.pictures import PictureTokens, TrainingImage
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
+from tests.trainer.episode_trajectories import episode
 from tests.trainer.pictured_trajectories import pictured_trajectories, prompt_with, training_image
 
 CPU = torch.device("cpu")
@@ -44,7 +47,7 @@ def test_two_pictures_with_one_question_do_not_share_a_prompt(processor: ImagePr
 
     length = len(one.prompt_ids)
     assert packed(processor, one, other).num_packed == 2 * (length + 1)
-    assert packed(processor, one, one).num_packed == length + 2
+    assert packed(processor, one, trajectory(processor, [first], [5, 4])).num_packed == length + 2
     both = packed(processor, one, other).pictures
     assert both is not None
     assert both.tokens.tolist() == [*range(2 * processor.num_tokens(first.grid))]
@@ -53,13 +56,13 @@ def test_two_pictures_with_one_question_do_not_share_a_prompt(processor: ImagePr
 def test_one_picture_of_two_questions_is_read_once(processor: ImageProcessor) -> None:
     image = training_image(processor)
     one = trajectory(processor, [image], [3, 4])
-    other = replace(one, prompt_ids=np.append(one.prompt_ids, np.int32(5)))
-    pictures = packed(processor, one, other).pictures
+    before, after = (replace(one, prompt_ids=np.insert(one.prompt_ids, at, 5)) for at in (0, len(one.prompt_ids)))
+    pictures = packed(processor, one, before, after).pictures
 
     assert pictures is not None
     assert pictures.grids.tolist() == [list(image.grid)]
     assert torch.equal(pictures.pixels, processor.pixels([image.content]).values)
-    assert pictures.tokens.tolist() == 2 * [*range(processor.num_tokens(image.grid))]
+    assert pictures.tokens.tolist() == 2 * [*range(processor.num_tokens(image.grid))], "the end has another question"
 
 
 def test_positions_are_those_of_each_sequence_alone(processor: ImageProcessor) -> None:
@@ -78,6 +81,32 @@ def test_positions_are_those_of_each_sequence_alone(processor: ImageProcessor) -
         positions, _ = processor.positions(ids, [image.grid for image in one.images])
         expected.add((tuple(ids.tolist()), tuple(positions.flatten().tolist())))
     assert found == expected
+
+
+def episode_with(processor: ImageProcessor, image: TrainingImage, *context: int) -> TrainingTrajectory:
+    """Two turns after a prompt with a picture, and one after nothing."""
+    one = episode([(-1, context, [3, 4]), (0, [5], [6]), (-2, [7, 8], [9])])
+    return replace(one, prompt_ids=prompt_with(processor, [image]), images=[image])
+
+
+def test_turns_go_on_behind_the_pictures_of_the_prompt_and_others_begin_at_position_0(
+    processor: ImageProcessor,
+) -> None:
+    image = training_image(processor)
+    one = episode_with(processor, image, 2)
+    batch, length = packed(processor, one), len(one.prompt_ids)
+
+    _, after = PictureTokens(processor).positions(one.prompt_ids, [image])
+    assert after < length
+    assert batch.position_ids[:, 0, length:].tolist() == [[*range(after, after + 4), 0, 1]] * 3
+    assert batch.input_ids[0, length:].tolist() == [2, 3, 4, 5, 7, 8]
+    assert batch.pictures is not None
+    assert len(batch.pictures.tokens) == processor.num_tokens(image.grid)
+
+
+def test_a_context_with_a_token_of_pictures_is_refused(processor: ImageProcessor) -> None:
+    with pytest.raises(DataError, match="context of an episode has the token 26, which stands for pictures, but only"):
+        packed(processor, episode_with(processor, training_image(processor), processor.image_token_id))
 
 
 def test_a_row_of_text_has_one_position_for_each_token(processor: ImageProcessor) -> None:

@@ -5,9 +5,9 @@ import pytest
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.batch import TrainingTrajectory
 from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo, local_step
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 

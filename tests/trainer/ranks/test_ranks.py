@@ -23,7 +23,7 @@ from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import INTERFACES, RankGroup, SingleRank, collective
 from tests.patience import PATIENCE_S
 from tests.trainer.ragged_trajectories import ragged_trajectories
-from tests.trainer.rank_processes import PARTIAL, Case, open_moments
+from tests.trainer.rank_processes import PARTIAL, Case, open_moments, trajectories_for
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -41,6 +41,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "selecting": {"loss": "clip_cov", "advantage": "reinforce_plus_plus", "cov_ratio": 0.2, "cov_low": 0.01},
     "criticised": {"advantage": "gae", "lam": 0.9},
+    "episodes": {"advantage": "gae", "lam": 0.9},
     "experts": {},
     "rounded": {"kl_coef": 0.1},
     "parallel": {"kl_coef": 0.1},
@@ -53,6 +54,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "decoupled": {"mini_batches": 2, "epochs": 2, "gradient_checkpointing": True},
     "selecting": {"mini_batches": 4},
     "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
+    "episodes": {"mini_batches": 2},
     "experts": {"gradient_checkpointing": True},
     "rounded": {"gradient_checkpointing": True},
     "parallel": {"gradient_checkpointing": True, "expert_parallel": True, "mini_batches": 2},
@@ -75,6 +77,8 @@ DTYPES = {"rounded": "bfloat16", "parallel-rounded": "bfloat16"}
 SIZES = (2, 3, 4)
 BUDGETS = {2: 36, 3: 90, 4: 60}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
+EPISODE = 6
+"""Tokens of an episode in those of a completion."""
 CASES = [
     *itertools.product(("plain", "experts"), SIZES, (1,)),
     *itertools.product(("decoupled", "selecting", "criticised"), (2, 3), (1,)),
@@ -86,6 +90,8 @@ CASES = [
     ("parallel-rounded", 2, 1),
     *itertools.product(("replayed",), (2,), (1, 2)),
     ("parallel-replayed", 4, 2),
+    *itertools.product(("episodes",), (2, 3), (1,)),
+    ("episodes", 2, 2),
 ]
 """Algorithm, ranks, and how many of them share a row."""
 SHARD_SIZES = {4: 2}
@@ -98,7 +104,7 @@ MOMENTS: dict[str, dict[str, Any]] = {"float32": {"rtol": 1e-4, "atol": 1e-6}, "
 
 def settings(algorithm: str, size: int, sharing: int = 1, **changes: Any) -> dict[str, Any]:
     """The case as a configuration; a process alone has its experts anyway."""
-    max_tokens = BUDGETS.get(size, 10_000)
+    max_tokens = BUDGETS.get(size, 10_000) * (EPISODE if algorithm == "episodes" else 1)
     changes = changes if size > 1 else {"expert_parallel": False}
     offload = OFFLOADS.get((algorithm, size), {}) if sharing == 1 else {}
     trainer = {
@@ -115,6 +121,7 @@ def settings(algorithm: str, size: int, sharing: int = 1, **changes: Any) -> dic
         "rollout": {"replay_routes": "replayed" in algorithm},
         "trainer": {**trainer, "ranks": size, "shard_size": SHARD_SIZES.get(size, 0), **offload, **changes},
         "algorithm": ALGORITHMS[algorithm],
+        "environment": {"function": "unused.py:Unused", "max_tokens": 200} if algorithm == "episodes" else {},
     }
 
 
@@ -153,7 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
 def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
     alone, dtype = Learner(decode(settings(algorithm, 1)), paths[algorithm]), DTYPES.get(algorithm, "float32")
-    expected = alone.train(ragged_trajectories(seed=3, routes=alone.route_shape))
+    expected = alone.train(trajectories_for(alone, seed=3, has_turns=algorithm == "episodes"))
     metrics = msgspec.json.decode((folder / f"{case_name(algorithm, size, sharing)}.metrics").read_bytes())
 
     assert expected["grad_norm"] > 0.01
