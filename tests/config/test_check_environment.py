@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from asyncrl.config.check import advice
+from asyncrl.config.check_environment import check_pictures
+from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
 
 TILL = {"function": "till.py:Till"}
@@ -97,6 +99,14 @@ def test_a_contradiction_is_one_sentence(sections: dict[str, Any], sentence: str
 )
 def test_every_kind_of_environment_is_accepted(sections: dict[str, Any]) -> None:
     assert made(**sections).environment.is_set
+
+
+def test_pictures_are_lost_where_the_template_renders_the_chat_again() -> None:
+    again = made(environment=TILL | {"history": "as_template"})
+    check_pictures(again, 0)
+    check_pictures(made(environment=TILL), 7)
+    with pytest.raises(ConfigError, match="none of the 7 pictures"):
+        check_pictures(again, 7)
 
 
 def test_fewer_episodes_than_slots_are_advised_against() -> None:
