@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from live_run import ENDLESS, ENVIRONMENT, LiveRun
 
+from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.cli.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.processes import folders, process_tree
@@ -114,7 +115,7 @@ def report(mode: str, directory: RunDirectory, notes: Path, done: Counter[str]) 
     noted, kept = turns_noted(notes), turns_trained(directory)
     of_trained = {turn for turn in noted if turn[0] in {name for name, _, _ in kept}}
     lost = of_trained - kept
-    left = leftovers(read_identity(directory.ledger).run_id)
+    left = leftovers(read_ledger_meta(directory.ledger).run_id)
     print_line(
         {
             "case": mode,
