@@ -166,6 +166,28 @@ class ConversingEngine(Protocol):
         """
 
 
+class EngineLoad(Struct, frozen=True):
+    """Load of an engine as of its last decode step."""
+
+    kv_usage: float
+    """Fraction of the KV cache that running requests use. Prefixes kept for later requests count as free."""
+    num_preempted: int
+    """Requests that lost their cache to others so far, and are computed again."""
+    num_running: int
+    num_waiting: int
+    """Requests without a place in the batch."""
+    kv_tokens: int = 0
+    """Size of the KV cache, in tokens; 0 if the engine cannot tell."""
+
+
+@runtime_checkable
+class MeasuredEngine(Protocol):
+    """An engine that tells how full it is. Implemented beside `Engine`."""
+
+    def load(self) -> EngineLoad:
+        """The load now; called every few seconds."""
+
+
 class WeightReceiver(Protocol):
     """Receives published weights, see `asyncrl.weights.receive.Receiver`."""
 
