@@ -11,6 +11,7 @@ takes the seats of the youngest between two turns; a turn that runs is never sto
 """
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -49,7 +50,9 @@ class Seats(Generic[E]):
         return episode in self._fill()
 
     def end_turn(self, episode: E) -> list[E]:
+        """End a turn, or the wait for one."""
         self._in_turn.discard(episode)
+        self._waiting.discard(episode)
         return self._refill()
 
     def leave(self, episode: E) -> list[E]:
@@ -88,7 +91,9 @@ class EpisodeGate(Generic[E]):
 
     def __init__(self, limit: int) -> None:
         self._seats: Seats[E] = Seats(limit)
-        self._called: dict[E, asyncio.Future[None]] = {}
+        self._num_turns: Counter[E] = Counter()
+        """Turns that each episode has or waits for: branches may have several."""
+        self._called: defaultdict[E, asyncio.Event] = defaultdict(asyncio.Event)
 
     @property
     def limit(self) -> int:
@@ -110,29 +115,23 @@ class EpisodeGate(Generic[E]):
 
     @asynccontextmanager
     async def turn(self, episode: E) -> AsyncIterator[None]:
-        """Wait for a seat, and have a turn. One turn of an episode at a time; `leave` follows the last one."""
-        if not self._seats.ask(episode):
-            await self._seat_of(episode)
+        """Wait for a seat, and have a turn. `leave` follows the last one of the episode."""
+        self._num_turns[episode] += 1
         try:
+            if not self._seats.ask(episode):
+                await self._called[episode].wait()
             yield
         finally:
-            self._call(self._seats.end_turn(episode))
+            self._num_turns[episode] -= 1
+            if not self._num_turns[episode]:
+                del self._num_turns[episode]
+                self._called.pop(episode, None)
+                self._call(self._seats.end_turn(episode))
 
     def leave(self, episode: E) -> None:
         """Give the seat of an episode that has ended to another one. No error if it has none."""
         self._call(self._seats.leave(episode))
 
-    async def _seat_of(self, episode: E) -> None:
-        called = self._called[episode] = asyncio.get_running_loop().create_future()
-        try:
-            await called
-        except asyncio.CancelledError:
-            self._call(self._seats.leave(episode))
-            raise
-        finally:
-            del self._called[episode]
-
     def _call(self, episodes: list[E]) -> None:
         for episode in episodes:
-            if not (called := self._called[episode]).done():
-                called.set_result(None)
+            self._called[episode].set()
