@@ -31,6 +31,7 @@ BUILT_IN = {
     "numeric": "asyncrl.reward.verifiers.numeric:Numeric",
     "format": "asyncrl.reward.verifiers.format:Format",
     "overlong": "asyncrl.reward.verifiers.overlong:Overlong",
+    "reasoning_gym": "asyncrl.reward.verifiers.reasoning_gym:ReasoningGym",
     "remote": "asyncrl.reward.verifiers.remote:Remote",
     "reward_model": "asyncrl.reward.verifiers.reward_model:RewardModel",
 }
