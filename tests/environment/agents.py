@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -19,3 +20,11 @@ def has(package: str) -> bool:
 
 def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not has(package), reason=f"needs {package} in ASYNCRL_AGENTS_PYTHON or .venv-agents")
+
+
+def run_beside(program: str, *arguments: str) -> str:
+    """Output of a program under our interpreter, which finds the packages of agents behind our own."""
+    asked = [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"]
+    place = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-c", f"import sys; sys.path.append({place!r})\n{program}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -4,10 +4,7 @@ import os
 
 from mcp.server.mcpserver import MCPServer
 
-server = MCPServer("boxes")
 
-
-@server.tool()
 def look(name: str) -> str:
     """Look into a box."""
     if name == "z":
@@ -17,11 +14,13 @@ def look(name: str) -> str:
     return f"{name} holds {len(name)}"
 
 
-@server.tool()
 def add(left: int, right: int) -> int:
     """Add two numbers."""
     return left + right
 
 
 if __name__ == "__main__":
+    server = MCPServer("boxes")
+    for tool in (look, add):
+        server.tool()(tool)
     server.run()

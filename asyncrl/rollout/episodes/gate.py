@@ -119,7 +119,7 @@ class EpisodeGate(Generic[E]):
         self._num_turns[episode] += 1
         try:
             if not self._seats.ask(episode):
-                await self._called[episode].wait()
+                await self._seat_of(episode)
             yield
         finally:
             self._num_turns[episode] -= 1
@@ -131,6 +131,14 @@ class EpisodeGate(Generic[E]):
     def leave(self, episode: E) -> None:
         """Give the seat of an episode that has ended to another one. No error if it has none."""
         self._call(self._seats.leave(episode))
+
+    async def _seat_of(self, episode: E) -> None:
+        try:
+            await self._called[episode].wait()
+        except asyncio.CancelledError:
+            if self._num_turns[episode] == 1:  # It wants no turn any more, and may have a seat by now.
+                self._call(self._seats.leave(episode))
+            raise
 
     def _call(self, episodes: list[E]) -> None:
         for episode in episodes:
