@@ -184,8 +184,8 @@ class EngineLoad(Struct, frozen=True):
 class MeasuredEngine(Protocol):
     """An engine that tells how full it is. Implemented beside `Engine`."""
 
-    def load(self) -> EngineLoad:
-        """The load now; called every few seconds."""
+    def measure(self) -> EngineLoad | None:
+        """The load now, None if it was started without what measures it. Called every few seconds."""
 
 
 class WeightReceiver(Protocol):
