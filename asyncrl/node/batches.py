@@ -51,8 +51,8 @@ class TrainingBatch:
     """Steps done before this one."""
     trajectories: Sequence[TrainingTrajectory]
     """
-    Of episodes, and of trajectories with tokens that are too old to be trained (``schedule.on_straggler = "mask"``),
-    ``turns`` and ``context_ids`` say what was read between the tokens to train.
+    Their ``turns`` and ``context_ids`` say what was read between the tokens to train: in episodes, and with
+    ``schedule.on_straggler = "mask"`` in trajectories with tokens that are too old.
     """
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of your loop, to be reported with the step."""
