@@ -7,9 +7,9 @@ import pytest
 
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.messages import Prompt, Sampling, Span, Unit
 from asyncrl.node.episodes import most_episodes, open_episodes
-from asyncrl.rollout.engine import Engine
+from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.testing import FakeEngine
 from tests.config.configs import made
 
@@ -24,6 +24,17 @@ class Till:
         self.left -= 1
         return Step(messages=[{"role": "user", "content": "again"}], reward=1.0, done=self.left == 0)
 """
+
+
+class TwoTokens(FakeEngine):
+    async def generate(self, request: Request) -> Completion:
+        return Completion(
+            completion_ids=[7, 8],
+            behavior_logprobs=[-0.5, -0.5],
+            spans=[Span(0, 0, 2)],
+            finish_reason="stop",
+            generate_s=0.0,
+        )
 
 
 def config(folder: Path, **environment: object) -> Config:
@@ -52,12 +63,12 @@ def play(config: Config, engine: Engine) -> list[int]:
 
 
 def test_an_episode_is_played_with_an_environment_in_a_process_of_its_own(tmp_path: Path) -> None:
-    assert play(config(tmp_path), FakeEngine(num_tokens=2)) == [-1, 0, 1]
+    assert play(config(tmp_path), TwoTokens()) == [-1, 0, 1]
 
 
 def test_an_environment_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Tall"):
-        play(config(tmp_path, function=f"{tmp_path}/till.py:Tall"), FakeEngine(num_tokens=2))
+        play(config(tmp_path, function=f"{tmp_path}/till.py:Tall"), TwoTokens())
 
 
 def test_an_engine_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ MEASURE_S = 2.0
 
 def adapt(episodes: Episodes, engine: MeasuredEngine, concurrency: Concurrency, now_s: float) -> None:
     """Measure once, and change the number of seats."""
-    load, gate = engine.load(), episodes.gate
+    load, gate = engine.measure(), episodes.gate
     needed = episodes.num_active_tokens / load.kv_tokens if load.kv_tokens else 0.0
     limit = concurrency.observe(load, now_s, needed=needed, is_binding=gate.num_waiting > 0)
     if limit != gate.limit:

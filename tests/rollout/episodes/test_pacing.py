@@ -15,7 +15,7 @@ class Measured:
     def __init__(self, *loads: EngineLoad) -> None:
         self.loads = list(loads)
 
-    def load(self) -> EngineLoad:
+    def measure(self) -> EngineLoad:
         return self.loads.pop(0) if len(self.loads) > 1 else self.loads[0]
 
 
