@@ -17,8 +17,10 @@ MEASURE_S = 2.0
 
 
 def adapt(episodes: Episodes, engine: MeasuredEngine, concurrency: Concurrency, now_s: float) -> None:
-    """Measure once, and change the number of seats."""
+    """Measure once, and change the number of seats, unless the engine cannot tell its load."""
     load, gate = engine.measure(), episodes.gate
+    if load is None:
+        return
     needed = episodes.num_active_tokens / load.kv_tokens if load.kv_tokens else 0.0
     limit = concurrency.observe(load, now_s, needed=needed, is_binding=gate.num_waiting > 0)
     if limit != gate.limit:
@@ -36,7 +38,7 @@ async def paced(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[None]:
     """Adapt while the block runs; an engine that cannot be measured leaves all episodes active."""
-    if not isinstance(engine, MeasuredEngine):
+    if not isinstance(engine, MeasuredEngine) or engine.measure() is None:
         yield
         return
     concurrency = Concurrency(slots, episodes.gate.limit)
