@@ -351,9 +351,9 @@ class Reward(Section, frozen=True, kw_only=True):
 
     function: str = "auto"
     """
-    ``auto`` chooses by the row's data source, and refuses unknown ones; ``reasoning_gym``, ``gsm8k``, ``math``,
-    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
-    (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
+    ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``reasoning_gym``, ``remote``,
+    ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``file.py:name`` is a custom
     function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
     [reward.custom_reward_function].
     """
