@@ -32,13 +32,11 @@ def test_an_interpreter_that_is_not_there_is_refused() -> None:
 def test_an_environment_is_named_as_the_configuration_names_it() -> None:
     assert named(Environment(function="a.py:B")) == "environment.function 'a.py:B'"
     assert named(Environment(tools=["calculator"])) == "environment.tools ['calculator']"
-    assert named(Environment(command=["agent"])) == "environment.command"
 
 
 @pytest.mark.parametrize(
     ("environment", "setting"),
     [
-        (Environment(command=["sh", "-c", "true"]), "environment.command is 'sh'"),
         (Environment(tools=["mcp:sh -c true"]), "environment.tools is 'sh'"),
         (Environment(tools=["calculator"], python="/usr/bin/env"), "environment.python is '/usr/bin/env'"),
     ],

@@ -26,7 +26,7 @@ class Spoken:
         self._frames = pipe.Frames()
         self._read: list[dict[str, Any]] = []
         function = f"{written(folder)}:{name}"
-        self.say({"load": {"function": function, "options": {}, "tools": [], "command": [], "call_s": 5.0}})
+        self.say({"load": {"function": function, "options": {}, "tools": [], "call_s": 5.0}})
 
     def say(self, *frames: dict[str, Any]) -> None:
         assert self.process.stdin is not None
