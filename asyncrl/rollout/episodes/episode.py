@@ -26,7 +26,7 @@ ATTEMPTS = 4
 
 
 class Player(Protocol):
-    """What plays one attempt: `Steps`, or an agent program at the gateway."""
+    """Loop of one attempt: `Steps`, or an agent program at the gateway."""
 
     @property
     def state(self) -> EpisodeState:

@@ -47,7 +47,7 @@ class Episodes:
         self._environments = environments
         self._engine = engine
         self._seams: dict[bool, Seam] = {}
-        """Of chats (True) and plain texts, each made and checked for the first prompt that needs it."""
+        """Seams of chats (True) and of plain texts, each made and checked for the first prompt that needs it."""
         self._run = run
         self._gateway = gateway
         self.gate: EpisodeGate[Unit] = EpisodeGate(most)
