@@ -80,7 +80,7 @@ class LiveRun:
 
     def pid_of(self, node: str) -> int | None:
         """Id of the process that runs ``node``; None if there is none."""
-        for pid in self._tree():
+        for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if node.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     return pid
@@ -120,7 +120,8 @@ class LiveRun:
     def events(self) -> list[dict[str, object]]:
         return self.directory.read_events() if self.directory.events.exists() else []
 
-    def _tree(self) -> list[int]:
+    def processes(self) -> list[int]:
+        """Ids of all processes of the run, parents before children."""
         found = [self._process.pid]
         for pid in found:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

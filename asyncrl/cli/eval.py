@@ -141,7 +141,9 @@ async def _evaluate(
     async with WorkerPool(config.reward) as pool:
         engine = await asyncio.to_thread(load_engine, config)
         try:
-            async with open_episodes(config, engine, run_id="eval", node="eval") as episodes:
+            async with open_episodes(
+                config, engine, run_id="eval", node="eval", slots=config.rollout.slots
+            ) as episodes:
                 start_s = time.monotonic()
                 with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                     task = bar.add_task("", total=len(prompts) * config.evaluation.samples)

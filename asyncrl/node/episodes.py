@@ -1,19 +1,24 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Environment
+from asyncrl.environment.interface import Environments
 from asyncrl.environment.pool import EnvironmentPool
+from asyncrl.environment.program import Programs
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
+from asyncrl.rollout.episodes.pacing import paced
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
 
 
 @asynccontextmanager
-async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: str) -> AsyncIterator[Episodes | None]:
+async def open_episodes(
+    config: Config, engine: Engine, *, run_id: str, node: str, slots: int
+) -> AsyncIterator[Episodes | None]:
     """
     Start the workers of ``[environment]``, and end them with all that they have started; None without one.
 
@@ -24,10 +29,28 @@ async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: st
         yield None
         return
     conversing, environment = require_seam(engine), config.environment
-    async with EnvironmentPool(environment, run_id, node) as environments:
-        if environments.description.kind == "steps":
-            yield Episodes(environment, environments, conversing, run=run_id)
-            return
-        gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
-        async with serve(gateway, environment.gateway):
-            yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)
+    async with AsyncExitStack() as stack:
+        environments = await stack.enter_async_context(_environments(environment, run_id, node))
+        gateway: Gateway | None = None
+        if environments.description.kind != "steps":
+            gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
+            await stack.enter_async_context(serve(gateway, environment.gateway))
+        most = most_episodes(config, slots)
+        episodes = Episodes(environment, environments, conversing, run=run_id, most=most, gateway=gateway)
+        await stack.enter_async_context(paced(episodes, engine, slots))
+        yield episodes
+
+
+def most_episodes(config: Config, slots: int) -> int:
+    """Episodes in hand at a time; 0 without an ``[environment]``."""
+    return (config.rollout.episodes or 2 * slots) if config.environment.is_set else 0
+
+
+@asynccontextmanager
+async def _environments(environment: Environment, run_id: str, node: str) -> AsyncIterator[Environments]:
+    if environment.command:
+        async with aclosing(Programs(environment, run_id)) as programs:
+            yield programs
+    else:
+        async with EnvironmentPool(environment, run_id, node) as pool:
+            yield pool

@@ -70,7 +70,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
 async def _play(config: Config, prompt: Prompt, files: tuple[bytes, ...], say: Say) -> None:
     engine = await asyncio.to_thread(load_engine, config)
     try:
-        async with open_episodes(config, engine, run_id="try", node="try") as episodes:
+        async with open_episodes(config, engine, run_id="try", node="try", slots=1) as episodes:
             assert episodes is not None, "an environment is set"
             watcher = Watcher(say)
             for line in prompt_lines(prompt_text(prompt), prompt.answer):
