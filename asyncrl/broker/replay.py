@@ -3,7 +3,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
 
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
-    Refused ─▶ slots                             Restarted ─▶ groups, batches       Untrained ─▶ groups
+    Refused, Reissued ─▶ slots                   Restarted ─▶ groups, batches       Untrained ─▶ groups
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
 the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
@@ -68,7 +68,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
     match record:
         case Admitted():
             training.opened(training.admission.readmit(record))
-        case Progressed() | Result() | Rewarded() | Refused() | FailedAttempt():
+        case Progressed() | Result() | Rewarded() | Refused() | FailedAttempt() | Reissued():
             _apply_to_unit(scheduler, record)
         case Restarted(group_id=group_id, policy_version=version):
             training.restarted(_group(scheduler, group_id), version)
@@ -87,11 +87,13 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
-        case Duplicate() | Reissued() | NodeEvent():
+        case Duplicate() | NodeEvent():
             pass  # They are for audits, and change no book.
 
 
-def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded | Refused | FailedAttempt) -> None:
+def _apply_to_unit(
+    scheduler: Scheduler, record: Progressed | Result | Rewarded | Refused | FailedAttempt | Reissued
+) -> None:
     if record.unit.split == "held_out":  # Its evaluation is measured, or starts again with other ids.
         scheduler.evaluation.used(record.unit.group_id)
         return
@@ -109,10 +111,10 @@ def _apply_to_unit(scheduler: Scheduler, record: Progressed | Result | Rewarded 
             slot.refuse(lease_id)
         case FailedAttempt(stage=stage, attempts=attempts):
             slot.attempts = attempts
-            if stage == "rollout":
-                slot.discard_progress()
-            elif stage == "trainer":
+            if stage == "trainer":
                 slot.give_up()
+        case Reissued(loses_progress=True):
+            slot.discard_progress()
 
 
 def _group(scheduler: Scheduler, group_id: int) -> Group:

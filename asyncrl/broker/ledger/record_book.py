@@ -118,7 +118,7 @@ class RecordBook:
                 self.min_versions[group_id] = record.policy_version
             case Restarted(group_id=group_id):
                 self._restart(record)
-            case Progressed() | Result() | Rewarded() | FailedAttempt() | Refused():
+            case Progressed() | Result() | Rewarded() | FailedAttempt() | Refused() | Reissued():
                 self._add_to_unit(record)
             case Untrained(group_id=group_id):
                 self._forget(self.units(group_id))
@@ -134,10 +134,10 @@ class RecordBook:
                 self.versions.add(record)
             case Measured():
                 self.measured.append(record)
-            case Duplicate() | Reissued() | NodeEvent():
+            case Duplicate() | NodeEvent():
                 pass  # They change no state.
 
-    def _add_to_unit(self, record: Progressed | Result | Rewarded | FailedAttempt | Refused) -> None:
+    def _add_to_unit(self, record: Progressed | Result | Rewarded | FailedAttempt | Refused | Reissued) -> None:
         unit = record.unit
         match record:
             case Progressed():
@@ -149,7 +149,7 @@ class RecordBook:
                 self.rewards.setdefault(unit, record)
             case Refused() | FailedAttempt(stage="payload"):
                 self._forget([unit])
-            case FailedAttempt(stage="rollout"):
+            case FailedAttempt(stage="rollout" | "environment") | Reissued(loses_progress=True):
                 self.progress.pop(unit, None)
 
     def _restart(self, record: Restarted) -> None:

@@ -112,7 +112,7 @@ class FailedAttempt(Record, frozen=True):
 
 
 class Reissued(Record, frozen=True):
-    """A lease ended without a result, so its unit is leased again."""
+    """A lease ended without a result, so its unit is leased again; or its node begins it anew under the same lease."""
 
     unit: Unit
     lease_id: int
@@ -120,6 +120,11 @@ class Reissued(Record, frozen=True):
     """``expired``, ``silent``, ``node_lost``, ``node_left``, ``failed``, ``spool_away`` or ``environment_lost``."""
     num_tokens: int = 0
     """Completion tokens lost with it, as far as known."""
+
+    @property
+    def loses_progress(self) -> bool:
+        """True if the unit is sampled from its prompt, though a part of it may be on disk."""
+        return self.cause in ("failed", "spool_away", "environment_lost")
 
 
 class Restarted(Record, frozen=True):

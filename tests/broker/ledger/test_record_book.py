@@ -8,6 +8,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     FailedAttempt,
     Progressed,
+    Reissued,
     Restarted,
     Result,
     Rewarded,
@@ -52,6 +53,13 @@ def test_a_prefix_is_kept_until_its_result_or_a_failed_generation() -> None:
     assert of(prefix).progress == {Unit(0, 0): prefix}
     assert of(prefix, *group(0)).progress == {}
     assert of(prefix, FailedAttempt(Unit(0, 0), "rollout", "out of memory", 1, False)).progress == {}
+    assert of(prefix, FailedAttempt(Unit(0, 0), "environment", "KeyError", 1, False)).progress == {}
+
+
+def test_a_prefix_is_kept_if_only_its_lease_ended_and_not_if_its_episode_began_anew() -> None:
+    prefix = Progressed(Unit(0, 0), 1, SpoolRef("s", 0, 0, 1, 0), SUMMARY)
+    assert of(prefix, Reissued(Unit(0, 0), 1, "node_lost")).progress == {Unit(0, 0): prefix}
+    assert of(prefix, Reissued(Unit(0, 0), 1, "environment_lost")).progress == {}
 
 
 def test_payloads_are_needed_until_two_checkpoints_contain_their_step() -> None:
