@@ -62,7 +62,7 @@ def plan_of(seed: int) -> Plan:
         faults_s=dice.choice([0.0, 4.0, 6.0, 8.0]),
         fault_every_s=dice.choice([0.3, 0.6, 1.2]),
         failure=dice.choice([0.0, 0.0, 0.05]),
-        token_s=dice.choice([0.01, 0.1, 0.4]),
+        token_s=_token_s(dice, seed, episodic=episodic),
         lost_environments=Random(f"environments {seed}").choice([0.0, 0.3, 1.0]) if episodic else 0.0,
         damage=(damage := Random(f"damage {seed}").choice([0.0, 0.0, 0.05, 0.15])),
         blindness=0.4 if damage else 0.0,
@@ -72,6 +72,12 @@ def plan_of(seed: int) -> Plan:
 
 def _is_episodic(seed: int) -> bool:
     return Random(f"episodes {seed}").random() < 0.4
+
+
+def _token_s(dice: Random, seed: int, *, episodic: bool) -> float:
+    """Seconds to decode a token; more for episodes, so that many a turn is on disk before its rollout dies."""
+    token_s = dice.choice([0.01, 0.1, 0.4])
+    return max(token_s, Random(f"turns {seed}").choice([0.2, 0.4, 0.8])) if episodic else token_s
 
 
 def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Config:
