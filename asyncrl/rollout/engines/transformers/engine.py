@@ -260,6 +260,7 @@ class TransformersEngine:
         """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
         with current(self.device):
             self._forget()
+            self._table.clear()  # Finished turns are in the cache, whose memory goes.
             weights = [*self._model.parameters(), *self._model.buffers()]
             return self._parking.park(weights, self._table.cache.memory())
 
