@@ -1,36 +1,19 @@
 """A small model learns a task of several turns, and nothing where the environment is of no use."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.toy.models import make_hidden_sums
 from tests.integration.conftest import StartRun, ToyRun, starting_runs
 
-ROOT = Path(__file__).parents[2]
 GUESSING = 0.12
 """Greatest share of right answers of a policy that cannot see the amounts; the best constant guess has .09."""
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the model of the hidden sums, which takes a minute, its data, its run file and its environments."""
-    folder = tmp_path_factory.mktemp("taught")
-    make_hidden_sums(folder, report=lambda _: None)
-    conf = (ROOT / "conf" / "hidden-sums.toml").read_text()
-    (folder / "toy.toml").write_text(conf.replace("cache/hidden-sums", str(folder)).replace("examples", str(folder)))
-    for name in ("hidden_sums.py", "hidden_sums_agent.py"):
-        shutil.copy(ROOT / "examples" / name, folder)
-    return folder
-
-
 @pytest.fixture
-def start(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
-    with starting_runs(taught, tmp_path_factory) as start:
+def start(hidden_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
+    with starting_runs(hidden_sums, tmp_path_factory) as start:
         yield start
 
 
@@ -44,11 +27,6 @@ def assert_learned(run: ToyRun) -> None:
     assert summary.logprob_gap_max is not None
     assert summary.logprob_gap_max < 1e-4
     run.assert_adds_up()
-
-
-def samples(run: ToyRun) -> list[dict[str, Any]]:
-    """Trained trajectories, those of each step together."""
-    return [row for file in sorted(run.directory.samples.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
 @pytest.mark.slow
@@ -73,5 +51,5 @@ def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["environment.options.compact_every=4"]], ids=["whole", "summaries"])
-def test_an_agent_program_teaches_it_over_http(taught: Path, start: StartRun, options: list[str]) -> None:
-    assert_learned(start(f"environment.function={taught}/hidden_sums_agent.py:solve", *options, steps=25).end())
+def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRun, options: list[str]) -> None:
+    assert_learned(start(f"environment.function={hidden_sums}/hidden_sums_agent.py:solve", *options, steps=25).end())
