@@ -106,7 +106,9 @@ class EnvironmentEpisode(Protocol):
 class Environments(Protocol):
     """All environments of a rollout."""
 
-    description: Description
+    @property
+    def description(self) -> Description:
+        """Description on which all workers agree."""
 
     def open(self, name: str, /) -> EnvironmentEpisode:
         """An episode on the worker that has fewest."""

@@ -71,8 +71,8 @@ def test_a_function_under_another_interpreter_is_trained(start: StartRun) -> Non
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"left": 2, "right": 3}}\n</tool_call>'
 TOOL_TEMPLATE = (
-    "{% for message in messages %}{% if message.role == 'tool' %}{{ ' heard ' + message.content }}"
-    "{% else %}{{ message.content }}{% endif %}{% endfor %}{# tools: {{ tools }} <tool_call> #}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{{ ' heard ' if message.role == 'tool' else '' }}{{ message.content }}{% endfor %}"
 )
 JUDGE_CALLS = """
 def judge(inputs):
@@ -150,16 +150,8 @@ def test_a_dataset_of_reasoning_gym_is_trained(tmp_path: Path, tmp_path_factory:
         check=True,
     ).stdout.strip()
     beside = f"import sys; sys.path.append({place!r})\n"
-    prepare = [
-        "data",
-        "prepare",
-        "reasoning-gym",
-        "letter_counting",
-        "--size",
-        "40",
-        "-o",
-        str(tmp_path / "made.parquet"),
-    ]
+    made = str(tmp_path / "made.parquet")
+    prepare = ["data", "prepare", "reasoning-gym", "letter_counting", "--size", "40", "-o", made]
     program = f"{beside}sys.argv = ['asyncrl', *{prepare!r}]\nfrom asyncrl.cli.main import main\nmain()"
     subprocess.run([sys.executable, "-c", program], check=True)
     (tmp_path / "judge.py").write_text(

@@ -84,6 +84,6 @@ class EpisodeActor(RolloutActor):
             return prefix
         unit = Unit(lease.group_id, item.index, lease.split)
         self._say_started_over(unit, lease.lease_id)
-        num_tokens = len(prefix.completion_ids)
+        num_tokens = len(prefix.completion.completion_ids)
         await self._broker.send(StartedOver(unit, lease.lease_id, num_tokens, "its environment is gone"))
         return None

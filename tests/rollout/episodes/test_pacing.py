@@ -82,7 +82,7 @@ def test_an_episode_without_a_seat_waits_until_another_has_ended() -> None:
             )
             return len((await episode.run()).turns)
 
-        assert await asyncio.gather(play(0), play(1000)) == [2, 2]
+        assert list(await asyncio.gather(play(0), play(1000))) == [2, 2]
         seeds = [request.seed for request in engine.requests]
         assert seeds.index(1000) == 2, "the second begins when the first has ended"
         assert not episodes.gate.active

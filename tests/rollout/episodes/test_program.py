@@ -24,7 +24,7 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 """Asks for the turn that follows these messages."""
 
 
-def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]]) -> type:
+def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]]) -> Any:
     """Class of environments whose episodes run ``solve``."""
 
     class Solving(StagedEpisode):
@@ -44,7 +44,7 @@ def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]
 
 
 class Programs(StagedEnvironments):
-    episode: type = StagedEpisode
+    episode: Any = StagedEpisode
 
     def open(self, name: str) -> StagedEpisode:
         self.opened.append(self.episode(self, name))

@@ -8,8 +8,9 @@ import torch
 
 from asyncrl.messages import FROM_PROMPT, Prompt, Sampling
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.episodes.conversation import Conversation, ConversationLimits
+from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
+from asyncrl.rollout.results import EpisodeLimits
 from asyncrl.weights.contents.names import checkpoint_tensors
 
 ANSWERS = ("w9 w5", "w21", "w7 w7 w40 w11", "w33")
@@ -20,7 +21,7 @@ SWAP_BEFORE = 2
 async def talk(engine: TransformersEngine, new_weights: dict[str, torch.Tensor]) -> EpisodeRecord:
     seam = engine.seam()
     record = EpisodeRecord(engine.encode(Prompt(chat=[{"role": "user", "content": "w5 w9"}])))
-    limits = ConversationLimits(max_turns=9, max_tokens=200)
+    limits = EpisodeLimits(max_turns=9, max_tokens=200)
     conversation = Conversation(record, engine.generate, seam, sampling=Sampling(max_tokens=8), limits=limits, seed=3)
     place, context = FROM_PROMPT, list[int]()
     for number, answer in enumerate(ANSWERS):
