@@ -13,7 +13,7 @@ from asyncrl.plug_in import hint, is_path
 SOURCES = ("function", "tools", "command")
 EPISODE = "episode"
 """Reward function that takes the environment's word."""
-TOOLS = ("calculator", "python")
+TOOLS = ("calculator", "python", "python_unconfined")
 """Tools by name; the others are ``file.py:name`` and ``mcp:COMMAND``."""
 
 

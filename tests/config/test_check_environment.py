@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from asyncrl.config.check import advice
-from asyncrl.config.check_environment import check_pictures
+from asyncrl.config.check_environment import TOOLS, check_pictures
+from asyncrl.environment.worker.toolbox import BUILT_IN
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
 
@@ -107,6 +108,10 @@ def test_pictures_are_lost_where_the_template_renders_the_chat_again() -> None:
     check_pictures(made(environment=TILL), 7)
     with pytest.raises(ConfigError, match="none of the 7 pictures"):
         check_pictures(again, 7)
+
+
+def test_the_tools_by_name_are_those_that_a_worker_knows() -> None:
+    assert TOOLS == BUILT_IN
 
 
 def test_fewer_episodes_than_slots_are_advised_against() -> None:
